@@ -1,0 +1,67 @@
+"""The one error type: what failed, where, and what to do next.
+
+Cost rule: on every path, so no imports beyond `os` and `errno` (both built in).
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+
+class Fault(Exception):
+    """A failure that a person can act on.
+
+    Arguments:
+        what: what failed, as a sentence without its full stop.
+        where: file, key, line or environment entry; empty when the sentence already says it.
+        cure: what to do next, as a sentence without its full stop; empty when nothing can be done.
+    """
+
+    def __init__(self, what: str, *, where: str = "", cure: str = "") -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.cure = cure
+
+    def __str__(self) -> str:
+        """One line, whatever the parts hold: an image chooses some of the words."""
+        text = f"{self.where}: {self.what}" if self.where else self.what
+        if self.cure:
+            text = f"{text}. {self.cure}"
+        return printable(text)
+
+
+# Engines grep our text: docker turns "no such file or directory" into exit status 127, podman turns
+# "permission denied" into 126 (ecosystem facts: moby's and libpod's error classification).
+_WORDS = {
+    errno.ENOENT: "it is missing",
+    errno.EACCES: "this user may not read it",
+    errno.EPERM: "the kernel refuses it to this user",
+    errno.ENOTDIR: "a part of the path is not a directory",
+    errno.EISDIR: "it is a directory",
+    errno.ELOOP: "its symbolic links go round in a circle or may not be followed",
+    errno.ENOSPC: "the disk is full",
+    errno.EDQUOT: "the disk quota is used up",
+    errno.EROFS: "the file system is read-only",
+    errno.ENAMETOOLONG: "the name is too long",
+    errno.EMFILE: "too many files are open",
+    errno.ENOEXEC: "it is not a program that this kernel can run",
+}
+
+
+def words(error: OSError) -> str:
+    """The reason of an OSError in words that no engine mistakes for one of its own conditions."""
+    number = error.errno or 0
+    return _WORDS.get(number) or os.strerror(number).lower()
+
+
+def printable(text: str) -> str:
+    """The text on one line, with control characters and lone surrogates escaped.
+
+    Names come from images; a newline in one would break the engine's one-line log contract, an escape
+    sequence would reach an operator's terminal.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
