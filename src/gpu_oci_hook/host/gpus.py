@@ -1,0 +1,88 @@
+"""The GPUs and the driver's version, read live from the NVIDIA module's /proc files.
+
+No NVML: it costs seconds without persistence mode and would load vendor code. Cost rule: on the way of
+every GPU container; one small read per GPU.
+"""
+
+from __future__ import annotations
+
+from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.formats import proc
+from gpu_oci_hook.host.inventory import Gpu
+from gpu_oci_hook.host.root import Host
+
+_LIMIT = 65536
+_GPUS = "/proc/driver/nvidia/gpus"
+
+
+def version(host: Host) -> str | None:
+    """The running kernel module's version; None when no module is loaded (or says nothing readable).
+
+    Closed and open modules write /proc/driver/nvidia/version differently; /sys/module/nvidia/version has
+    the bare number.
+    """
+    for path in ("/proc/driver/nvidia/version", "/sys/module/nvidia/version"):
+        try:
+            data = host.read(path, _LIMIT)
+        except Fault:
+            continue
+        found = None if data is None else proc.driver_version(data)
+        if found and driver_like(found):
+            return found
+    return None
+
+
+def driver_like(text: str) -> bool:
+    """Whether this is a driver version: NNN.NN or NNN.NN.NN. "1.1" (Tegra, WSL, stubs) is none."""
+    parts = text.split(".")
+    if not 2 <= len(parts) <= 4 or not text.isascii():
+        return False
+    return all(part.isdigit() and len(part) <= 4 for part in parts) and len(parts[0]) == 3
+
+
+def gpus(host: Host) -> tuple[list[Gpu], list[str]]:
+    """The GPUs in PCI order, and a sentence for each one that is left out because its file is broken.
+
+    The index counts only GPUs that are not excluded: the driver hides excluded ones from everybody.
+    """
+    found: list[tuple[tuple[int, int, int, int], str, proc.GpuText]] = []
+    problems: list[str] = []
+    for name in host.names(_GPUS):
+        where = f"{_GPUS}/{name}/information"
+        address = _address(name)
+        if address is None:
+            problems.append(f"{host.path(_GPUS + '/' + name)}: the name is no PCI address, so it is left out")
+            continue
+        try:
+            data = host.read(where, _LIMIT)
+        except Fault as fault:
+            problems.append(f"GPU {name} is left out: {fault}")
+            continue
+        if data is None:
+            problems.append(f"GPU {name} is left out: {host.path(where)} is missing")
+            continue
+        facts = proc.gpu(data)
+        if facts["excluded"]:
+            continue
+        if facts["minor"] < 0:
+            problems.append(f"GPU {name} is left out: {host.path(where)} has no device minor")
+            continue
+        found.append((address, name, facts))
+    found.sort(key=lambda item: item[0])
+    known: list[Gpu] = []
+    for index, (_, name, facts) in enumerate(found):
+        uuid, model, minor = facts["uuid"], facts["model"], facts["minor"]
+        known.append(Gpu(index=index, uuid=uuid, pci=name.lower(), minor=minor, model=model))
+    return known, problems
+
+
+def _address(name: str) -> tuple[int, int, int, int] | None:
+    """An address like 0000:65:00.0 as numbers: domains may have more digits, so text does not sort right."""
+    parts = name.replace(".", ":").split(":")
+    if len(parts) != 4 or not name.isascii() or not name.replace(".", "").replace(":", "").isalnum():
+        return None
+    try:
+        domain, bus, device, function = (int(part, 16) for part in parts)
+    except ValueError:
+        return None
+    return domain, bus, device, function

@@ -1,0 +1,177 @@
+"""The host as a directory: everything that is read from the machine goes through one `Host`.
+
+A tree of files made by `simulate`, a driver container's root and the machine itself differ in their root
+directory only. Cost rule: on the way of every GPU container; `os`, `errno` and `stat` alone, and for "/"
+the kernel's own path walk.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from gpu_oci_hook.errors import Fault, words
+
+MAX_LINKS = 40  # the kernel's own bound (path_resolution(7))
+_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+
+
+class Host:
+    """A root directory and what lies below it; links never lead out of it.
+
+    Arguments:
+        root: the directory; "/" is the machine itself. All paths given to the methods are paths below it.
+    """
+
+    __slots__ = ("prefix", "root")
+
+    def __init__(self, root: str = "/") -> None:
+        self.root = _tidy(root)
+        self.prefix = "" if self.root == "/" else self.root
+
+    def __repr__(self) -> str:
+        return f"Host({self.root!r})"
+
+    def path(self, path: str) -> str:
+        """The path in this process; links are not followed, `..` stops at the root."""
+        return (self.prefix + _tidy(path)) if self.prefix else _tidy(path)
+
+    def resolve(self, path: str, links: list[str] | None = None) -> str | None:
+        """The path below the root without links; None when it is missing, loops, or cannot be walked.
+
+        Arguments:
+            links: takes the path (below the root) of every link on the way, for whoever has to notice that
+                one is turned elsewhere.
+        """
+        found = self._walk(path, links)
+        if found is None:
+            return None
+        if not self.prefix and links is None:
+            return found  # realpath has looked already
+        try:
+            os.lstat(self.prefix + found)
+        except (OSError, ValueError):
+            return None
+        return found
+
+    def read(self, path: str, limit: int) -> bytes | None:
+        """The bytes of a regular file (procfs and sysfs files count); None when it is missing.
+
+        Raises:
+            Fault: it is special, larger than `limit` bytes, or cannot be read. A FIFO never blocks.
+        """
+        real = self._real(path)
+        if real is None:
+            return None
+        try:
+            fd = os.open(real, _READ)
+        except ValueError:
+            return None
+        except OSError as error:
+            if error.errno in _MISSING:
+                return None
+            raise Fault(f"it cannot be read: {words(error)}", where=self.path(path)) from None
+        try:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                raise Fault("it is not a regular file", where=self.path(path))
+            data = os.read(fd, limit + 1)  # procfs gives its short files in one piece
+            while data and len(data) <= limit:
+                more = os.read(fd, limit + 1 - len(data))
+                if not more:
+                    break
+                data += more
+        except OSError as error:
+            raise Fault(f"it cannot be read: {words(error)}", where=self.path(path)) from None
+        finally:
+            os.close(fd)
+        if len(data) > limit:
+            raise Fault(f"it is larger than {limit} bytes", where=self.path(path))
+        return data
+
+    def names(self, path: str) -> list[str]:
+        """The names in a directory, sorted; empty when it is missing or cannot be listed."""
+        real = self._real(path)
+        if real is None:
+            return []
+        try:
+            return sorted(os.listdir(real))
+        except (OSError, ValueError):
+            return []
+
+    def status(self, path: str, *, follow: bool = True) -> os.stat_result | None:
+        """The status of what is there; None when it is missing.
+
+        Arguments:
+            follow: look at the target of a link (inside the root), else at the link itself.
+        """
+        try:
+            if not self.prefix:
+                return os.stat(path) if follow else os.lstat(path)
+            if follow:
+                found = self._walk(path, None)
+                return None if found is None else os.lstat(self.prefix + found)
+            head, _, tail = _tidy(path).rpartition("/")
+            parent = self._walk(head or "/", None)
+            return None if parent is None else os.lstat(f"{self.prefix}{parent}/{tail}")
+        except (OSError, ValueError):
+            return None
+
+    def below(self, path: str) -> Host:
+        """The directory at `path` as a root of its own (a driver container's); missing ones stay empty."""
+        found = self.resolve(path)
+        return Host(self.path(path if found is None else found))
+
+    def _real(self, path: str) -> str | None:
+        if not self.prefix:
+            return path
+        found = self._walk(path, None)
+        return None if found is None else self.prefix + found
+
+    def _walk(self, path: str, links: list[str] | None) -> str | None:
+        """The path with every link followed inside the root; the last part need not exist."""
+        if not self.prefix and links is None:
+            try:
+                return os.path.realpath(path, strict=True)
+            except (OSError, ValueError):
+                return None
+        left = path.split("/")
+        left.reverse()
+        done: list[str] = []
+        count = 0
+        while left:
+            name = left.pop()
+            if name in ("", "."):
+                continue
+            if name == "..":
+                if done:
+                    done.pop()
+                continue
+            here = "/" + "/".join([*done, name])
+            try:
+                target = os.readlink(self.prefix + here)
+            except ValueError:
+                return None
+            except OSError as error:
+                if error.errno == errno.EINVAL:  # it is there, and no link
+                    done.append(name)
+                    continue
+                return None
+            count += 1
+            if count > MAX_LINKS:
+                return None
+            if links is not None:
+                links.append(here)
+            if target.startswith("/"):
+                done.clear()
+            left.extend(reversed(target.split("/")))
+        return "/" + "/".join(done)
+
+
+def _tidy(path: str) -> str:
+    """The path made absolute, without `.`, `..`, doubled and trailing slashes; by its text alone."""
+    if path.startswith("/") and "//" not in path and "/." not in path and (path == "/" or path[-1] != "/"):
+        return path
+    tidy = os.path.normpath("/" + path)
+    return tidy[1:] if tidy.startswith("//") else tidy
