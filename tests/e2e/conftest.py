@@ -1,0 +1,103 @@
+"""Fixtures of the end-to-end tests: one workspace, one simulated host, one installed runtime, each engine
+started once.
+
+GPU_OCI_HOOK_E2E=require turns every "this machine lacks ..." from a skip into a failure; scripts/test sets it
+for root.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from . import engines, host, images, machine
+from .matrix import Matrix
+
+REQUIRE = os.environ.get("GPU_OCI_HOOK_E2E") == "require"
+MATRIX = Matrix()
+
+
+def need(*programs: str) -> None:
+    """Skips, loudly, what this machine cannot run; with GPU_OCI_HOOK_E2E=require that is a failure."""
+    lack = machine.lacking(programs)
+    if lack and REQUIRE:
+        pytest.fail(f"GPU_OCI_HOOK_E2E=require, but this machine {lack}", pytrace=False)
+    if lack:
+        pytest.skip(f"END TO END NOT TESTED: {lack}")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks every test below this directory."""
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.e2e)
+            item.add_marker(pytest.mark.root)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Prints the matrix."""
+    if MATRIX.rows:
+        terminalreporter.section("engines")
+        terminalreporter.write_line(MATRIX.table())
+
+
+@pytest.fixture(scope="session")
+def workspace() -> Iterator[Path]:
+    """A directory that an unprivileged user can enter, with a short name for sockets; emptied of processes
+    and mounts at the end.
+    """
+    need("gcc", "busybox", "runc")
+    directory = Path(tempfile.mkdtemp(prefix="gpu-oci-e2e-"))
+    directory.chmod(0o755)
+    yield directory
+    machine.remove_tree(directory)
+    machine.remove_cgroups(engines.CGROUP)
+
+
+@pytest.fixture(scope="session")
+def image(workspace: Path) -> Path:
+    """The standard image's root file system."""
+    return images.glibc(workspace / "image")
+
+
+@pytest.fixture(scope="session")
+def simulated(workspace: Path) -> host.SimulatedHost:
+    """The simulated host with two GPUs."""
+    return host.build(workspace / "host")
+
+
+@pytest.fixture(scope="session")
+def runtime(workspace: Path) -> host.Runtime:
+    """The installed runtime."""
+    directory = workspace / "runtime"
+    directory.mkdir()
+    return host.Runtime(directory)
+
+
+@pytest.fixture(scope="session")
+def runtime_for(runtime: host.Runtime, simulated: host.SimulatedHost) -> Callable[[str], Path]:
+    """Low-level runtime's name -> the runtime under test above it."""
+    return lambda low_level: runtime.wrapper(low_level, simulated.root)
+
+
+@pytest.fixture(scope="session", params=engines.variants(), ids=lambda engine: engine.name.replace(" ", "-"))
+def engine(
+    request: pytest.FixtureRequest, workspace: Path, image: Path, runtime_for: Callable[[str], Path]
+) -> Iterator[engines.Engine]:
+    """Every engine in turn, started."""
+    engine: engines.Engine = request.param
+    need(*engine.programs)
+    directory = workspace / f"e{request.param_index}"
+    directory.mkdir(mode=0o755)
+    try:
+        engine.start(engines.Place(directory, image, runtime_for))
+        yield engine
+    finally:
+        try:
+            engine.stop()
+        finally:
+            machine.remove_tree(directory)

@@ -1,0 +1,254 @@
+"""The machine under the end-to-end tests: what it offers, bounded commands, and cleaning up after everything.
+
+Nothing here changes the machine: engines live in temporary directories, and whatever needs another
+/etc/subuid or another cgroup tree gets it in a private mount namespace (`Holder`).
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+# Where Debian puts programs; /usr/local comes last, so that a machine's wrapper of the same name does not
+# shadow an engine.
+DIRECTORIES = "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin"
+
+# Program -> Debian package that has it.
+PACKAGES = {
+    "runc": "runc",
+    "crun": "crun",
+    "containerd": "containerd",
+    "ctr": "containerd",
+    "dockerd": "docker.io",
+    "docker": "docker.io",
+    "podman": "podman",
+    "busybox": "busybox-static",
+    "newuidmap": "uidmap",
+    "fuse-overlayfs": "fuse-overlayfs",
+    "gcc": "gcc",
+    "musl-gcc": "musl-tools",
+    "unshare": "util-linux",
+    "nsenter": "util-linux",
+    "setpriv": "util-linux",
+    "ldconfig": "libc-bin",
+}
+
+
+def program(name: str) -> str:
+    """The absolute path of a program of this machine, or the bare name when there is none."""
+    return shutil.which(name, path=DIRECTORIES) or name
+
+
+def lacking(programs: Iterable[str]) -> str:
+    """What this machine lacks to run these programs as root, as a sentence; empty when all is there."""
+    if os.geteuid() != 0:
+        return "needs root"
+    missing = sorted({PACKAGES[name] for name in programs if shutil.which(name, path=DIRECTORIES) is None})
+    return f"needs the Debian packages {' '.join(missing)}" if missing else ""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A finished command. `status` is 124 where its time was up."""
+
+    argv: Sequence[str]
+    status: int
+    stdout: str
+    stderr: str
+
+    @property
+    def text(self) -> str:
+        """Everything that the person at the terminal saw."""
+        return self.stdout + self.stderr
+
+    def check(self) -> Done:
+        """Itself, or an AssertionError that quotes everything."""
+        assert self.status == 0, f"{' '.join(self.argv)}\nstatus {self.status}\n{self.stdout}\n{self.stderr}"
+        return self
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    timeout: float = 60,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    stdin: bytes = b"",
+) -> Done:
+    """Runs a command in its own process group to its end, or kills the group when its time is up.
+
+    Output goes through files, not pipes: a container left behind would hold a pipe open for ever.
+    """
+    environment = dict(env) if env is not None else {"PATH": DIRECTORIES, "HOME": "/root", "LANG": "C.UTF-8"}
+    with tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err, tempfile.TemporaryFile() as source:
+        source.write(stdin)
+        source.seek(0)
+        process = subprocess.Popen(
+            argv, stdin=source, stdout=out, stderr=err, env=environment, cwd=cwd, start_new_session=True
+        )
+        try:
+            status = process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            status = 124
+        finally:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        texts = []
+        for file in (out, err):
+            file.seek(0)
+            texts.append(file.read().decode(errors="replace"))
+    return Done(tuple(argv), status, texts[0], texts[1])
+
+
+def wait_for(condition: Callable[[], bool], what: str, *, timeout: float = 30) -> None:
+    """Waits until the condition holds; an AssertionError that says what was waited for when it never does."""
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end, f"{what}: not within {timeout} s"
+        time.sleep(0.05)
+
+
+def stop(process: subprocess.Popen[bytes], *, patience: float = 15) -> None:
+    """Ends a daemon that we started: asks, waits, then kills its whole session."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(patience)
+        except subprocess.TimeoutExpired:
+            pass
+    for pid in session(process.pid):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    process.wait()
+
+
+def session(leader: int) -> list[int]:
+    """The processes of a session that we started."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                stat = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(stat[3]) == leader:
+                found.append(int(entry.name))
+    return found
+
+
+def mentioning(directory: Path) -> list[int]:
+    """The processes whose command line, working directory or root lies below a directory of ours."""
+    word = str(directory)
+    found = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) in (1, os.getpid(), os.getppid()):
+            continue
+        try:
+            words = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if word in words:
+            found.append(int(entry.name))
+    return found
+
+
+def may_raise_memlock() -> bool:
+    """Whether root may lift its limit on locked memory here: a sandbox takes CAP_SYS_RESOURCE away."""
+    if resource.getrlimit(resource.RLIMIT_MEMLOCK)[1] == resource.RLIM_INFINITY:
+        return True
+    status = Path("/proc/self/status").read_text()
+    effective = next(line for line in status.splitlines() if line.startswith("CapEff:")).split()[1]
+    return bool(int(effective, 16) >> 24 & 1)
+
+
+def remove_cgroups(name: str) -> None:
+    """Removes the empty cgroups below a top-level cgroup of ours, in every hierarchy."""
+    for top in [*Path("/sys/fs/cgroup").glob(f"*/{name}"), *Path("/sys/fs/cgroup").glob(name)]:
+        for directory, _, _ in sorted(os.walk(top), reverse=True):
+            try:
+                Path(directory).rmdir()
+            except OSError:
+                pass
+
+
+def remove_tree(directory: Path) -> None:
+    """Kills what still runs out of a directory, unmounts everything below it and removes it."""
+    for pid in mentioning(directory):
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+    for _ in range(50):
+        below = mounts_below(directory)
+        if not below:
+            break
+        for point in reversed(below):
+            subprocess.run([program("umount"), "--lazy", point], stderr=subprocess.DEVNULL, timeout=20)
+    # One file system only: should a mount have survived, its content is not ours to delete.
+    subprocess.run([program("rm"), "-rf", "--one-file-system", str(directory)], timeout=120)
+
+
+def mounts_below(directory: Path) -> list[str]:
+    """The mount points below a directory, outermost first."""
+    points = []
+    for line in Path("/proc/self/mounts").read_text().splitlines():
+        point = line.split()[1].replace("\\040", " ")
+        if point.startswith(f"{directory}/"):
+            points.append(point)
+    return points
+
+
+@dataclass
+class Holder:
+    """A private mount namespace that lives as long as this object: `enter` prefixes commands that shall run
+    in it.
+
+    Arguments:
+        script: shell commands that furnish the namespace, run once.
+    """
+
+    script: str = ":"
+    process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+
+    def start(self) -> None:
+        """Makes the namespace and furnishes it."""
+        self.process = subprocess.Popen(
+            [
+                program("unshare"),
+                "--mount",
+                "--propagation=private",
+                "/bin/sh",
+                "-ec",
+                f"{self.script}\necho ready\nexec sleep 100000",
+            ],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            start_new_session=True,
+        )
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        assert line == b"ready\n", f"a private mount namespace could not be furnished: {self.script}"
+
+    @property
+    def enter(self) -> list[str]:
+        """The words to put before a command."""
+        assert self.process is not None
+        return [program("nsenter"), f"--target={self.process.pid}", "--mount"]
+
+    def stop(self) -> None:
+        """Ends it; the kernel takes the mounts away with the last process inside."""
+        if self.process is not None:
+            stop(self.process, patience=0.1)
+            if self.process.stdout is not None:
+                self.process.stdout.close()
