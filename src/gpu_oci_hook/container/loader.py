@@ -1,0 +1,117 @@
+"""The files that make a container's loader find the injected libraries. Nothing is executed for it.
+
+glibc looks in /etc/ld.so.cache: the image's own is merged with our libraries. A later `ldconfig` in the
+container makes it anew from /etc/ld.so.conf, so a drop-in there keeps our directories first. musl has no
+cache, only a list of directories.
+
+Cost rule: on the way of every GPU container. Pure: bytes in, bytes out. Doing it again gives the same bytes.
+"""
+
+from __future__ import annotations
+
+from gpu_oci_hook.container.image import CACHE, CONF, CONF_DIRECTORY, musl_path_file
+from gpu_oci_hook.errors import Fault, printable
+from gpu_oci_hook.formats import ldcache
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from gpu_oci_hook.container.image import Image
+
+# Sorts before an image's own: ldconfig takes the first of two libraries with one name.
+DROP_IN = f"{CONF_DIRECTORY}/00-gpu-oci-hook.conf"
+MUSL_DEFAULT = ("/lib", "/usr/local/lib", "/usr/lib")  # musl: ldso/dynlink.c
+_VERSION = b"1.1"
+
+
+class Loader:
+    """What to write, and what to know.
+
+    files: (path in the container, content). notes: one sentence each for `explain`. environment: these
+    files are not enough, the caller should set LD_LIBRARY_PATH.
+    """
+
+    __slots__ = ("environment", "files", "notes")
+
+    def __init__(self) -> None:
+        self.files: list[tuple[str, bytes]] = []
+        self.notes: list[str] = []
+        self.environment = False
+
+
+def files(image: Image, libraries: Sequence[tuple[str, str, str]], directories: Iterable[str]) -> Loader:
+    """The loader's files for an image.
+
+    Arguments:
+        libraries: (SONAME, path in the container, architecture); of two with one SONAME and architecture
+            the first wins, and both win over the image's.
+        directories: the directories they are in, the one to win first.
+    """
+    result = Loader()
+    known = [d for d in dict.fromkeys(directories) if _sayable(d, result)]
+    if image.libc == "none":
+        result.environment = True
+        result.notes.append("the image has neither glibc's nor musl's loader in its usual place")
+    elif image.libc == "musl":
+        result.files.append((musl_path_file(image.arch), _musl(image.musl_path, known)))
+    else:
+        cache = _cache(image, libraries, result)
+        if cache is not None:
+            result.files.append((CACHE, cache))
+        text = "# Written by gpu-oci-hook: the driver's libraries\n" + "".join(f"{d}\n" for d in known)
+        result.files.append((DROP_IN, _bytes(text)))
+        if not image.conf:
+            result.files.append((CONF, _bytes(f"include {CONF_DIRECTORY}/*.conf\n")))
+    return result
+
+
+def _cache(image: Image, libraries: Sequence[tuple[str, str, str]], result: Loader) -> bytes | None:
+    data = image.cache
+    magic = ldcache.NEW_MAGIC
+    if data is not None and data.startswith(magic) and not data.startswith(magic + _VERSION):
+        version = printable(data[len(magic) : len(magic) + 3].decode("latin-1"))
+        result.notes.append(f"the image's {CACHE} is of the unknown version {version}: left as it is")
+        result.environment = True
+        return None
+    old = None
+    if image.odd_cache:
+        result.notes.append(f"the image's {CACHE} is no readable file of a sane size: replaced")
+    elif data is not None:
+        try:
+            old = ldcache.parse(data)
+        except Fault as fault:
+            result.notes.append(f"the image's {CACHE} is replaced: {fault}")
+    flags = ldcache.FLAGS
+    new = [(soname, path, flags[arch]) for soname, path, arch in libraries if arch in flags]
+    try:
+        return ldcache.dump(ldcache.merge(old, new))
+    except Fault as fault:
+        result.notes.append(f"the image's {CACHE} is left as it is: {fault}")
+        result.environment = True
+        return None
+
+
+def _musl(existing: str | None, directories: list[str]) -> bytes:
+    """musl's path file: an existing one replaces the defaults, so a new one must repeat them."""
+    listed: Sequence[str]
+    if existing is None:
+        existing = "".join(f"{d}\n" for d in MUSL_DEFAULT)
+        listed = MUSL_DEFAULT
+    else:
+        existing = existing.partition("\0")[0]  # as far as musl reads
+        listed = existing.replace(":", "\n").split("\n")
+    return _bytes("".join(f"{d}\n" for d in directories if d not in listed) + existing)
+
+
+def _sayable(directory: str, result: Loader) -> bool:
+    """Whether a directory can stand in these files: an image with a link to an odd name chose it."""
+    odd = not directory.isprintable() or any(c in directory for c in " :#=,;")
+    if odd:
+        result.notes.append(f"the directory {printable(directory)!r} cannot be named in the loader's files")
+        result.environment = True
+    return not odd
+
+
+def _bytes(text: str) -> bytes:
+    return text.encode("utf-8", "surrogateescape")
