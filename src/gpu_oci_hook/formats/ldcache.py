@@ -45,8 +45,8 @@ class Entry:
     """One line of the cache.
 
     flags: type and architecture (see FLAGS). name: what a program asks for, usually a SONAME. path: the file.
-    osversion: least kernel version, unused by glibc >= 2.36. hwcap: legacy bits, or bit 62 (the file lies in a
-    glibc-hwcaps directory) and in the low half the index of its name in Cache.hwcaps.
+    osversion: least kernel version, unused by glibc >= 2.36. hwcap: legacy bits, or bit 62 (the file lies in
+    a glibc-hwcaps directory) and in the low half the index of its name in Cache.hwcaps.
     """
 
     __slots__ = ("flags", "hwcap", "name", "osversion", "path")
@@ -119,7 +119,7 @@ def parse(data: bytes) -> Cache:
         low, high = high, low
     hwcap = [a | b << 32 for a, b in zip(low, high, strict=True)] if any(high) else low
     rows = list(zip(words[0::6], names, paths, words[3::6], hwcap, strict=True))
-    hwcaps, generator = _extensions(body, strings)
+    hwcaps, generator = _extensions(data, int.from_bytes(body[32:36], sys.byteorder), strings)
     return Cache(rows, hwcaps, generator)
 
 
@@ -287,9 +287,12 @@ def _parse_old(data: bytes) -> Cache:
     return Cache([(f, n, p, 0, 0) for f, n, p in zip(words[0::3], names, paths, strict=True)], [], b"")
 
 
-def _extensions(data: bytes, strings: _Strings) -> tuple[list[str], bytes]:
-    """Names of the glibc-hwcaps subdirectories and the generator, where the file has extensions."""
-    offset = int.from_bytes(data[32:36], sys.byteorder)
+def _extensions(data: bytes, offset: int, strings: _Strings) -> tuple[list[str], bytes]:
+    """Names of the glibc-hwcaps subdirectories and the generator, where the file has extensions.
+
+    Their offsets count from the start of the file, also where an old part precedes the new header, while those
+    of the names' strings count from the new header (as ldconfig 2.36 -c compat writes it).
+    """
     hwcaps: list[str] = []
     generator = b""
     if not offset:

@@ -37,8 +37,7 @@ def devices(text: bytes | str) -> dict[str, int]:
 
 
 def driver_version(text: bytes | str) -> str | None:
-    """The driver's version, from /proc/driver/nvidia/version or /sys/module/nvidia/version; None when not
-    said.
+    """The driver's version, from /proc/driver/nvidia/version or /sys/module/nvidia/version, or None.
 
     Understands the closed module ("NVIDIA UNIX x86_64 Kernel Module  550.163.01  Tue ..."), the open one
     ("NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build ..."), and a bare version.
