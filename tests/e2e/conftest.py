@@ -91,8 +91,8 @@ def engine(
     """Every engine in turn, started."""
     engine: engines.Engine = request.param
     need(*engine.programs)
-    directory = workspace / f"e{request.param_index}"
-    directory.mkdir(mode=0o755)
+    directory = Path(tempfile.mkdtemp(prefix="e-", dir=workspace))
+    directory.chmod(0o755)
     try:
         engine.start(engines.Place(directory, image, runtime_for))
         yield engine

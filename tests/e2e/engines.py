@@ -109,9 +109,7 @@ class Engine:
 
     def fresh_root(self, request: Request) -> Path:
         """A private copy of the image, for engines that are handed a directory."""
-        return images.copy(
-            request.root or self.place.image, self.place.directory / f"root-{next(self._numbers)}"
-        )
+        return images.copy(request.root or self.place.image, self.place.directory / f"root-{next(self._numbers)}")
 
 
 class ByHand(Engine):
@@ -416,7 +414,7 @@ class Podman(Engine):
     """podman with private storage, run by root."""
 
     name = "podman run"
-    programs = ("podman", "runc", "busybox", "gcc", "unshare", "nsenter")
+    programs: tuple[str, ...] = ("podman", "runc", "busybox", "gcc", "unshare", "nsenter")
 
     def __init__(self) -> None:
         super().__init__()

@@ -100,9 +100,7 @@ class Runtime:
         path = self.directory / f"gpu-{low_level}{name}-{host_root.name}"
         if not path.exists():
             config = path.with_suffix(".toml")
-            config.write_text(
-                f'[host]\nroot = "{host_root}"\n[runtime]\nlow-level = ["{low_level}"]\n{extra}'
-            )
+            config.write_text(f'[host]\nroot = "{host_root}"\n[runtime]\nlow-level = ["{low_level}"]\n{extra}')
             path.write_text(f'#!/bin/sh\nexport GPU_OCI_HOOK_CONFIG={config}\nexec {self.shim} "$@"\n')
             path.chmod(0o755)
         return path

@@ -32,9 +32,7 @@ APPLETS = (
 def compile_probe(target: Path, *, musl: bool = False) -> None:
     """Compiles probe.c for the image."""
     compiler = machine.program("musl-gcc" if musl else "gcc")
-    machine.run(
-        [compiler, "-O1", "-Wall", "-Wextra", "-Werror", "-o", str(target), str(HERE / "probe.c")]
-    ).check()
+    machine.run([compiler, "-O1", "-Wall", "-Wextra", "-Werror", "-o", str(target), str(HERE / "probe.c")]).check()
 
 
 def glibc(root: Path) -> Path:
@@ -124,9 +122,7 @@ def _c_library(root: Path) -> None:
     directory = root / ("lib64" if LOADER.endswith("64.so.2") else "lib")
     shutil.copy2(
         loader,
-        directory.resolve() / LOADER
-        if not directory.is_symlink()
-        else root / "usr" / directory.name / LOADER,
+        directory.resolve() / LOADER if not directory.is_symlink() else root / "usr" / directory.name / LOADER,
     )
 
 

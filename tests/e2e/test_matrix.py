@@ -89,9 +89,7 @@ def other_gpu(scenes: Scenes) -> None:
         assert seen.made[other.numbers] == "EPERM"
     if scenes.engine.device_cgroup:
         bind = [(f"{scenes.host.root}{other.node}", "/dev/smuggled")]
-        done = scenes.engine.run(
-            Request(["/probe", "--node", "/dev/smuggled"], scenes.env, binds=bind)
-        ).check()
+        done = scenes.engine.run(Request(["/probe", "--node", "/dev/smuggled"], scenes.env, binds=bind)).check()
         assert parse(done.stdout).nodes == {"/dev/smuggled": "EPERM"}
 
 
