@@ -1,0 +1,86 @@
+"""The command line's entry point: every failure ends as one line on stderr, never as a traceback.
+
+Cost rule: nothing but `sys` and our errors before `app` is imported, so that a missing library is a sentence too.
+"""
+
+from __future__ import annotations
+
+import sys
+
+from gpu_oci_hook.errors import Fault, printable, words
+
+# Exit statuses: 0 done, 1 it cannot be done (the line says why), 2 the command line is wrong (click's own).
+FAILED = 1
+
+# Names under which engines start another toolkit's hooks; `install --aliases` links them to us.
+_HOOKS = ("nvidia-container-runtime-hook", "nvidia-cdi-hook")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Runs `gpu-oci-hook`; does not come back.
+
+    Arguments:
+        arguments: the words after the program's name; default: the process's own.
+    """
+    sys.exit(run(sys.argv[1:] if arguments is None else arguments, sys.argv[0]))
+
+
+def run(arguments: list[str], name: str = "gpu-oci-hook") -> int:
+    """Runs one command and answers its exit status.
+
+    Arguments:
+        arguments: the words after the program's name.
+        name: the program's name, as it was called.
+    """
+    try:
+        called = name.rpartition("/")[2]
+        if called in _HOOKS:
+            raise Fault(
+                f"{called} has nothing to do here: gpu-oci-runtime injects GPUs before it hands over",
+                cure="Start the container with gpu-oci-runtime as its runtime",
+            )
+        try:
+            from gpu_oci_hook.cli.app import program
+        except ModuleNotFoundError as error:
+            if (error.name or "").startswith("gpu_oci_hook"):
+                raise
+            raise Fault(
+                f"the command line needs the Python package {error.name}", cure="Install it for this Python"
+            ) from error
+        program.main(args=arguments, prog_name="gpu-oci-hook")
+    except SystemExit as end:
+        return end.code if isinstance(end.code, int) else FAILED if end.code else 0
+    except BrokenPipeError:
+        return _silenced()
+    except Exception as error:
+        _say(error)
+        return FAILED
+    return 0
+
+
+def _say(error: Exception) -> None:
+    """One line on stderr; a place in a file of ours when it is a mistake of ours."""
+    if isinstance(error, Fault):
+        text = str(error)
+    elif isinstance(error, OSError):
+        text = f"{error.filename}: {words(error)}" if error.filename else words(error)
+    else:
+        import traceback
+
+        frames = traceback.extract_tb(error.__traceback__)
+        place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
+        text = f"a mistake in gpu-oci-hook itself: {type(error).__name__}: {error}{place}"
+    print(f"gpu-oci-hook: {printable(text)}", file=sys.stderr)
+    caret = getattr(error, "caret", None)
+    if caret is not None:
+        print(caret(), file=sys.stderr)
+
+
+def _silenced() -> int:
+    """The reader of our output has gone (`| head`): no complaint, and none from the interpreter's end either."""
+    import os
+
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, 1)
+    os.close(null)
+    return FAILED

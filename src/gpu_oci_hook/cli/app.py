@@ -1,0 +1,64 @@
+"""The `gpu-oci-hook` command group; a command's module is loaded when that command is called."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from gpu_oci_hook import VERSION
+
+# Command, its module in this package, the attribute there, and the line that --help shows.
+_COMMANDS = {
+    "list": ("machine", "list_", "GPUs, driver and driver files of this machine."),
+    "explain": ("bundle", "explain", "What a container would get and why; changes nothing."),
+    "apply": ("bundle", "apply", "Make the edits that explain shows, by hand."),
+    "simulate": ("machine", "simulate", "Build a GPU host made of files, for tests without a GPU."),
+    "config": ("config", "config", "Show, check and document the configuration."),
+    "install": ("install", "install", "Write the launchers that engines call."),
+}
+
+
+class _Commands(click.Group):
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _COMMANDS:
+            return None
+        module, attribute, _ = _COMMANDS[cmd_name]
+        command: click.Command = getattr(importlib.import_module(f"gpu_oci_hook.cli.{module}"), attribute)
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, entry[2]) for name, entry in _COMMANDS.items()])
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(VERSION, prog_name="gpu-oci-hook")
+def program() -> None:
+    """Gives containers the NVIDIA GPUs they ask for, and says why."""
+
+
+def formats(*more: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """The --format option: text for reading, json for programs, and what a command has beside these."""
+    return click.option(
+        "--format",
+        "form",
+        type=click.Choice(["text", "json", *more]),
+        default="text",
+        show_default=True,
+        help="How the answer is printed.",
+    )
+
+
+config_file = click.option(
+    "--config",
+    "config_path",
+    metavar="FILE",
+    default="",
+    help="The config file.  [default: $GPU_OCI_HOOK_CONFIG, else /etc/gpu-oci-hook/config.toml]",
+)

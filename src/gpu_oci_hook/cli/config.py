@@ -1,0 +1,145 @@
+"""`gpu-oci-hook config`: what holds, what could be said, and whether a file says it right."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from importlib import resources
+from typing import Any
+
+import click
+
+from gpu_oci_hook import config as configuration
+from gpu_oci_hook import config_check
+from gpu_oci_hook.cli import output
+from gpu_oci_hook.cli.app import config_file, formats
+from gpu_oci_hook.errors import Fault
+
+_TOP = """\
+Configuration of gpu-oci-hook: /etc/gpu-oci-hook/config.toml, or the file that GPU_OCI_HOOK_CONFIG names.
+
+The file may be missing, and every key may be left out. The values below are the defaults; take the "#" away \
+where you want another. `gpu-oci-hook config validate` checks a file, `gpu-oci-hook config show` prints what holds.\
+"""
+
+
+@click.group()
+def config() -> None:
+    """Show, check and document the configuration."""
+
+
+@config.command()
+@formats()
+@config_file
+def show(form: str, config_path: str) -> None:
+    """Print the values that hold, and where each comes from.
+
+    The text form is itself a config file.
+    """
+    path = config_path or configuration.location()
+    data = configuration.read(path)
+    where: dict[tuple[str, ...], int] = {}
+    effective = configuration.Config()
+    if data is not None:
+        effective = configuration.parse(data, path)
+        where = config_check.lines(config_check.document_of(data, path)[1])
+    for sentence in effective.warnings:
+        output.warning(sentence)
+    rows: dict[str, list[tuple[str, object, str]]] = {}
+    for table, key, default, _ in configuration.KEYS:
+        value = getattr(effective, key.replace("-", "_"))
+        number = where.get((table, key)) or (where.get((table,)) if value != default else 0)
+        rows.setdefault(table, []).append((key, value, f"{path}:{number}" if number else "default"))
+    if form == "json":
+        values = {
+            table: {key: {"value": value, "origin": origin} for key, value, origin in entries}
+            for table, entries in rows.items()
+        }
+        output.json_document("config", {"path": path if data is not None else None, "values": values})
+        return
+    output.line(f"# {path}" + ("" if data is not None else " is missing: the defaults hold"))
+    for table, entries in rows.items():
+        output.line("")
+        output.line(f"[{table}]")
+        for key, value, origin in entries:
+            colour = "green" if origin != "default" else None
+            output.line(f"{f'{key} = {toml(value)}':<50}  # {origin}", colour=colour)
+
+
+@config.command()
+def default() -> None:
+    """Print the commented default file: every key, its meaning and its default."""
+    click.echo(default_text(), nl=False)
+
+
+@config.command()
+@formats()
+@click.argument("file", required=False, default="")
+def validate(form: str, file: str) -> None:
+    """Check FILE, or the config file that holds; exit status 1 when something is wrong with it."""
+    path = file or configuration.location()
+    findings: list[dict[str, object]] = []
+    fault: Fault | None = None
+    missing = False
+    try:
+        data = configuration.read(path)
+        missing = data is None
+        if missing and file:
+            raise Fault("there is no such file", where=file)
+        found = config_check.check(*config_check.document_of(data, path)) if data is not None else []
+        findings = [
+            {"key": one.key, "line": one.line, "column": 0, "kind": one.kind, "what": one.what} for one in found
+        ]
+    except Fault as error:
+        if form == "text":
+            raise
+        fault = error
+        place = {"line": getattr(error, "line", 0), "column": getattr(error, "column", 0)}
+        findings = [{"key": "", **place, "kind": "unreadable", "what": str(error)}]
+    if form == "json":
+        output.json_document("config-findings", {"path": path, "valid": not findings, "findings": findings})
+    elif fault is None:
+        for one in found:
+            output.line(f"{path}: {one}", colour="red")
+        if not found:
+            output.line(f"{path} is missing: the defaults hold" if missing else f"{path}: valid")
+    if findings:
+        sys.exit(1)
+
+
+def toml(value: object) -> str:
+    """A string, boolean or list of strings as TOML (whose strings are JSON's, but for DEL)."""
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(toml(item) for item in value)}]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def schema() -> dict[str, Any]:
+    """The JSON schema of config.toml."""
+    text = resources.files("gpu_oci_hook").joinpath("config.schema.json").read_text(encoding="utf-8")
+    loaded: dict[str, Any] = json.loads(text)
+    return loaded
+
+
+def default_text() -> str:
+    """The commented default file, written out of the schema; config/config.toml is this text."""
+    document = schema()
+    words = document["$defs"]["capability"]["enum"]
+    text = _comment(_TOP)
+    for table, content in document["properties"].items():
+        text += f"\n{_comment(content['description'])}[{table}]\n"
+        for key, rule in content["properties"].items():
+            capabilities = rule.get("items") == {"$ref": "#/$defs/capability"}
+            choices = words if capabilities else rule.get("enum", [])
+            quoted = [toml(word) for word in choices]
+            offer = f" One of {', '.join(quoted[:-1])} or {quoted[-1]}." if quoted else ""
+            text += f"\n{_comment(rule['description'] + offer)}#{key} = {toml(rule['default'])}\n"
+    return text
+
+
+def _comment(text: str) -> str:
+    """The text as comment lines; an empty line stays a comment."""
+    paragraphs = text.split("\n\n")
+    wrapped = ["\n".join(textwrap.wrap(part, 104, break_on_hyphens=False)) for part in paragraphs]
+    return "".join(f"# {one}".rstrip() + "\n" for one in "\n\n".join(wrapped).split("\n"))

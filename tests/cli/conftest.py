@@ -1,0 +1,34 @@
+"""The command line in this process: exit status, stdout, stderr."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+
+from gpu_oci_hook import cli
+
+
+@dataclass
+class Answer:
+    status: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Answer]
+
+
+@pytest.fixture
+def command(capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs `gpu-oci-hook` with these words; a traceback fails the test by itself."""
+
+    def call(*words: str, name: str = "gpu-oci-hook") -> Answer:
+        capsys.readouterr()
+        status = cli.run([str(word) for word in words], name)
+        printed = capsys.readouterr()
+        assert "Traceback" not in printed.err
+        return Answer(status, printed.out, printed.err)
+
+    return call

@@ -1,0 +1,98 @@
+"""What holds for every command: help, exit statuses, one line for a failure."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from gpu_oci_hook import VERSION, cli
+from gpu_oci_hook.errors import Fault
+
+from .conftest import Command
+
+
+def test_help_names_every_command(command: Command) -> None:
+    answer = command("--help")
+    assert answer.status == 0
+    for name in ("list", "explain", "apply", "simulate", "config", "install"):
+        assert f"\n  {name} " in answer.out
+
+
+def test_the_version_is_the_packages(command: Command) -> None:
+    assert command("--version").out == f"gpu-oci-hook, version {VERSION}\n"
+
+
+@pytest.mark.parametrize("words", [["nope"], ["config", "show", "--format", "yaml"], ["--nope"], ["explain"]])
+def test_a_wrong_command_line_exits_2_and_says_how_to_get_help(command: Command, words: list[str]) -> None:
+    answer = command(*words)
+    assert answer.status == 2
+    assert "Usage: gpu-oci-hook" in answer.err and answer.out == ""
+
+
+@pytest.mark.parametrize(
+    ("error", "line"),
+    [
+        (Fault("it broke", where="/x", cure="Mend it"), "gpu-oci-hook: /x: it broke. Mend it\n"),
+        (Fault("a\nb\x1b[31m"), "gpu-oci-hook: a\\nb\\x1b[31m\n"),
+        (PermissionError(13, "Permission denied", "/x"), "gpu-oci-hook: /x: this user may not read it\n"),
+        (OSError(28, "No space left on device"), "gpu-oci-hook: the disk is full\n"),
+    ],
+)
+def test_a_failure_is_one_line_and_exit_status_1(
+    command: Command, monkeypatch: pytest.MonkeyPatch, error: Exception, line: str
+) -> None:
+    from gpu_oci_hook.cli.app import program
+
+    def fail(**_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(program, "main", fail)
+    answer = command("list")
+    assert (answer.status, answer.out, answer.err) == (1, "", line)
+
+
+def test_a_mistake_of_ours_is_one_line_with_its_place(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    from gpu_oci_hook.cli.app import program
+
+    def fail(**_: object) -> None:
+        raise KeyError("x")
+
+    monkeypatch.setattr(program, "main", fail)
+    answer = command("list")
+    assert answer.status == 1
+    assert answer.err.startswith("gpu-oci-hook: a mistake in gpu-oci-hook itself: KeyError: 'x' at ")
+    assert answer.err.count("\n") == 1
+
+
+@pytest.mark.parametrize("name", ["/usr/bin/nvidia-container-runtime-hook", "nvidia-cdi-hook"])
+def test_a_hook_alias_says_that_the_runtime_does_the_work(command: Command, name: str) -> None:
+    answer = command("prestart", name=name)
+    assert answer.status == 1
+    assert "gpu-oci-runtime as its runtime" in answer.err
+
+
+def test_a_missing_library_is_a_sentence(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "gpu_oci_hook.cli.app", raising=False)
+    monkeypatch.setitem(sys.modules, "click", None)
+    answer = command("list")
+    assert answer.status == 1
+    assert answer.err == ("gpu-oci-hook: the command line needs the Python package click. Install it for this Python\n")
+
+
+def test_a_reader_that_leaves_early_causes_no_complaint() -> None:
+    code = "from gpu_oci_hook.cli import main; main(['config', 'default'])"
+    read, write = os.pipe()
+    os.close(read)
+    run = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, text=True)
+    os.close(write)
+    assert run.stderr == "" and run.returncode == 1
+
+
+def test_main_exits_with_the_status(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        cli.main(["config", "default"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out.startswith("# Configuration of gpu-oci-hook")
