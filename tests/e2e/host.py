@@ -97,7 +97,7 @@ class Runtime:
             extra: more lines of config.toml.
             name: tells apart wrappers that differ in `extra` only.
         """
-        path = self.directory / f"gpu-{low_level}{name}-{host_root.name}"
+        path = self.directory / f"gpu-{Path(low_level).name}{name}-{host_root.name}"
         if not path.exists():
             config = path.with_suffix(".toml")
             config.write_text(f'[host]\nroot = "{host_root}"\n[runtime]\nlow-level = ["{low_level}"]\n{extra}')

@@ -132,3 +132,8 @@ def _busybox(root: Path) -> None:
     shutil.copy2(machine.program("busybox"), directory / "busybox")
     for name in APPLETS:
         (directory / name).symlink_to("busybox")
+
+
+def static_program(target: Path) -> None:
+    """Busybox under a name of its own, which needs nothing else in the image."""
+    shutil.copy2(machine.program("busybox"), target)

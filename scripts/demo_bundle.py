@@ -1,0 +1,109 @@
+"""Makes the demo's bundle: an image out of this machine's own Python and C library, and a config.json that
+asks for GPU 0.
+
+    python3 demo_bundle.py BUNDLE CGROUP
+
+No compiler and no download: programs and libraries are copied, with what they need as ldd tells it.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+# What the container does: it looks around. Nothing in here belongs to us.
+LOOK_AROUND = """
+import ctypes, errno, os, pathlib, subprocess
+
+print("device nodes, and what the kernel says to opening them:")
+for path in sorted(pathlib.Path("/dev").glob("nvidia*")):
+    if not path.is_char_device():
+        continue
+    try:
+        os.close(os.open(path, os.O_RDWR))
+        word = "opened"
+    except OSError as error:
+        word = {errno.ENXIO: "allowed (ENXIO: no driver behind it, as this GPU is simulated)",
+                errno.EPERM: "DENIED by the device cgroup"}.get(error.errno, os.strerror(error.errno))
+    print(f"  {str(path):24} {word}")
+
+print("libraries that the loader's cache knows (ldconfig -p):")
+for line in subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True).stdout.splitlines():
+    if "nvidia" in line or "libcuda" in line:
+        print("  " + line.strip())
+
+print("dlopen:")
+for name in ("libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1"):
+    try:
+        ctypes.CDLL(name)
+        print(f"  {name:24} loaded")
+    except OSError as error:
+        print(f"  {name:24} FAILED: {error}")
+"""
+
+
+def needed(program: Path) -> list[Path]:
+    """The libraries that a program or library needs, and the loader, as ldd lists them."""
+    done = subprocess.run(["ldd", str(program)], capture_output=True, text=True)
+    words = (word for line in done.stdout.splitlines() for word in line.split())
+    return [Path(word) for word in words if word.startswith("/")]
+
+
+def copy(source: Path, root: Path) -> None:
+    """Copies a file to its own path below the root, links followed."""
+    target = root / source.relative_to("/")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    if not target.exists():
+        shutil.copy2(source, target)
+
+
+def image(root: Path) -> None:
+    """A root file system with this Python, ldconfig and a loader cache."""
+    for name in ("dev", "etc/ld.so.conf.d", "proc", "sys", "tmp", "run", "root", "usr"):
+        (root / name).mkdir(parents=True)
+    for name in ("bin", "sbin", "lib", "lib64"):
+        (root / "usr" / name).mkdir()
+        (root / name).symlink_to(f"usr/{name}")
+    python = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+    library = Path(sysconfig.get_path("stdlib"))
+    ignored = shutil.ignore_patterns(
+        "test", "__pycache__", "dist-packages", "site-packages", "config-*", "idlelib", "lib2to3"
+    )
+    shutil.copytree(library, root / library.relative_to("/"), ignore=ignored)
+    extensions = list((library / "lib-dynload").glob("_ctypes*.so"))
+    copy(python, root)
+    # Ubuntu's ldconfig is a shell script around the program.
+    real = Path("/sbin/ldconfig.real")
+    shutil.copy2(real if real.exists() else Path("/sbin/ldconfig"), root / "usr/sbin/ldconfig")
+    for file in (python, *extensions):
+        for dependency in needed(file):
+            copy(dependency, root)
+    for conf in (Path("/etc/ld.so.conf"), *Path("/etc/ld.so.conf.d").glob("*-linux-gnu.conf")):
+        copy(conf, root)
+    subprocess.run(["/sbin/ldconfig", "-r", str(root)], check=True)
+    (root / "look-around.py").write_text(LOOK_AROUND)
+
+
+def config(bundle: Path, cgroup: str) -> None:
+    """runc's own example, with our command and environment."""
+    subprocess.run(["runc", "spec", "--bundle", str(bundle)], check=True)
+    path = bundle / "config.json"
+    spec = json.loads(path.read_text())
+    python = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
+    spec["process"]["terminal"] = False
+    spec["process"]["args"] = [str(python), "-I", "/look-around.py"]
+    spec["process"]["env"] += ["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"]
+    spec["process"].pop("rlimits", None)
+    spec["linux"]["cgroupsPath"] = cgroup
+    spec["root"]["readonly"] = False
+    path.write_text(json.dumps(spec, indent=4))
+
+
+if __name__ == "__main__":
+    directory = Path(sys.argv[1])
+    image(directory / "rootfs")
+    config(directory, sys.argv[2])

@@ -1,0 +1,54 @@
+# shellcheck shell=bash
+# What scripts/test and scripts/demo share: sourced, with the project's directory as the working directory.
+
+# A heading.
+step() {
+    printf '\n== %s\n' "$1"
+}
+
+# Installs what is missing of these Debian packages. Does nothing where apt is not the package manager, or all is there.
+packages() {
+    command -v dpkg-query >/dev/null && command -v apt-get >/dev/null || {
+        echo "No apt here: make sure that these are installed: $*"
+        return 0
+    }
+    local name missing=()
+    for name in "$@"; do
+        dpkg-query -W -f '${db:Status-Status}\n' "$name" 2>/dev/null | grep -qx installed || missing+=("$name")
+    done
+    if [ ${#missing[@]} = 0 ]; then
+        echo "All there."
+        return 0
+    fi
+    if [ "$(id -u)" != 0 ]; then
+        echo "NOT ROOT, so these stay missing: ${missing[*]}" >&2
+        return 0
+    fi
+    echo "Installing: ${missing[*]}"
+    # Packages of engines start their daemons; we want their programs only.
+    local policy=/usr/sbin/policy-rc.d status=0
+    if [ ! -e "$policy" ]; then
+        printf '#!/bin/sh\nexit 101\n' >"$policy"
+        chmod 755 "$policy"
+    else
+        policy=
+    fi
+    export DEBIAN_FRONTEND=noninteractive
+    { apt-get -qq update && apt-get -qq install --no-install-recommends "${missing[@]}"; } >/tmp/gpu-oci-hook-apt.log 2>&1 ||
+        status=$?
+    [ -z "$policy" ] || rm -f "$policy"
+    [ "$status" = 0 ] || tail -n 20 /tmp/gpu-oci-hook-apt.log >&2
+    return "$status"
+}
+
+# Makes .venv with the project in it, editable. Argument: the extra to install, or nothing.
+environment() {
+    local extra=${1:+[$1]} mark=.venv/.installed-${1:-plain}
+    [ -x .venv/bin/python ] || python3 -m venv .venv
+    # Not again until the dependencies change: it needs the network.
+    if [ ! "$mark" -nt pyproject.toml ]; then
+        PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 .venv/bin/python -m pip install --quiet -e ".$extra"
+        touch "$mark"
+    fi
+    .venv/bin/python --version
+}
