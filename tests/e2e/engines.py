@@ -194,6 +194,14 @@ class ByHand(Engine):
         self._forget(name, bundle)
         return done
 
+    def start_bundle(self, bundle: Path) -> Done:
+        """Runs a bundle and keeps it."""
+        name = self.fresh_name()
+        try:
+            return machine.run(self.command("run", "--bundle", str(bundle), name))
+        finally:
+            machine.run(self.command("delete", "--force", name))
+
     def background(self, request: Request) -> str:
         name = self.fresh_name()
         bundle = self.bundle(request)

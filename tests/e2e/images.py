@@ -49,8 +49,13 @@ def glibc(root: Path) -> Path:
         f"# Multiarch support\n/usr/local/lib/{TRIPLE}\n/lib/{TRIPLE}\n/usr/lib/{TRIPLE}\n"
     )
     compile_probe(root / "probe")
-    machine.run([machine.program("ldconfig"), "-r", str(root)]).check()
+    refresh_cache(root)
     return root
+
+
+def refresh_cache(root: Path) -> None:
+    """Has the system's ldconfig write the image's ld.so.cache."""
+    machine.run([machine.program("ldconfig"), "-r", str(root)]).check()
 
 
 def distroless(root: Path) -> Path:

@@ -1,0 +1,125 @@
+"""Every kind of image: its own loader finds the driver's libraries, whichever C library and directories it
+has.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from . import engines, images
+from .conftest import need
+from .engines import ByHand, Request
+from .host import Runtime, SimulatedHost
+
+LIBRARIES = ("libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1")
+PROBE = ["/probe", *(word for name in LIBRARIES for word in ("--library", name))]
+GPU = ["NVIDIA_VISIBLE_DEVICES=0"]
+
+
+@pytest.fixture
+def hand(tmp_path: Path, image: Path, runtime: Runtime, simulated: SimulatedHost) -> ByHand:
+    """Bundles by hand, given to runc through the shim."""
+    hand = ByHand("runc", "v1", "run")
+    hand.start(engines.Place(tmp_path, image, lambda name: runtime.wrapper(name, simulated.root)))
+    return hand
+
+
+def libraries(hand: ByHand, root: Path, *, read_only: bool = False) -> dict[str, str]:
+    """What dlopen answers in the image."""
+    done = hand.run(Request(PROBE, GPU, root=root, read_only=read_only)).check()
+    answer: dict[str, str] = json.loads(done.stdout)["libraries"]
+    return answer
+
+
+KINDS: dict[str, Callable[[Path], Path]] = {
+    "glibc": images.glibc,
+    "musl": images.musl,
+    "distroless": images.distroless,
+}
+
+
+@pytest.mark.parametrize("read_only", [False, True], ids=["writable", "read-only"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_loader_of_each_kind_of_image_finds_the_libraries(
+    hand: ByHand, tmp_path: Path, kind: str, read_only: bool
+) -> None:
+    if kind == "musl":
+        need("musl-gcc")
+    root = KINDS[kind](tmp_path / kind)
+    assert libraries(hand, root, read_only=read_only) == dict.fromkeys(LIBRARIES, "ok")
+
+
+def no_cache(root: Path) -> None:
+    """An image whose ld.so.cache was removed to save space."""
+    (root / "etc/ld.so.cache").unlink()
+
+
+def fedora(root: Path) -> None:
+    """An image with /usr/lib64 and no multiarch directories."""
+    (root / f"usr/lib/{images.TRIPLE}").rename(root / "usr/lib64-new")
+    for file in (root / "usr/lib64").iterdir():
+        file.rename(root / "usr/lib64-new" / file.name)
+    (root / "usr/lib64").rmdir()
+    (root / "usr/lib64-new").rename(root / "usr/lib64")
+    (root / f"etc/ld.so.conf.d/{images.TRIPLE}.conf").unlink()
+    images.refresh_cache(root)
+
+
+def leftovers(root: Path) -> None:
+    """An image that was committed from a GPU container: empty files of another driver, and their links."""
+    directory = root / f"usr/lib/{images.TRIPLE}"
+    for name in ("libcuda.so.470.57.02", "libnvidia-ml.so.470.57.02", "libcuda.so.550.163.01"):
+        (directory / name).touch()
+    (directory / "libcuda.so.1").symlink_to("libcuda.so.470.57.02")
+    (directory / "libcuda.so").symlink_to("libcuda.so.1")
+    (directory / "libnvidia-ml.so.1").touch()
+
+
+def directory_in_the_way(root: Path) -> None:
+    """docker makes directories of mount sources that do not exist."""
+    (root / f"usr/lib/{images.TRIPLE}/libcuda.so.1").mkdir()
+    (root / "usr/bin/nvidia-smi").mkdir()
+
+
+def no_conf(root: Path) -> None:
+    """An image with a cache but without ld.so.conf."""
+    (root / "etc/ld.so.conf").unlink()
+
+
+def stale_cache(root: Path) -> None:
+    """A cache that names a libcuda of the image's own, which is gone."""
+    library = root / f"usr/lib/{images.TRIPLE}/libcuda.so.1"
+    library.symlink_to("libm.so.6")
+    images.refresh_cache(root)
+    library.unlink()
+
+
+@pytest.mark.parametrize(
+    "change", [no_cache, fedora, leftovers, directory_in_the_way, no_conf, stale_cache], ids=lambda f: f.__name__
+)
+def test_odd_images(hand: ByHand, image: Path, tmp_path: Path, change: Callable[[Path], None]) -> None:
+    root = images.copy(image, tmp_path / "odd")
+    change(root)
+    assert libraries(hand, root) == dict.fromkeys(LIBRARIES, "ok")
+
+
+def test_a_second_start_from_the_same_root_is_as_good(hand: ByHand) -> None:
+    """Engines restart containers on the very root file system that we wrote to, with the old config.json or a
+    new one.
+    """
+    bundle = hand.bundle(Request(PROBE, GPU))
+    config = bundle / "config.json"
+    asked = config.read_bytes()
+    first = hand.start_bundle(bundle).check()
+    assert json.loads(first.stdout)["libraries"] == dict.fromkeys(LIBRARIES, "ok")
+    applied = config.read_bytes()
+    assert applied != asked
+    assert hand.start_bundle(bundle).check().stdout == first.stdout
+    assert config.read_bytes() == applied
+    config.write_bytes(asked)
+    assert hand.start_bundle(bundle).check().stdout == first.stdout
+    assert config.read_bytes() == applied
