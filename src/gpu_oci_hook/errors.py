@@ -65,3 +65,11 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def nearest(word: str, valid: tuple[str, ...] | list[str]) -> str:
+    """The valid word that a mistyped one most likely meant, or "" when none is near."""
+    import difflib  # only after a mistake
+
+    near = difflib.get_close_matches(word.lower(), valid, n=1, cutoff=0.6)
+    return near[0] if near else ""

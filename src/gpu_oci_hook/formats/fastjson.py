@@ -1,0 +1,95 @@
+"""JSON to and from bytes through CPython's accelerator alone.
+
+`import json` brings `re` and `enum` and costs more than the interpreter's own start; the accelerator `_json`
+does all the work of the default encoder and decoder by itself. Where it is missing (another interpreter),
+the standard library's module answers; a test holds both against each other.
+"""
+
+from __future__ import annotations
+
+from gpu_oci_hook.errors import Fault
+
+_SPACE = " \t\n\r"
+
+
+def _no_constant(name: str) -> object:
+    """RFC 8259 knows no NaN and no Infinity; neither do the runtimes that read the file after us."""
+    raise ValueError(f"{name} is no JSON")
+
+
+class _Context:
+    """The attributes that `_json.make_scanner` reads from a `json.JSONDecoder`."""
+
+    strict = True
+    object_hook = None
+    object_pairs_hook = None
+    parse_float = float
+    parse_int = int
+    parse_constant = staticmethod(_no_constant)
+    memo: dict[str, str] = {}
+
+
+def _no_default(value: object) -> object:
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+try:
+    import _json
+
+    _scan = _json.make_scanner(_Context())
+    _encode = _json.make_encoder(
+        None, _no_default, _json.encode_basestring_ascii, None, ":", ",", False, False, False
+    )
+except (ImportError, AttributeError, TypeError):  # not CPython, or one whose accelerator has changed
+    import json as _slow
+
+    _scan = _slow.JSONDecoder(parse_constant=_no_constant).scan_once
+    _encode = None
+
+
+def loads(data: bytes) -> object:
+    """The JSON value in UTF-8 bytes.
+
+    Raises:
+        Fault: not UTF-8, not JSON, more than one value, or nested deeper than the interpreter can follow.
+    """
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise Fault(f"it is not UTF-8 (byte {error.start})") from None
+    start = len(text) - len(text.lstrip(_SPACE))
+    try:
+        value, end = _scan(text, start)
+    except StopIteration as stop:
+        raise Fault(f"it is not JSON: a value is expected at {_place(text, stop.value)}") from None
+    except RecursionError:
+        raise Fault("it is nested too deeply") from None
+    except ValueError as error:  # json.JSONDecodeError among them
+        at = getattr(error, "pos", None)
+        reason = getattr(error, "msg", str(error))
+        place = "" if at is None else f" at {_place(text, at)}"
+        raise Fault(f"it is not JSON: {reason}{place}") from None
+    rest = text[end:].lstrip(_SPACE)
+    if rest:
+        raise Fault(f"it is not JSON: extra data at {_place(text, len(text) - len(rest))}")
+    return value  # type: ignore[no-any-return]
+
+
+def dumps(value: object) -> bytes:
+    """The value as compact JSON in ASCII bytes, keys in their order.
+
+    Raises:
+        Fault: a number that JSON cannot say (1e999 reads as infinity), or nesting too deep.
+    """
+    try:
+        if _encode is None:
+            return _slow.dumps(value, separators=(",", ":"), allow_nan=False).encode("ascii")
+        return "".join(_encode(value, 0)).encode("ascii")
+    except (ValueError, TypeError, RecursionError) as error:
+        raise Fault(f"it cannot be written as JSON: {error}") from None
+
+
+def _place(text: str, at: int) -> str:
+    line = text.count("\n", 0, at) + 1
+    column = at - text.rfind("\n", 0, at)
+    return f"line {line} column {column}"

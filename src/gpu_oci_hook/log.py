@@ -1,0 +1,86 @@
+"""The administrator's log: one JSON line per container that asks for a GPU, written with structlog.
+
+Cold: loaded only when `[runtime] log-file` is set. A log that cannot be opened or written never stops a start.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from gpu_oci_hook.config import Config
+    from gpu_oci_hook.pipeline import Outcome
+
+_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+
+
+class _Line:
+    """Appends whole lines to a file with one write each, so that 64 starts at once do not mix theirs."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def msg(self, message: str) -> None:
+        """Writes one line; a full disk is nobody's reason to fail a start."""
+        try:
+            os.write(self._fd, message.encode("utf-8", "backslashreplace") + b"\n")
+        except OSError:
+            pass
+
+    debug = info = warning = error = msg
+
+
+class Log:
+    """What is told of a start."""
+
+    def __init__(self, fd: int, level: str) -> None:
+        import structlog
+
+        self._log = structlog.wrap_logger(
+            _Line(fd),
+            processors=[
+                structlog.processors.add_log_level,
+                structlog.processors.TimeStamper(fmt="iso", utc=True),
+                structlog.processors.JSONRenderer(),
+            ],
+            wrapper_class=structlog.make_filtering_bound_logger(_LEVELS.get(level, 20)),
+        )
+
+    def failed(self, bundle: str, error: Exception) -> None:
+        """A start that does not happen; the traceback is for debugging alone."""
+        from gpu_oci_hook import failure
+
+        self._log.error("refused", bundle=bundle, reason=failure.sentence(error))
+        self._log.debug("traceback", bundle=bundle, text="".join(traceback.format_exception(error)))
+
+    def done(self, bundle: str, outcome: Outcome, changed: list[str]) -> None:
+        """A start that goes on, with its warnings."""
+        for warning in outcome.plan.warnings:
+            self._log.warning("warning", bundle=bundle, text=warning)
+        self._log.info(
+            "injected" if outcome.rootfs is not None else outcome.plan.state,
+            bundle=bundle,
+            origin=outcome.request.origin,
+            gpus=[gpu.uuid for gpu, _ in outcome.chosen],
+            capabilities=list(outcome.request.capabilities),
+            edits=len(outcome.plan.edits),
+            withheld=len(outcome.plan.withheld),
+        )
+        for line in changed:
+            self._log.debug("changed", bundle=bundle, text=line)
+
+
+def open_log(config: Config) -> Log | None:
+    """The log that the configuration names, or None when it cannot be had."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(config.log_file, flags, 0o640)
+    except (OSError, ValueError):
+        return None
+    try:
+        return Log(fd, config.log_level)
+    except ImportError:
+        os.close(fd)
+        return None

@@ -1,0 +1,255 @@
+"""The small edits that a plan is made of: data, each with its reason; pure.
+
+An edit knows how to describe itself to a person and to a program. Applying it is the business of
+`container.spec` (what goes into config.json) and `container.apply` (what goes below the root).
+Cost rule: hot, no imports of the library.
+"""
+
+from __future__ import annotations
+
+
+class Edit:
+    """One change, and why it is made."""
+
+    __slots__ = ("reason",)
+    kind = ""
+
+    def __init__(self, reason: str) -> None:
+        self.reason = reason
+
+    def describe(self) -> str:
+        """The change in one line, without its reason."""
+        raise NotImplementedError
+
+    def data(self) -> dict[str, object]:
+        """The change as JSON-able data, without its kind and reason."""
+        raise NotImplementedError
+
+
+class DeviceNode(Edit):
+    """A device node in `linux.devices`: the runtime makes it, so it need not exist on the host."""
+
+    __slots__ = ("gid", "major", "minor", "mode", "path", "uid")
+    kind = "device"
+
+    def __init__(self, path: str, major: int, minor: int, mode: int, uid: int, gid: int, reason: str) -> None:
+        super().__init__(reason)
+        self.path = path
+        self.major = major
+        self.minor = minor
+        self.mode = mode
+        self.uid = uid
+        self.gid = gid
+
+    def describe(self) -> str:
+        """See `Edit.describe`."""
+        return f"{self.path} c {self.major}:{self.minor} mode {self.mode:04o}"
+
+    def data(self) -> dict[str, object]:
+        """See `Edit.data`."""
+        return {
+            "path": self.path,
+            "major": self.major,
+            "minor": self.minor,
+            "mode": f"{self.mode:04o}",
+            "uid": self.uid,
+            "gid": self.gid,
+        }
+
+
+class DeviceRule(Edit):
+    """An allow rule in `linux.resources.devices`: in the spec it survives `systemctl daemon-reload`."""
+
+    __slots__ = ("access", "major", "minor")
+    kind = "rule"
+
+    def __init__(self, major: int, minor: int, access: str, reason: str) -> None:
+        super().__init__(reason)
+        self.major = major
+        self.minor = minor
+        self.access = access
+
+    def describe(self) -> str:
+        """See `Edit.describe`."""
+        return f"allow c {self.major}:{self.minor} {self.access}"
+
+    def data(self) -> dict[str, object]:
+        """See `Edit.data`."""
+        return {"major": self.major, "minor": self.minor, "access": self.access}
+
+
+class Mount(Edit):
+    """A bind mount of something of the host's; `make_way` says that the place lies in the image's own tree."""
+
+    __slots__ = ("destination", "make_way", "options", "source")
+    kind = "mount"
+
+    def __init__(
+        self, source: str, destination: str, options: tuple[str, ...], reason: str, *, make_way: bool = True
+    ) -> None:
+        super().__init__(reason)
+        self.source = source
+        self.destination = destination
+        self.options = options
+        self.make_way = make_way
+
+    def describe(self) -> str:
+        """See `Edit.describe`."""
+        return f"{self.destination} <- {self.source} ({','.join(self.options)})"
+
+    def data(self) -> dict[str, object]:
+        """See `Edit.data`."""
+        return {"destination": self.destination, "source": self.source, "options": list(self.options)}
+
+
+class Link(Edit):
+    """A symbolic link below the container's root."""
+
+    __slots__ = ("path", "target")
+    kind = "link"
+
+    def __init__(self, path: str, target: str, reason: str) -> None:
+        super().__init__(reason)
+        self.path = path
+        self.target = target
+
+    def describe(self) -> str:
+        """See `Edit.describe`."""
+        return f"{self.path} -> {self.target}"
+
+    def data(self) -> dict[str, object]:
+        """See `Edit.data`."""
+        return {"path": self.path, "target": self.target}
+
+
+class File(Edit):
+    """A generated file below the container's root; where that cannot be written, it is bind-mounted."""
+
+    __slots__ = ("content", "mounted", "path")
+    kind = "file"
+
+    def __init__(self, path: str, content: bytes, reason: str, *, mounted: bool = False) -> None:
+        super().__init__(reason)
+        self.path = path
+        self.content = content
+        self.mounted = mounted
+
+    def describe(self) -> str:
+        """See `Edit.describe`."""
+        how = ", bind-mounted from the bundle" if self.mounted else ""
+        return f"{self.path} ({len(self.content)} bytes{how})"
+
+    def data(self) -> dict[str, object]:
+        """See `Edit.data`."""
+        return {"path": self.path, "size": len(self.content), "mounted": self.mounted}
+
+
+class Gid(Edit):
+    """An additional group of the container's process."""
+
+    __slots__ = ("gid",)
+    kind = "group"
+
+    def __init__(self, gid: int, reason: str) -> None:
+        super().__init__(reason)
+        self.gid = gid
+
+    def describe(self) -> str:
+        """See `Edit.describe`."""
+        return f"additional group {self.gid}"
+
+    def data(self) -> dict[str, object]:
+        """See `Edit.data`."""
+        return {"gid": self.gid}
+
+
+class Env(Edit):
+    """An environment variable of the container's process."""
+
+    __slots__ = ("name", "value")
+    kind = "env"
+
+    def __init__(self, name: str, value: str, reason: str) -> None:
+        super().__init__(reason)
+        self.name = name
+        self.value = value
+
+    def describe(self) -> str:
+        """See `Edit.describe`."""
+        return f"{self.name}={self.value}"
+
+    def data(self) -> dict[str, object]:
+        """See `Edit.data`."""
+        return {"name": self.name, "value": self.value}
+
+
+class Hook(Edit):
+    """A hook that the low-level runtime runs; absolute path, and an environment that is never empty.
+
+    runc up to 1.2 hands a hook without one the image's environment (CVE-2025-23266).
+    """
+
+    __slots__ = ("args", "env", "path", "stage")
+    kind = "hook"
+
+    def __init__(self, stage: str, path: str, args: tuple[str, ...], env: tuple[str, ...], reason: str) -> None:
+        super().__init__(reason)
+        self.stage = stage
+        self.path = path
+        self.args = args
+        self.env = env
+
+    def describe(self) -> str:
+        """See `Edit.describe`."""
+        return f"{self.stage}: {self.path} {' '.join(self.args[1:])}"
+
+    def data(self) -> dict[str, object]:
+        """See `Edit.data`."""
+        return {"stage": self.stage, "path": self.path, "args": list(self.args), "env": list(self.env)}
+
+
+class DropHook(Edit):
+    """A hook taken out of the spec: it would do our work a second time."""
+
+    __slots__ = ("path", "stage")
+    kind = "drop-hook"
+
+    def __init__(self, stage: str, path: str, reason: str) -> None:
+        super().__init__(reason)
+        self.stage = stage
+        self.path = path
+
+    def describe(self) -> str:
+        """See `Edit.describe`."""
+        return f"{self.stage}: {self.path}"
+
+    def data(self) -> dict[str, object]:
+        """See `Edit.data`."""
+        return {"stage": self.stage, "path": self.path}
+
+
+class Withheld:
+    """Something that does not go in, and why."""
+
+    __slots__ = ("kind", "name", "reason")
+
+    def __init__(self, kind: str, name: str, reason: str) -> None:
+        self.kind = kind
+        self.name = name
+        self.reason = reason
+
+
+class Plan:
+    """The edits in the order in which they are applied, what is withheld, and what to warn about.
+
+    `state` says in a word what became of the request: "inject", "nothing" (nothing asked, or not allowed) or
+    "done" (a CDI file has done it already).
+    """
+
+    __slots__ = ("edits", "state", "warnings", "withheld")
+
+    def __init__(self, state: str = "inject") -> None:
+        self.state = state
+        self.edits: list[Edit] = []
+        self.withheld: list[Withheld] = []
+        self.warnings: list[str] = []

@@ -1,0 +1,264 @@
+"""What a container asks for, each item with its origin; pure.
+
+The contract is NVIDIA's documented one: environment variables and device mounts. Who may ask is the
+administrator's word (`[request]` in the configuration). Precedence, fixed:
+
+1. `NVIDIA_VISIBLE_DEVICES=void`, or an empty value: nothing, whatever else is said. CDI files set it so that
+   nobody injects twice.
+2. Device mounts below /var/run/nvidia-container-devices, if `volume-mounts` is on: only who creates the
+   container can make them.
+3. `NVIDIA_VISIBLE_DEVICES`, if `env` allows it. An image can set it.
+4. A legacy CUDA image (`CUDA_VERSION` without `NVIDIA_REQUIRE_CUDA`) that says nothing: all GPUs.
+
+Of repeated environment entries the last wins, as in runc and crun. Cost rule: hot, no imports of the library.
+"""
+
+from __future__ import annotations
+
+from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.request import capabilities
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpu_oci_hook.config import Config
+
+DEVICES = "NVIDIA_VISIBLE_DEVICES"
+MOUNT_ROOTS = ("/var/run/nvidia-container-devices", "/run/nvidia-container-devices")
+
+# Asked for by these variables, not handed out yet: said aloud rather than dropped silently.
+LATER = (
+    ("NVIDIA_MIG_CONFIG_DEVICES", "MIG configuration"),
+    ("NVIDIA_MIG_MONITOR_DEVICES", "MIG monitoring"),
+    ("NVIDIA_IMEX_CHANNELS", "IMEX channels"),
+    ("NVIDIA_GDS", "GPUDirect Storage"),
+    ("NVIDIA_MOFED", "Mellanox OFED devices"),
+    ("NVIDIA_GDRCOPY", "GDRCopy"),
+    ("NVIDIA_NVSWITCH", "NVSwitch devices"),
+)
+_TRUE = ("1", "t", "true", "y", "yes", "on", "enabled")
+
+
+class Ask:
+    """One thing asked for: the word, and where it was said."""
+
+    __slots__ = ("origin", "word")
+
+    def __init__(self, word: str, origin: str) -> None:
+        self.word = word
+        self.origin = origin
+
+
+class Request:
+    """Everything that a container asks for.
+
+    Attributes:
+        asks: the devices, as words; empty together with `driver` means driver files without a GPU.
+        driver: whether anything goes in at all.
+        origin: where the decision comes from, for people.
+        capabilities: driver capabilities in fixed order; `capabilities_origin` says who chose them.
+        requirements: (variable, expression) pairs that the host must meet.
+        requirements_off: who switched them off, or "".
+        withheld: (what, reason) pairs: asked for, and not given by policy or not yet possible.
+        warnings: what the person should know.
+        environment: the container's environment, last of repeated names.
+        legacy, privileged: a CUDA image of before `NVIDIA_REQUIRE_CUDA`; CAP_SYS_ADMIN in the bounding set.
+    """
+
+    __slots__ = (
+        "asks",
+        "capabilities",
+        "capabilities_origin",
+        "driver",
+        "environment",
+        "legacy",
+        "origin",
+        "privileged",
+        "requirements",
+        "requirements_off",
+        "warnings",
+        "withheld",
+    )
+
+    def __init__(self) -> None:
+        self.asks: tuple[Ask, ...] = ()
+        self.driver = False
+        self.origin = ""
+        self.capabilities: tuple[str, ...] = ()
+        self.capabilities_origin = ""
+        self.requirements: tuple[tuple[str, str], ...] = ()
+        self.requirements_off = ""
+        self.withheld: list[tuple[str, str]] = []
+        self.warnings: list[str] = []
+        self.environment: dict[str, str] = {}
+        self.legacy = False
+        self.privileged = False
+
+
+def member(value: object, *keys: str) -> object:
+    """What lies under keys in nested JSON objects; None where any step is no object or has no such key."""
+    for key in keys:
+        if not isinstance(value, dict):
+            return None
+        value = value.get(key)
+    return value
+
+
+def items(value: object, *keys: str) -> list[object]:
+    """The list under keys in nested JSON objects, or an empty one."""
+    found = member(value, *keys)
+    return found if isinstance(found, list) else []
+
+
+def environment(spec: object, warnings: list[str] | None = None) -> tuple[dict[str, str], dict[str, int]]:
+    """The container's environment and the place of each name in `process.env`; the last entry wins.
+
+    Entries that are no text or have no `=` are nobody's business (runc's before 1.3 passed them on).
+    """
+    values: dict[str, str] = {}
+    places: dict[str, int] = {}
+    for place, entry in enumerate(items(spec, "process", "env")):
+        if not isinstance(entry, str):
+            continue
+        name, equals, value = entry.partition("=")
+        if not equals:
+            continue
+        if warnings is not None and name == DEVICES and name in values and values[name] != value:
+            warnings.append(
+                f"{name} is set twice: process.env[{place}] ({value}) wins over "
+                f"process.env[{places[name]}] ({values[name]})"
+            )
+        values[name] = value
+        places[name] = place
+    return values, places
+
+
+def privileged(spec: object) -> bool:
+    """Whether CAP_SYS_ADMIN is in the container's bounding set."""
+    found = member(spec, "process", "capabilities")
+    if isinstance(found, dict):
+        found = found.get("bounding")
+    # runtime-spec 1.0.0-rc1 to rc4 had one flat list
+    return isinstance(found, list) and "CAP_SYS_ADMIN" in found
+
+
+def mounts(spec: object) -> list[Ask]:
+    """The devices asked for by mounts of /dev/null below the device directory."""
+    asks = []
+    for place, mount in enumerate(items(spec, "mounts")):
+        source, destination = member(mount, "source"), member(mount, "destination")
+        if not isinstance(source, str) or not isinstance(destination, str):
+            continue
+        if _clean(source) != "/dev/null":
+            continue
+        path = _clean(destination)
+        for root in MOUNT_ROOTS:
+            if path.startswith(root + "/"):
+                asks.append(Ask(path[len(root) + 1 :], f"mount {path} (mounts[{place}])"))
+    return asks
+
+
+def _clean(path: str) -> str:
+    return "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
+
+
+def read(spec: object, config: Config) -> Request:
+    """What a config.json asks for under a configuration.
+
+    Raises:
+        Fault: a word that means nothing, with the valid ones.
+    """
+    request = Request()
+    values, places = environment(spec, request.warnings)
+    request.environment = values
+    request.privileged = privileged(spec)
+    request.legacy = bool(values.get("CUDA_VERSION")) and not values.get("NVIDIA_REQUIRE_CUDA")
+    _devices(request, mounts(spec), values, places, config)
+    if not request.driver:
+        return request
+    where = f"process.env[{places[capabilities.VARIABLE]}]" if capabilities.VARIABLE in places else ""
+    request.capabilities, request.capabilities_origin = capabilities.choose(
+        values.get(capabilities.VARIABLE),
+        legacy=request.legacy,
+        default=tuple(config.default_capabilities),
+        supported=tuple(config.supported_capabilities),
+        where=where,
+    )
+    _requirements(request, values, config)
+    for name, thing in LATER:
+        if values.get(name, "") not in ("", "void", "none"):
+            request.withheld.append((thing, f"{name} is set, but this version does not hand them out yet"))
+    return request
+
+
+def _devices(
+    request: Request, mounted: list[Ask], values: dict[str, str], places: dict[str, int], config: Config
+) -> None:
+    said = values.get(DEVICES)
+    words = [] if said is None else [word for word in (part.strip() for part in said.split(",")) if word]
+    here = f"{DEVICES}={said} (process.env[{places[DEVICES]}])" if said is not None else ""
+    if said is not None and (not words or "void" in words):
+        request.origin = f"{here}: nothing"
+        return
+    if mounted and config.volume_mounts:
+        request.asks = tuple(ask for ask in mounted if not ask.word.startswith("imex/"))
+        if len(request.asks) < len(mounted):
+            request.withheld.append(("IMEX channels", "asked for by a mount; this version does not hand them out yet"))
+        request.driver = bool(request.asks)
+        request.origin = "device mounts below " + MOUNT_ROOTS[0]
+        if request.driver:
+            return
+    elif mounted:
+        request.withheld.append(
+            (f"{len(mounted)} devices asked for by mounts", "[request] volume-mounts is off in the configuration")
+        )
+    if said is None:
+        if not request.legacy:
+            request.origin = f"{DEVICES} is not set: nothing"
+            return
+        if not config.legacy_images:
+            request.origin = "legacy CUDA image"
+            request.withheld.append(("all GPUs", "a legacy CUDA image asks, and [request] legacy-images is off"))
+            return
+        words = ["all"]
+        here = f"legacy CUDA image: CUDA_VERSION={values['CUDA_VERSION']} without NVIDIA_REQUIRE_CUDA"
+    request.origin = here
+    if config.env == "never" or (config.env == "privileged" and not request.privileged):
+        reason = f'[request] env is "{config.env}"'
+        if config.env == "privileged":
+            reason += " and the container lacks CAP_SYS_ADMIN"
+        request.withheld.append((f"GPUs asked for by {here}", reason))
+        request.warnings.append(f"the container starts without a GPU: {reason}")
+        return
+    request.driver = True
+    if words == ["none"]:
+        return
+    if "none" in words:
+        raise Fault(f'{DEVICES} mixes "none" with GPUs', where=here, cure='Say "none" alone, or only the GPUs')
+    request.asks = tuple(Ask(word, here) for word in words)
+
+
+def _requirements(request: Request, values: dict[str, str], config: Config) -> None:
+    found = [
+        (name, value)
+        for name, value in sorted(values.items())
+        if name.startswith("NVIDIA_REQUIRE_") and not name.startswith("NVIDIA_REQUIRE_JETPACK") and value.strip()
+    ]
+    if request.legacy:
+        version = legacy_cuda(values["CUDA_VERSION"])
+        if version:
+            found.append(("CUDA_VERSION", f"cuda>={version}"))
+        else:
+            request.warnings.append(f"CUDA_VERSION={values['CUDA_VERSION']} is no version: not checked")
+    request.requirements = tuple(found)
+    if values.get("NVIDIA_DISABLE_REQUIRE", "").strip().lower() in _TRUE:
+        request.requirements_off = f"NVIDIA_DISABLE_REQUIRE={values['NVIDIA_DISABLE_REQUIRE']}"
+    elif config.disable_require:
+        request.requirements_off = "[request] disable-require in the configuration"
+
+
+def legacy_cuda(text: str) -> str:
+    """MAJOR.MINOR of a legacy image's CUDA_VERSION, such as 9.0.116 or v11.6; "" when it is no version."""
+    parts = text.strip().removeprefix("v").split(".")
+    if len(parts) > 3 or not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
+        return ""
+    return f"{int(parts[0])}.{int(parts[1]) if len(parts) > 1 else 0}"

@@ -1,0 +1,137 @@
+"""From words to GPUs: index, range, UUID or a unique beginning of one, PCI address, `all`; pure.
+
+Cost rule: hot, no imports of the library.
+"""
+
+from __future__ import annotations
+
+from gpu_oci_hook.errors import Fault
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpu_oci_hook.host.inventory import Gpu
+    from gpu_oci_hook.request import Ask
+
+_HEX = frozenset("0123456789abcdef")
+
+# A shorter beginning of a UUID is more likely a mistyped index.
+_SHORTEST_UUID = 4
+
+
+def resolve(asks: tuple[Ask, ...], gpus: list[Gpu]) -> list[tuple[Gpu, str]]:
+    """The GPUs asked for, each once, in index order, with the origin of the first word that named it.
+
+    Raises:
+        Fault: a word that names no GPU, or several; lists the ids that exist.
+    """
+    chosen: dict[int, str] = {}
+    for ask in asks:
+        for gpu in _matching(ask, gpus):
+            chosen.setdefault(gpu.index, ask.origin)
+    return [(gpu, chosen[gpu.index]) for gpu in gpus if gpu.index in chosen]
+
+
+def _matching(ask: Ask, gpus: list[Gpu]) -> list[Gpu]:
+    word = ask.word.strip()
+    lower = word.lower()
+    if lower == "all":
+        return gpus
+    if _digits(lower):
+        return [_index(ask, lower, gpus)]
+    first, dash, last = lower.partition("-")
+    if dash and _digits(first) and _digits(last):
+        return _range(ask, int(first), int(last), gpus)
+    _refuse_later(ask, word, lower)
+    pci = pci_address(lower)
+    if pci:
+        found = [gpu for gpu in gpus if pci_address(gpu.pci) == pci]
+    else:
+        found = [gpu for gpu in gpus if gpu.uuid.lower() == lower]
+        if not found and _beginning(lower):
+            begin = lower.removeprefix("gpu-")
+            found = [gpu for gpu in gpus if gpu.uuid.lower().removeprefix("gpu-").startswith(begin)]
+    if not found:
+        raise _unknown(ask, gpus)
+    if len(found) > 1:
+        raise Fault(
+            f'"{word}" is the beginning of {len(found)} UUIDs: {", ".join(gpu.uuid for gpu in found)}',
+            where=ask.origin,
+            cure="Give more of it",
+        )
+    return found
+
+
+def _digits(text: str) -> bool:
+    return 0 < len(text) < 10 and text.isascii() and text.isdigit()
+
+
+def _index(ask: Ask, text: str, gpus: list[Gpu]) -> Gpu:
+    number = int(text)
+    for gpu in gpus:
+        if gpu.index == number:
+            return gpu
+    raise _unknown(ask, gpus)
+
+
+def _range(ask: Ask, first: int, last: int, gpus: list[Gpu]) -> list[Gpu]:
+    if first > last:
+        raise Fault(f'the range "{ask.word}" runs backwards', where=ask.origin, cure=f"Say {last}-{first}")
+    if last >= len(gpus):
+        raise _unknown(ask, gpus)
+    return [gpu for gpu in gpus if first <= gpu.index <= last]
+
+
+def _beginning(lower: str) -> bool:
+    text = lower.removeprefix("gpu-")
+    return len(text) >= _SHORTEST_UUID and all(c in _HEX or c == "-" for c in text)
+
+
+def _refuse_later(ask: Ask, word: str, lower: str) -> None:
+    vendor, equals, _ = word.partition("=")
+    if (equals and "/" in vendor) or word.startswith("cdi/"):
+        raise Fault(
+            f'"{word}" is a CDI name, which this version does not resolve yet',
+            where=ask.origin,
+            cure="Name the GPU by index or UUID, or let the engine resolve the CDI device itself",
+        )
+    index, colon, instance = lower.partition(":")
+    if lower.startswith("mig-") or (colon and _digits(index) and _digits(instance)):
+        raise Fault(
+            f'"{word}" is a MIG device, which this version does not hand out yet',
+            where=ask.origin,
+            cure="Name a whole GPU by index or UUID",
+        )
+    if word.startswith("/"):
+        raise Fault(
+            f'"{word}" is a path: the devices come as mounts below it, and there are none that count',
+            where=ask.origin,
+            cure="Switch [request] volume-mounts on, or name the GPUs in the variable",
+        )
+
+
+def pci_address(text: str) -> str:
+    """A PCI address as 0000:01:00.0, from the forms that NVML, procfs and lspci print; "" when it is none."""
+    parts = text.lower().split(":")
+    if len(parts) == 2:
+        parts = ["0000", *parts]
+    if len(parts) != 3:
+        return ""
+    domain, bus, rest = parts
+    device, _, function = rest.partition(".")
+    numbers = (domain, bus, device, function or "0")
+    if not all(number and len(number) <= 8 and all(c in _HEX for c in number) for number in numbers):
+        return ""
+    values = [int(number, 16) for number in numbers]
+    if values[1] > 0xFF or values[2] > 0x1F or values[3] > 7:
+        return ""
+    return f"{values[0]:04x}:{values[1]:02x}:{values[2]:02x}.{values[3]:x}"
+
+
+def _unknown(ask: Ask, gpus: list[Gpu]) -> Fault:
+    known = "; ".join(f"{gpu.index} = {gpu.uuid} = {gpu.pci}" for gpu in gpus[:16])
+    more = f"; and {len(gpus) - 16} more" if len(gpus) > 16 else ""
+    return Fault(
+        f'there is no GPU "{ask.word}"',
+        where=ask.origin,
+        cure=f"This machine has {known}{more}" if gpus else "This machine has no GPU",
+    )

@@ -1,0 +1,239 @@
+"""Requirement expressions (`NVIDIA_REQUIRE_*`): what an image demands of the driver and the GPUs; pure.
+
+Grammar, as NVIDIA's images use it: a space means OR, a comma means AND and binds tighter, several variables
+must all hold. A term is NAME OP VALUE with the names cuda, driver, arch (dotted numbers) and brand (a word)
+and the operators = != < <= > >=. A term with another name counts for nothing, as in NVIDIA's own tools, and
+is warned about. Cost rule: hot (every CUDA image has one), no imports of the library.
+"""
+
+from __future__ import annotations
+
+from gpu_oci_hook.errors import Fault
+
+NAMES = ("cuda", "driver", "arch", "brand")
+OPERATORS = ("<=", ">=", "!=", "=", "<", ">")
+
+# CUDA images list some sixty alternatives; conmon quotes 8 KiB of an error.
+_SHOWN = 6
+
+
+class Term:
+    """NAME OP VALUE, with the text as written."""
+
+    __slots__ = ("name", "operator", "text", "value")
+
+    def __init__(self, name: str, operator: str, value: str, text: str) -> None:
+        self.name = name
+        self.operator = operator
+        self.value = value
+        self.text = text
+
+
+class Values:
+    """What the host answers; each value is a tuple of words that it may go by, empty while unknown.
+
+    `cuda_at_least` is the newest CUDA version that we know to be included when `cuda` itself is unknown: a
+    driver newer than our table.
+    """
+
+    __slots__ = ("arch", "brand", "cuda", "cuda_at_least", "driver", "label")
+
+    def __init__(
+        self,
+        label: str,
+        *,
+        cuda: str,
+        cuda_at_least: str,
+        driver: str,
+        arch: str,
+        brand: tuple[str, ...],
+    ) -> None:
+        self.label = label
+        self.cuda = cuda
+        self.cuda_at_least = cuda_at_least
+        self.driver = driver
+        self.arch = arch
+        self.brand = brand
+
+    def words(self, name: str) -> tuple[str, ...]:
+        """The host's words for a property."""
+        if name == "brand":
+            return self.brand
+        value = {"cuda": self.cuda, "driver": self.driver, "arch": self.arch}[name]
+        return (value,) if value else ()
+
+
+def parse(variable: str, expression: str, warnings: list[str]) -> list[list[Term]]:
+    """The alternatives of an expression, each a list of terms that must all hold.
+
+    Raises:
+        Fault: a syntax error, with its column (from 1).
+    """
+    alternatives = []
+    column = 0
+    for group in expression.split(" "):
+        terms = []
+        start = column
+        for text in group.split(","):
+            if text.strip():
+                term = _term(variable, expression, text, start, warnings)
+                if term is not None:
+                    terms.append(term)
+            start += len(text) + 1
+        if terms:
+            alternatives.append(terms)
+        column += len(group) + 1
+    return alternatives
+
+
+def _term(variable: str, expression: str, text: str, start: int, warnings: list[str]) -> Term | None:
+    at = 0
+    while at < len(text) and text[at] not in "=!<>":
+        at += 1
+    end = at
+    while end < len(text) and text[end] in "=!<>":
+        end += 1
+    name, operator, value = text[:at].strip().lower(), text[at:end], text[end:].strip()
+    if not operator:
+        raise _syntax(variable, expression, start + len(text) + 1, f'"{text}" has no operator')
+    if operator not in OPERATORS:
+        raise _syntax(variable, expression, start + at + 1, f'"{operator}" is no operator')
+    if not name:
+        raise _syntax(variable, expression, start + 1, "a name is missing")
+    if not value:
+        raise _syntax(variable, expression, start + end + 1, "a value is missing")
+    if name not in NAMES:
+        warnings.append(f'{variable}: "{text}" names no property that we know ({", ".join(NAMES)}): not checked')
+        return None
+    if name == "brand":
+        if operator not in ("=", "!="):
+            raise _syntax(variable, expression, start + at + 1, f'brand has no order, "{operator}" means nothing')
+    elif _numbers(value) is None:
+        raise _syntax(variable, expression, start + end + 1, f'"{value}" is no version')
+    return Term(name, operator, value, text.strip())
+
+
+def _syntax(variable: str, expression: str, column: int, what: str) -> Fault:
+    return Fault(
+        f"cannot parse at column {column}: {what}",
+        where=f"{variable}={expression}",
+        cure="A term is NAME OP VALUE, such as cuda>=12.4; set NVIDIA_DISABLE_REQUIRE=1 to skip the check",
+    )
+
+
+def _numbers(text: str) -> list[int] | None:
+    parts = text.removeprefix("v").split(".")
+    if len(parts) > 4 or not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
+        return None
+    return [int(part) for part in parts]
+
+
+def compare(left: str, right: str) -> int:
+    """-1, 0 or 1 for two dotted numbers; absent parts count as zero."""
+    a, b = _numbers(left) or [0], _numbers(right) or [0]
+    length = max(len(a), len(b))
+    a += [0] * (length - len(a))
+    b += [0] * (length - len(b))
+    return (a > b) - (a < b)
+
+
+def holds(term: Term, values: Values) -> bool | None:
+    """Whether a term holds on the host; None when the host's value is not known."""
+    words = values.words(term.name)
+    if not words:
+        if term.name == "cuda" and values.cuda_at_least and term.operator in (">", ">="):
+            order = compare(values.cuda_at_least, term.value)
+            if order > 0 or (order == 0 and term.operator == ">="):
+                return True
+        return None
+    if term.name == "brand":
+        return (term.value.lower() in [word.lower() for word in words]) == (term.operator == "=")
+    order = compare(words[0], term.value)
+    return {
+        "=": order == 0,
+        "!=": order != 0,
+        "<": order < 0,
+        "<=": order <= 0,
+        ">": order > 0,
+        ">=": order >= 0,
+    }[term.operator]
+
+
+def check(
+    requirements: tuple[tuple[str, str], ...], hosts: list[Values], warnings: list[str]
+) -> tuple[str, ...]:
+    """Checks every requirement against every GPU's values.
+
+    Returns:
+        The names of properties that are unknown and decide the answer; empty when everything holds.
+
+    Raises:
+        Fault: one is not met; names the variable, the alternatives, the host's value for each term, and which
+            alternative came nearest. Raised only when no unknown value could change the answer.
+    """
+    unknown: list[str] = []
+    for variable, expression in requirements:
+        alternatives = parse(variable, expression, warnings)
+        if not alternatives:
+            continue
+        for values in hosts:
+            answers = [[holds(term, values) for term in terms] for terms in alternatives]
+            if any(all(answer is True for answer in group) for group in answers):
+                continue
+            open_terms = [
+                term.name
+                for terms, group in zip(alternatives, answers, strict=True)
+                if False not in group
+                for term, answer in zip(terms, group, strict=True)
+                if answer is None
+            ]
+            if not open_terms:
+                raise _unmet(variable, alternatives, answers, values)
+            unknown += [name for name in open_terms if name not in unknown]
+    return tuple(unknown)
+
+
+def unanswered(
+    requirements: tuple[tuple[str, str], ...], hosts: list[Values], names: tuple[str, ...], reason: str
+) -> Fault:
+    """The failure when a value that decides the answer cannot be had."""
+    for variable, expression in requirements:
+        alternatives = parse(variable, expression, [])
+        for values in hosts:
+            answers = [[holds(term, values) for term in terms] for terms in alternatives]
+            if alternatives and not any(all(answer is True for answer in group) for group in answers):
+                fault = _unmet(variable, alternatives, answers, values)
+                return Fault(
+                    f"{fault.what} (the host's {', '.join(names)} is not known: {reason})",
+                    where=fault.where,
+                    cure=fault.cure,
+                )
+    raise AssertionError("asked about requirements that are met")
+
+
+def _unmet(
+    variable: str, alternatives: list[list[Term]], answers: list[list[bool | None]], values: Values
+) -> Fault:
+    def misses(place: int) -> tuple[int, int]:
+        return sum(answer is not True for answer in answers[place]), place
+
+    ranked = sorted(range(len(alternatives)), key=misses)
+    shown = [",".join(term.text for term in alternatives[place]) for place in ranked]
+    names: list[str] = []
+    for terms in alternatives:
+        names += [term.name for term in terms if term.name not in names]
+    host = ", ".join(f"{name} {'/'.join(values.words(name)) or 'unknown'}" for name in names)
+    failing = ", ".join(
+        term.text
+        for term, answer in zip(alternatives[ranked[0]], answers[ranked[0]], strict=True)
+        if answer is not True
+    )
+    text = " or ".join(f'"{part}"' for part in shown[:_SHOWN])
+    if len(shown) > _SHOWN:
+        text += f" or {len(shown) - _SHOWN} more"
+    nearest = "" if len(shown) == 1 else f'; nearest is "{shown[0]}", where {failing} fails'
+    return Fault(
+        f"the requirement {text} is not met: {values.label} has {host}{nearest}",
+        where=variable,
+        cure="Update the host's driver or use an image for an older CUDA; NVIDIA_DISABLE_REQUIRE=1 skips the check",
+    )

@@ -1,0 +1,233 @@
+"""The shim: called in runc's place, it gives the container its GPUs if it asks for any, and becomes runc.
+
+Cost rule: this runs four to six times in a container's life, nearly always only to become runc at once. It
+imports `os`, `sys`, `marshal` and our own `state`; everything else waits until a container is known to ask.
+"""
+
+from __future__ import annotations
+
+import marshal
+import os
+import sys
+
+from gpu_oci_hook import VERSION, state
+
+# What is remembered of a configuration is good for this build of us on this interpreter alone.
+BUILD = (VERSION, sys.hexversion)
+MEMORY = "runtime"
+
+# Flags before the command that take the next word as their value (runc 1.1 to 1.5, crun 1.8 to 1.29, youki).
+VALUED = frozenset(
+    ("log", "log-format", "log-level", "root", "rootless", "criu", "cgroup-manager", "l", "r")
+)
+PLAIN = frozenset(("debug", "systemd-cgroup", "s", "version", "v", "V", "help", "h", "usage", "?"))
+COMMANDS = frozenset(
+    (
+        "checkpoint", "create", "delete", "events", "exec", "features", "help", "info", "init", "kill", "list",
+        "mounts", "pause", "ps", "restore", "resume", "run", "spec", "start", "state", "update",
+    )
+)  # fmt: skip
+# Flags of create and run that take the next word as their value.
+CREATE_VALUED = frozenset(("console-socket", "pid-file", "pidfd-socket", "preserve-fds"))
+
+# A container that asks for a GPU has one of these somewhere in its config.json. An engine that escaped plain
+# ASCII letters would hide them, and the container would start without a GPU: fail-safe, and none does.
+TRIGGERS = (b"NVIDIA_VISIBLE_DEVICES", b"CUDA_VERSION", b"nvidia-container-devices")
+
+CONFIG_JSON_LIMIT = 32 << 20
+
+
+class Call:
+    """What an engine's command line says, as far as we need it.
+
+    Attributes:
+        command: the first word that is neither a flag nor a flag's value; empty when there is none.
+        log, log_format: where the engine wants the reason of a failure, and as "json" or text.
+        bundle: the bundle's directory as given; empty means the current directory.
+        config: crun's `--config`, relative to the bundle; "config.json" otherwise.
+    """
+
+    __slots__ = ("bundle", "command", "config", "log", "log_format")
+
+    def __init__(self, words: list[str]) -> None:
+        self.command = ""
+        self.log = ""
+        self.log_format = "text"
+        self.bundle = ""
+        self.config = "config.json"
+        rest = self._globals(words)
+        if self.command in ("create", "run"):
+            self._create(rest)
+
+    def _globals(self, words: list[str]) -> list[str]:
+        at = 0
+        while at < len(words):
+            word = words[at]
+            at += 1
+            if word == "--":
+                break
+            if len(word) < 2 or word[0] != "-":
+                at -= 1
+                break
+            name, equals, value = word.lstrip("-").partition("=")
+            if not equals and at < len(words):
+                follower = words[at]
+                # A flag that we do not know takes a value if the next word can be nothing else (crun lets
+                # its flags be abbreviated, and tomorrow's runtime has new ones).
+                unknown = name not in PLAIN and follower[:1] != "-" and follower not in COMMANDS
+                if name in VALUED or unknown:
+                    value = follower
+                    at += 1
+            if name in ("log", "l"):
+                self.log = value
+            elif name == "log-format":
+                self.log_format = value
+        if at < len(words):
+            self.command = words[at]
+        return words[at + 1 :]
+
+    def _create(self, words: list[str]) -> None:
+        at = 0
+        while at < len(words):
+            word = words[at]
+            at += 1
+            if word == "--":
+                return
+            if len(word) < 2 or word[0] != "-":
+                continue
+            name, equals, value = word.lstrip("-").partition("=")
+            wanted = name in ("b", "bundle", "f", "config")
+            if not equals and at < len(words) and (wanted or name in CREATE_VALUED):
+                value = words[at]
+                at += 1
+            if name in ("b", "bundle"):
+                self.bundle = value
+            elif wanted and value:
+                self.config = value
+
+    def config_json(self) -> str:
+        """The path of the bundle's config.json."""
+        return os.path.join(self.bundle, self.config)
+
+
+def signature(path: str) -> tuple[int, ...]:
+    """What changes when a file changes; () when it cannot be looked at."""
+    try:
+        status = os.stat(path)
+    except OSError:
+        return ()
+    return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
+
+
+# (signature of the config file, low-level runtime, its signature, the parsed configuration or None)
+Known = tuple[tuple[int, ...], str, tuple[int, ...], object]
+
+
+def known() -> Known:
+    """Which runtime to become, and the configuration: remembered if nothing changed, else learnt anew.
+
+    Raises:
+        Fault: no low-level runtime is to be found.
+    """
+    path = os.environ.get("GPU_OCI_HOOK_CONFIG", "")
+    data = state.read(MEMORY)
+    if data is not None:
+        try:
+            build, entries = marshal.loads(data)  # noqa: S302 - ours alone to write, see state
+            entry: Known = entries[path, os.environ.get("PATH")]
+            if build == BUILD and entry[0] == signature(path) and entry[2] == signature(entry[1]):
+                return entry
+        except (EOFError, ValueError, TypeError, KeyError, IndexError):
+            pass
+    from gpu_oci_hook import lowlevel
+
+    return lowlevel.learn(path)
+
+
+def read_config_json(path: str) -> bytes | None:
+    """The bytes of a bundle's config.json; None when it is missing, for the low-level runtime to say so.
+
+    Raises:
+        Fault: it is no regular file, larger than CONFIG_JSON_LIMIT, or cannot be read.
+    """
+    try:
+        # A FIFO in the file's place must not make us wait.
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise _unreadable(path, error) from None
+    try:
+        status = os.fstat(fd)
+        if status.st_mode & 0o170000 != 0o100000:  # S_ISREG, without the import
+            raise _refused(path, "it is not a regular file")
+        if status.st_size > CONFIG_JSON_LIMIT:
+            raise _refused(path, f"it is larger than {CONFIG_JSON_LIMIT >> 20} MiB")
+        parts = []
+        size = 0
+        while part := os.read(fd, max(status.st_size + 1 - size, 65536)):
+            parts.append(part)
+            size += len(part)
+            if size > CONFIG_JSON_LIMIT:
+                raise _refused(path, f"it is larger than {CONFIG_JSON_LIMIT >> 20} MiB")
+        return b"".join(parts)
+    except OSError as error:
+        raise _unreadable(path, error) from None
+    finally:
+        os.close(fd)
+
+
+def _refused(path: str, reason: str) -> Exception:
+    from gpu_oci_hook.errors import Fault
+
+    return Fault(f"the bundle's configuration is refused: {reason}", where=path)
+
+
+def _unreadable(path: str, error: Exception) -> Exception:
+    from gpu_oci_hook.errors import words
+
+    return _refused(path, words(error) if isinstance(error, OSError) else str(error))
+
+
+def asks(data: bytes) -> bool:
+    """Whether a config.json may ask for a GPU, told from its bytes alone."""
+    return any(trigger in data for trigger in TRIGGERS)
+
+
+def become(path: str, words: list[str]) -> None:
+    """Replaces this process by the low-level runtime: same PID, descriptors, environment and directory.
+
+    Raises:
+        OSError: the kernel cannot run it.
+    """
+    import _signal  # type: ignore[import-not-found]  # `signal` brings enum
+
+    # The interpreter ignores these two at its start, and what is ignored stays so across exec.
+    _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)
+    _signal.signal(_signal.SIGXFSZ, _signal.SIG_DFL)
+    os.execv(path, [path, *words])  # noqa: S606
+
+
+def main() -> None:
+    """The entry point: does not come back."""
+    words = sys.argv[1:]
+    call = Call(words)
+    try:
+        entry = known()
+        if call.command in ("create", "run"):
+            path = call.config_json()
+            data = read_config_json(path)
+            if data is not None and asks(data):
+                from gpu_oci_hook import pipeline
+
+                pipeline.inject(path, data, call.bundle or ".", entry[3])
+        become(entry[1], words)
+    except Exception as error:
+        from gpu_oci_hook import failure
+
+        failure.report(error, call.log, call.log_format)
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

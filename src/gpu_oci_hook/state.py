@@ -1,0 +1,170 @@
+"""What was learnt once: small files in a directory that only we may write.
+
+Losing any of them costs time, never correctness, so nothing here ever fails a start: what cannot be read,
+is not ours, or others could have written counts as not there; what cannot be written is not kept.
+Cost rule: on every path; `os` and `sys` only.
+"""
+
+from __future__ import annotations
+
+import os
+
+# Where the state lies. A user namespace's root sees the machine's /run/gpu-oci-hook as somebody else's and
+# then uses the user's own run directory.
+DIRECTORY = "/run/gpu-oci-hook"
+LIMIT = 8 << 20
+
+_OTHERS_WRITE = 0o022
+
+
+def directories() -> list[str]:
+    """The places where state may lie, best first."""
+    places = [DIRECTORY]
+    own = os.environ.get("XDG_RUNTIME_DIR", "")
+    if own.startswith("/"):
+        places.append(own + "/gpu-oci-hook")
+    return places
+
+
+def _trusted(fd: int) -> bool:
+    status = os.fstat(fd)
+    return status.st_uid == os.geteuid() and not status.st_mode & _OTHERS_WRITE
+
+
+def _open_directory(path: str, *, create: bool) -> int:
+    """The descriptor of a state directory that is ours, or -1."""
+    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        fd = os.open(path, flags)
+    except OSError:
+        if not create:
+            return -1
+        try:
+            os.mkdir(path, 0o755)
+            fd = os.open(path, flags)
+        except OSError:
+            return -1
+    if _trusted(fd):
+        return fd
+    os.close(fd)
+    return -1
+
+
+def read(name: str) -> bytes | None:
+    """The bytes remembered under a name, or None when there are none that can be trusted."""
+    for place in directories():
+        directory = _open_directory(place, create=False)
+        if directory < 0:
+            continue
+        try:
+            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+        except OSError:
+            continue
+        finally:
+            os.close(directory)
+        try:
+            status = os.fstat(fd)
+            size = status.st_size
+            regular = status.st_mode & 0o170000 == 0o100000  # S_ISREG, without the import
+            if regular and _trusted(fd) and size <= LIMIT:
+                data = os.read(fd, size + 1)
+                if len(data) == size:
+                    return data
+        except OSError:
+            pass
+        finally:
+            os.close(fd)
+    return None
+
+
+def write(name: str, data: bytes) -> bool:
+    """Remembers bytes under a name, all or nothing; False when they could not be kept."""
+    for place in directories():
+        directory = _open_directory(place, create=True)
+        if directory < 0:
+            continue
+        temporary = f".{name}.{os.getpid()}"
+        try:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+            fd = os.open(temporary, flags, 0o644, dir_fd=directory)
+            try:
+                view = memoryview(data)
+                while view:
+                    view = view[os.write(fd, view) :]
+                os.fchmod(fd, 0o644)  # whatever the umask says, others must not write
+            finally:
+                os.close(fd)
+            os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+            return True
+        except OSError:
+            try:
+                os.unlink(temporary, dir_fd=directory)
+            except OSError:
+                pass
+        finally:
+            os.close(directory)
+    return False
+
+
+class Lock:
+    """Keeps the same thing from being learnt by many processes at once; never a reason to fail.
+
+    Without a place for the lock file, or when the holder takes longer than `patience` seconds, the caller
+    goes on without it: the work is then done twice, with the same result.
+    """
+
+    __slots__ = ("_fd", "_name", "_patience")
+
+    def __init__(self, name: str, patience: float = 10.0) -> None:
+        self._name = name
+        self._patience = patience
+        self._fd = -1
+
+    def __enter__(self) -> Lock:
+        import fcntl  # only on the cold path
+        import time
+
+        for place in directories():
+            directory = _open_directory(place, create=True)
+            if directory < 0:
+                continue
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            try:
+                self._fd = os.open(self._name + ".lock", flags, 0o600, dir_fd=directory)
+            except OSError:
+                continue
+            finally:
+                os.close(directory)
+            end = time.monotonic() + self._patience
+            while True:
+                try:
+                    fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    return self
+                except OSError:
+                    if time.monotonic() > end:
+                        return self
+                    time.sleep(0.005)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+
+class Memory:
+    """This module as an object, so that a test or a dry run can hand in another memory."""
+
+    __slots__ = ()
+
+    def get(self, name: str) -> bytes | None:
+        """See `read`."""
+        return read(name)
+
+    def put(self, name: str, data: bytes) -> None:
+        """See `write`."""
+        write(name, data)
+
+    def lock(self, name: str) -> Lock:
+        """See `Lock`."""
+        return Lock(name)

@@ -1,0 +1,108 @@
+"""From words to GPUs."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.host.inventory import Gpu
+from gpu_oci_hook.request import Ask
+from gpu_oci_hook.request.devices import pci_address, resolve
+
+GPUS = [
+    Gpu(index=0, uuid="GPU-11111111-aaaa-0000-0000-000000000001", pci="0000:01:00.0", minor=1, model="A"),
+    Gpu(index=1, uuid="GPU-11112222-aaaa-0000-0000-000000000002", pci="0000:02:00.0", minor=0, model="A"),
+    Gpu(index=2, uuid="GPU-33333333-aaaa-0000-0000-000000000003", pci="0001:02:00.0", minor=2, model="A"),
+    Gpu(index=3, uuid="GPU-44444444-aaaa-0000-0000-000000000004", pci="0002:02:00.0", minor=3, model="A"),
+]
+
+
+def chosen(*words: str) -> list[int]:
+    return [gpu.index for gpu, _ in resolve(tuple(Ask(word, "here") for word in words), GPUS)]
+
+
+@pytest.mark.parametrize(
+    ("words", "indices"),
+    [
+        (["0"], [0]),
+        (["all"], [0, 1, 2, 3]),
+        (["ALL"], [0, 1, 2, 3]),
+        (["2", "0"], [0, 2]),
+        (["0", "GPU-11111111-aaaa-0000-0000-000000000001"], [0]),
+        (["0", "0000:01:00.0", "00000000:01:00.0", "01:00.0"], [0]),
+        (["GPU-3333"], [2]),
+        (["gpu-3333"], [2]),
+        (["33333333-aaaa"], [2]),
+        (["0-2"], [0, 1, 2]),
+        (["3-3"], [3]),
+        (["0001:02:00.0"], [2]),
+        (["2", "all"], [0, 1, 2, 3]),
+        ([], []),
+    ],
+)
+def test_a_word_names_the_gpus_that_it_means(words: list[str], indices: list[int]) -> None:
+    assert chosen(*words) == indices
+
+
+@pytest.mark.parametrize(
+    "word",
+    ["9", "4", "GPU-9999", "0000:09:00.0", "0-9", "-1", "+1", "1e0", "0x0", "two", "1.0", "\u0663", "9" * 5000, ""],
+)
+def test_an_unknown_word_fails_and_names_the_ids_that_exist(word: str) -> None:
+    with pytest.raises(Fault) as caught:
+        chosen(word)
+    text = str(caught.value)
+    assert "there is no GPU" in text
+    for gpu in GPUS:
+        assert f"{gpu.index} = {gpu.uuid} = {gpu.pci}" in text
+
+
+def test_a_beginning_of_two_uuids_fails_and_names_both() -> None:
+    with pytest.raises(Fault, match="beginning of 2 UUIDs") as caught:
+        chosen("GPU-1111")
+    assert GPUS[0].uuid in str(caught.value)
+    assert GPUS[1].uuid in str(caught.value)
+
+
+def test_a_range_that_runs_backwards_says_how_to_write_it() -> None:
+    with pytest.raises(Fault, match="Say 0-3"):
+        chosen("3-0")
+
+
+@pytest.mark.parametrize(
+    ("word", "said"),
+    [
+        ("nvidia.com/gpu=0", "CDI name"),
+        ("cdi/nvidia.com/gpu/0", "CDI name"),
+        ("0:1", "MIG device"),
+        ("MIG-5c89852c", "MIG device"),
+        ("/var/run/nvidia-container-devices", "volume-mounts"),
+    ],
+)
+def test_what_is_not_handed_out_yet_is_refused_in_one_sentence(word: str, said: str) -> None:
+    with pytest.raises(Fault, match=said):
+        chosen(word)
+
+
+def test_the_first_word_that_names_a_gpu_is_its_origin() -> None:
+    asks = (Ask("all", "first"), Ask("0", "second"))
+    assert {origin for _, origin in resolve(asks, GPUS)} == {"first"}
+
+
+@pytest.mark.parametrize(
+    ("text", "address"),
+    [
+        ("0000:01:00.0", "0000:01:00.0"),
+        ("00000000:0A:1f.7", "0000:0a:1f.7"),
+        ("1:0.0", "0000:01:00.0"),
+        ("01:00", "0000:01:00.0"),
+        ("10000:01:00.0", "10000:01:00.0"),
+        ("0000:100:00.0", ""),
+        ("0000:01:20.0", ""),
+        ("0000:01:00.8", ""),
+        ("a:b:c:d", ""),
+        ("", ""),
+    ],
+)
+def test_pci_addresses_of_all_tools_are_one(text: str, address: str) -> None:
+    assert pci_address(text) == address

@@ -1,0 +1,119 @@
+"""Requirement expressions: grammar, comparison, and the sentence of a failure."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.request.requirements import Values, check, compare, parse, unanswered
+
+HOST = Values(
+    "GPU 0", cuda="12.5", cuda_at_least="12.5", driver="555.42.02", arch="8.0", brand=("geforce",)
+)
+BLANK = Values("GPU 0", cuda="", cuda_at_least="13.1", driver="600.10", arch="", brand=())
+
+
+def verdict(*expressions: str, host: Values = HOST) -> str:
+    pairs = tuple((f"NVIDIA_REQUIRE_{n}", text) for n, text in enumerate(expressions))
+    try:
+        unknown = check(pairs, [host], [])
+    except Fault as fault:
+        return str(fault)
+    return "unknown " + " ".join(unknown) if unknown else "met"
+
+
+@pytest.mark.parametrize(
+    "expression",
+    [
+        "cuda>=12.4", "cuda>=12.5", "cuda=12.5", "cuda=12.5.0", "cuda!=12.4", "cuda<13", "cuda<=12.5", "cuda>12.4.99",
+        "driver>=555", "driver=555.42.2", "arch>=7.5", "brand=geforce", "brand=GeForce", "brand!=tesla",
+        "cuda>=99 brand=geforce", "cuda>=99,driver>=1 driver>=555,brand=geforce", "  cuda>=12.4  ", ",cuda>=12.4,",
+        "", "os=linux", "os=linux,cuda>=12",
+    ],
+)  # fmt: skip
+def test_an_expression_that_the_host_meets_is_met(expression: str) -> None:
+    assert verdict(expression) == "met"
+
+
+@pytest.mark.parametrize(
+    "expression",
+    ["cuda>=12.8", "cuda=12", "driver<555", "arch>8", "brand=tesla", "cuda>=12,brand=tesla", "brand!=geforce"],
+)
+def test_an_expression_that_the_host_does_not_meet_fails(expression: str) -> None:
+    assert "is not met" in verdict(expression)
+
+
+def test_all_variables_must_hold() -> None:
+    assert verdict("cuda>=12", "driver>=999").startswith("NVIDIA_REQUIRE_1:")
+
+
+def test_a_failure_names_variable_alternatives_host_values_and_the_nearest() -> None:
+    text = verdict("cuda>=12.8,brand=tesla brand=tesla,driver>=535,driver<536 cuda>=13,driver>=1")
+    assert text.startswith("NVIDIA_REQUIRE_0: ")
+    for part in (
+        '"cuda>=12.8,brand=tesla"', '"brand=tesla,driver>=535,driver<536"', "cuda 12.5", "brand geforce",
+        "driver 555.42.02", 'nearest is "cuda>=13,driver>=1", where cuda>=13 fails', "NVIDIA_DISABLE_REQUIRE=1",
+    ):  # fmt: skip
+        assert part in text
+
+
+def test_a_long_list_of_alternatives_is_cut() -> None:
+    text = verdict(" ".join(f"brand=tesla,driver>={n},driver<{n + 1}" for n in range(60)))
+    assert "or 54 more" in text
+    assert len(text) < 1500
+
+
+@pytest.mark.parametrize(
+    ("expression", "column"),
+    [
+        ("cuda=>12", 5), ("cuda", 5), ("cuda>=", 7), (">=12", 1), ("cuda>=foo", 7), ("cuda>=12 driver=>1", 16),
+        ("cuda>=12,arch~9", 16), ("brand>tesla", 6), ("cuda==12", 5), ("cuda>=12,driver>=1..2", 18), ("cuda!12", 5),
+    ],
+)  # fmt: skip
+def test_a_syntax_error_has_its_column(expression: str, column: int) -> None:
+    assert f"cannot parse at column {column}:" in verdict(expression)
+
+
+def test_an_unknown_property_is_not_checked_and_warned_about() -> None:
+    warnings: list[str] = []
+    assert parse("V", "os=linux,cuda>=1", warnings)[0][0].name == "cuda"
+    assert len(warnings) == 1
+
+
+def test_a_driver_newer_than_the_table_includes_the_newest_cuda_known() -> None:
+    assert verdict("cuda>=13.1", host=BLANK) == "met"
+    assert verdict("cuda>=13.2", host=BLANK) == "unknown cuda"
+    assert verdict("cuda<13", host=BLANK) == "unknown cuda"
+
+
+def test_an_unknown_value_is_asked_for_only_when_it_decides() -> None:
+    assert verdict("arch>=8 driver>=600", host=BLANK) == "met"
+    assert verdict("arch>=8,driver>=700 cuda>=13.1", host=BLANK) == "met"
+    assert "is not met" in verdict("arch>=8,driver>=700", host=BLANK)
+    assert verdict("arch>=8,driver>=600", host=BLANK) == "unknown arch"
+
+
+def test_what_stays_unknown_is_a_failure_that_says_why() -> None:
+    pairs = (("NVIDIA_REQUIRE_ARCH", "arch>=8"),)
+    text = str(unanswered(pairs, [BLANK], ("arch",), "NVML did not answer"))
+    assert "arch is not known: NVML did not answer" in text
+    assert "arch unknown" in text
+
+
+@given(
+    st.lists(st.integers(0, 999), min_size=1, max_size=4), st.lists(st.integers(0, 999), min_size=1, max_size=4)
+)
+def test_dotted_numbers_compare_part_by_part_with_zeros_for_absent_parts(left: list[int], right: list[int]) -> None:
+    padded = [part + [0] * (4 - len(part)) for part in (left, right)]
+    expected = (padded[0] > padded[1]) - (padded[0] < padded[1])
+    assert compare(".".join(map(str, left)), ".".join(map(str, right))) == expected
+
+
+@given(st.text(alphabet="cudarivebn=<>!,. 0123456789\u00e9\n", max_size=40))
+def test_any_text_is_parsed_or_refused_with_a_sentence(text: str) -> None:
+    try:
+        parse("V", text, [])
+    except Fault as fault:
+        assert "\n" not in str(fault)
