@@ -92,9 +92,7 @@ def test_a_machine_without_the_module_has_no_gpus(tmp_path: Path) -> None:
         ("proc/driver/nvidia/version", "", None),
     ],
 )
-def test_the_version_is_read_from_every_form(
-    tmp_path: Path, path: str, text: str, expected: str | None
-) -> None:
+def test_the_version_is_read_from_every_form(tmp_path: Path, path: str, text: str, expected: str | None) -> None:
     put(tmp_path, path, text)
     assert version(Host(str(tmp_path))) == expected
 

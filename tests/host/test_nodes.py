@@ -12,10 +12,7 @@ from gpu_oci_hook.host import nodes
 from gpu_oci_hook.host.nodes import Majors, Params
 from gpu_oci_hook.host.root import Host
 
-NEW = (
-    "Character devices:\n  1 mem\n195 nvidia\n195 nvidiactl\n195 nvidia-modeset\n"
-    "509 nvidia-uvm\n510 nvidia-caps\n"
-)
+NEW = "Character devices:\n  1 mem\n195 nvidia\n195 nvidiactl\n195 nvidia-modeset\n509 nvidia-uvm\n510 nvidia-caps\n"
 OLD = "Character devices:\n195 nvidia-frontend\n\nBlock devices:\n509 nvidia-uvm\n"
 
 
@@ -155,8 +152,6 @@ def test_something_else_in_the_place_of_a_node_is_reported(tmp_path: Path, kind:
         ("DeviceFileMode: 4294967295\n", 0o777, True),
     ],
 )
-def test_odd_parameters_fall_back_to_the_defaults(
-    tmp_path: Path, text: str, mode: int, *, modify: bool
-) -> None:
+def test_odd_parameters_fall_back_to_the_defaults(tmp_path: Path, text: str, mode: int, *, modify: bool) -> None:
     found = nodes.params(host_with(tmp_path, NEW, text))
     assert (found.mode, found.uid, found.gid, found.modify) == (mode, 0, 0, modify)

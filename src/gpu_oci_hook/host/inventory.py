@@ -1,9 +1,40 @@
-"""What the machine has, as plain data: GPUs, device nodes, driver files.
+"""What the machine has, as plain data: GPUs, device nodes, driver files; and the memory of the latter.
 
-Cost rule: on the way of every GPU container.
+Searching for driver files takes a hundred times longer than remembering them, so what was found is kept with
+a list of
+witnesses: the status of every directory, cache and file that the answer depends on. It counts only while all
+    of them
+are the same. Cost rule: on the way of every GPU container; the search itself is imported only when it has to
+run.
 """
 
 from __future__ import annotations
+
+import marshal
+import os
+import stat
+import sys
+
+from gpu_oci_hook import VERSION
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+    from typing import Protocol
+
+    from gpu_oci_hook.host.root import Host
+
+    Witness = tuple[str, int, int, int]  # path in this process, mtime in ns, inode, size (-1: missing)
+    # Kind, capability, paths to try, place in the container, environment variable that comes first.
+    Live = tuple[str, str, tuple[str, ...], str, str]
+    Remembered = tuple[tuple[Witness, ...], tuple[object, ...], tuple[Live, ...]]
+
+    class Memory(Protocol):
+        """What `load` needs of the state directory."""
+
+        def get(self, name: str) -> bytes | None: ...
+        def put(self, name: str, data: bytes) -> object: ...
+        def lock(self, name: str) -> AbstractContextManager[object]: ...
 
 
 class Gpu:
@@ -128,15 +159,16 @@ class Inventory:
 
     Arguments:
         version: of the running kernel module; the libraries' own when no module is loaded; "" when neither
-            is there.
+            tells.
         libraries: version of the libraries in `files`; "" when unknown. Another one than `version` is a
             mismatch.
         files: all driver files, sorted.
         places: (place, what was found there or why nothing was), in the order looked at.
+        missing: (capability, SONAME, why) of each library without which its capability cannot work.
         problems: sentences for people, each with its cure.
     """
 
-    __slots__ = ("files", "libraries", "places", "problems", "version")
+    __slots__ = ("files", "libraries", "missing", "places", "problems", "version")
 
     def __init__(
         self,
@@ -145,12 +177,14 @@ class Inventory:
         libraries: str = "",
         files: tuple[DriverFile, ...] = (),
         places: tuple[tuple[str, str], ...] = (),
+        missing: tuple[tuple[str, str, str], ...] = (),
         problems: tuple[str, ...] = (),
     ) -> None:
         self.version = version
         self.libraries = libraries
         self.files = files
         self.places = places
+        self.missing = missing
         self.problems = problems
 
     @property
@@ -160,17 +194,134 @@ class Inventory:
 
     def to_data(self) -> tuple[object, ...]:
         """Everything as nested tuples of str, int and bool."""
-        files = tuple(file.to_data() for file in self.files)
-        return (self.version, self.libraries, files, self.places, self.problems)
+        files = tuple([file.to_data() for file in self.files])
+        return self.version, self.libraries, files, self.places, self.missing, self.problems
 
     @classmethod
     def from_data(cls, data: tuple[object, ...]) -> Inventory:
         """The reverse of `to_data`; ValueError or TypeError when the data has another shape."""
-        version, libraries, files, places, problems = data
+        version, libraries, files, places, missing, problems = data
         return cls(
             version=version,  # type: ignore[arg-type]
             libraries=libraries,  # type: ignore[arg-type]
             files=tuple([DriverFile.from_data(item) for item in files]),  # type: ignore[attr-defined]
             places=places,  # type: ignore[arg-type]
+            missing=missing,  # type: ignore[arg-type]
             problems=problems,  # type: ignore[arg-type]
         )
+
+
+def witness(path: str) -> Witness:
+    """What must stay the same about a path in this process, for what was learnt from it to stay true."""
+    try:
+        status = os.lstat(path)
+    except (OSError, ValueError):
+        return path, 0, 0, -1
+    return path, status.st_mtime_ns, status.st_ino, status.st_size
+
+
+def load(host: Host, driver: Host, library_paths: tuple[str, ...], version: str | None, memory: Memory) -> Inventory:
+    """The driver's files: remembered while nothing has changed, searched and remembered otherwise.
+
+    Sockets and directories of daemons come and go; they are looked at every time.
+
+    Arguments:
+        host: the machine. driver: the root that has the driver's files, the same or `host.below(...)`.
+        library_paths: where to look first, below the driver's root.
+        version: of the running kernel module, None when it is not loaded.
+        memory: where to remember; of many processes that find nothing remembered, one searches.
+    """
+    system = os.uname()
+    key = (
+        "inventory", VERSION, sys.hexversion, version or "", host.root, driver.root, library_paths, system.machine,
+        system.release,
+    )  # fmt: skip
+    name = _name(host.root + "\0" + driver.root)
+    found = _recall(memory.get(name), key)
+    if found is None:
+        with memory.lock(name):
+            found = _recall(memory.get(name), key)  # somebody else may have searched while we waited
+            if found is None:
+                from gpu_oci_hook.host import discovery
+
+                fresh = discovery.discover(host, driver, library_paths, version or "")
+                found = Inventory.from_data(fresh[1]), fresh[2]
+                memory.put(name, marshal.dumps((key, *fresh)))  # type: ignore[arg-type]
+    inventory, live = found
+    present = _present(host, driver, live, inventory.problems)
+    inventory.files = inventory.files + present[0]
+    inventory.problems = present[1]
+    return inventory
+
+
+def _name(roots: str) -> str:
+    """A file name for each pair of roots, so that two of them do not drive each other out of the memory."""
+    if roots == "/\0/":
+        return "inventory"
+    return f"inventory-{int.from_bytes(roots.encode('utf-8', 'surrogateescape'), 'big') % ((1 << 61) - 1):x}"
+
+
+def _recall(blob: bytes | None, key: tuple[object, ...]) -> tuple[Inventory, tuple[Live, ...]] | None:
+    """What the blob remembers, None when it is damaged, about something else, or no longer true."""
+    if blob is None:
+        return None
+    try:
+        known, witnesses, data, live = marshal.loads(blob)  # noqa: S302  the memory is ours alone
+        if known != key:
+            return None
+        lstat = os.lstat
+        for path, mtime, inode, size in witnesses:
+            try:
+                status = lstat(path)
+            except OSError:
+                if size == -1:
+                    continue
+                return None
+            if status.st_mtime_ns != mtime or status.st_ino != inode or status.st_size != size:
+                return None
+        return Inventory.from_data(data), live
+    except Exception:
+        return None  # whatever a damaged blob does: it costs a search, never a start
+
+
+def _present(
+    host: Host, driver: Host, live: tuple[Live, ...], problems: tuple[str, ...]
+) -> tuple[tuple[DriverFile, ...], tuple[str, ...]]:
+    """The daemons' sockets and directories that are there now, and the problems with one more for each bad
+    one.
+    """
+    roots = (driver, host) if driver.root != host.root else (host,)
+    files: list[DriverFile] = []
+    for kind, capability, paths, container, variable in live:
+        chosen = os.environ.get(variable, "") if variable else ""
+        for root, path in [(r, p) for r in roots for p in ((chosen,) if chosen.startswith("/") else paths)]:
+            # A directory below /tmp may be anybody's link to anywhere: only a real one of root or ours
+            # counts.
+            status = root.status(path, follow=kind == "socket")
+            if status is None:
+                continue
+            if kind == "socket" and not stat.S_ISSOCK(status.st_mode):
+                continue
+            if kind == "directory":
+                if not stat.S_ISDIR(status.st_mode):
+                    continue
+                if status.st_uid not in (0, os.geteuid()):
+                    text = f"{root.path(path)} belongs to user {status.st_uid}, so it is not given to containers"
+                    problems = (*problems, text)
+                    continue
+            real = root.resolve(path)
+            if real is None:
+                continue
+            files.append(
+                DriverFile(
+                    kind=kind,
+                    capability=capability,
+                    path=real,
+                    source=root.path(real),
+                    name=os.path.basename(container),
+                    container=container,
+                    found=path,
+                )
+            )
+            break
+    return tuple(files), problems

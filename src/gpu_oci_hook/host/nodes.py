@@ -132,8 +132,7 @@ def node(host: Host, path: str, major: int, minor: int, defaults: Params, proble
             )
         else:
             problems.append(
-                f"{source} is no character device; the kernel's number {major}:{minor} is used. "
-                f"Remove what is there"
+                f"{source} is no character device; the kernel's number {major}:{minor} is used. Remove what is there"
             )
     return Node(
         path=path,

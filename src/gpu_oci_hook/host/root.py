@@ -42,8 +42,8 @@ class Host:
         """The path below the root without links; None when it is missing, loops, or cannot be walked.
 
         Arguments:
-            links: takes the path (below the root) of every link on the way, for whoever has to notice that
-                one is turned elsewhere.
+            links: takes the path (below the root) of every link on the way, and the place where the way
+                ends if it does: what to watch to notice that the answer is another one now.
         """
         found = self._walk(path, links)
         if found is None:
@@ -157,6 +157,8 @@ class Host:
                 if error.errno == errno.EINVAL:  # it is there, and no link
                     done.append(name)
                     continue
+                if links is not None:
+                    links.append(here)
                 return None
             count += 1
             if count > MAX_LINKS:

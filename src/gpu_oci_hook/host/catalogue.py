@@ -1,0 +1,157 @@
+"""The catalogue of driver files (`catalogue.toml`) as objects: what belongs to which capability.
+
+Cost rule: cold; only when the driver's files are searched anew.
+"""
+
+from __future__ import annotations
+
+import os
+import tomllib
+
+from gpu_oci_hook.errors import Fault, words
+
+PATH = os.path.join(os.path.dirname(__file__), "catalogue.toml")
+CAPABILITIES = ("", "utility", "compute", "video", "graphics", "display", "ngx")
+
+_TEXTS = {"capability", "required", "why", "variable", "container"}
+_TABLES = {
+    "library": ({"capability", "names"}, {"links", "required"}),
+    "withheld": ({"why", "names"}, set[str]()),
+    "binary": ({"capability", "names"}, set[str]()),
+    "socket": ({"capability", "paths", "container"}, set[str]()),
+    "directory": ({"capability", "paths", "container"}, {"variable"}),
+    "firmware": ({"capability", "names", "container"}, set[str]()),
+    "config": ({"capability", "paths", "container"}, set[str]()),
+}
+_PLACES = ("caches", "libraries", "subdirectories", "binaries", "firmware")
+
+
+class Entry:
+    """One table of the catalogue; what its kind does not have is empty.
+
+    Arguments:
+        kind: the table's name: "library", "binary", "socket", "directory", "firmware", "config".
+        texts: its strings. lists: its lists.
+    """
+
+    __slots__ = ("capability", "container", "kind", "links", "names", "paths", "required", "variable")
+
+    def __init__(self, kind: str, texts: dict[str, str], lists: dict[str, tuple[str, ...]]) -> None:
+        self.kind = kind
+        self.capability = texts.get("capability", "")
+        self.container = texts.get("container", "")
+        self.required = texts.get("required", "")
+        self.variable = texts.get("variable", "")
+        self.names = lists.get("names", ())
+        self.links = lists.get("links", ())
+        self.paths = lists.get("paths", ())
+
+
+class Catalogue:
+    """All of it.
+
+    Attributes:
+        libraries: stem ("libcuda.so") to its entry. withheld: stem to the reason.
+        entries: all other entries, in the file's order.
+        places: "caches", "libraries", "subdirectories", "binaries", "firmware" to paths, in their order.
+        required: (capability, SONAME) of all that a capability cannot do without.
+    """
+
+    __slots__ = ("entries", "libraries", "places", "required", "withheld")
+
+    def __init__(self) -> None:
+        self.libraries: dict[str, Entry] = {}
+        self.withheld: dict[str, str] = {}
+        self.entries: list[Entry] = []
+        self.places: dict[str, tuple[str, ...]] = {}
+        self.required: list[tuple[str, str]] = []
+
+    def of(self, kind: str) -> list[Entry]:
+        """The entries of one kind, in the file's order."""
+        return [entry for entry in self.entries if entry.kind == kind]
+
+
+def stem(name: str) -> str:
+    """A library's name up to and including ".so", without a version; all of it when there is no ".so"."""
+    at = name.find(".so.")
+    return name if at < 0 else name[: at + 3]
+
+
+def load(path: str = PATH) -> Catalogue:
+    """The catalogue in a file.
+
+    Raises:
+        Fault: it cannot be read, is no TOML, or has a table or key that means nothing.
+    """
+    try:
+        with open(path, "rb") as file:
+            data = tomllib.load(file)
+    except OSError as error:
+        raise Fault(f"the catalogue of driver files cannot be read: {words(error)}", where=path) from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise Fault(f"the catalogue of driver files is no TOML: {error}", where=path) from None
+    try:
+        return _catalogue(data)
+    except Fault as fault:
+        raise Fault(fault.what, where=f"{path}, {fault.where}") from None
+
+
+def _catalogue(data: dict[str, object]) -> Catalogue:
+    catalogue = Catalogue()
+    for kind, tables in data.items():
+        if kind == "places":
+            catalogue.places = {key: _strings(value, f"places.{key}") for key, value in _table(tables, kind).items()}
+            continue
+        if kind not in _TABLES or not isinstance(tables, list):
+            raise Fault(f"[[{kind}]] is none of {', '.join(_TABLES)}", where=kind)
+        for number, table in enumerate(tables):
+            _add(catalogue, kind, _table(table, kind), f"{kind} {number + 1}")
+    for name in _PLACES:
+        if name not in catalogue.places:
+            raise Fault("it is missing", where=f"places.{name}")
+    return catalogue
+
+
+def _add(catalogue: Catalogue, kind: str, table: dict[str, object], where: str) -> None:
+    needed, optional = _TABLES[kind]
+    for key in table:
+        if key not in needed and key not in optional:
+            raise Fault(f'key "{key}" means nothing here', where=where)
+    for key in sorted(needed):
+        if key not in table:
+            raise Fault(f'key "{key}" is missing', where=where)
+    texts = {key: _text(value, f"{where}, {key}") for key, value in table.items() if key in _TEXTS}
+    lists = {key: _strings(value, f"{where}, {key}") for key, value in table.items() if key not in _TEXTS}
+    if kind == "withheld":
+        catalogue.withheld.update(dict.fromkeys(lists["names"], texts["why"]))
+        return
+    entry = Entry(kind, texts, lists)
+    if entry.capability not in CAPABILITIES:
+        raise Fault(f'"{entry.capability}" is no capability', where=where)
+    if kind != "library":
+        catalogue.entries.append(entry)
+        return
+    for name in entry.names:
+        if name in catalogue.libraries:
+            raise Fault(f"{name} is listed twice", where=where)
+        catalogue.libraries[name] = entry
+    if entry.required:
+        catalogue.required.append((entry.capability, entry.required))
+
+
+def _table(value: object, where: str) -> dict[str, object]:
+    if not isinstance(value, dict):
+        raise Fault("it is no table", where=where)
+    return value
+
+
+def _text(value: object, where: str) -> str:
+    if not isinstance(value, str):
+        raise Fault("it is no text", where=where)
+    return value
+
+
+def _strings(value: object, where: str) -> tuple[str, ...]:
+    if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
+        raise Fault("it is no list of texts", where=where)
+    return tuple(value)
