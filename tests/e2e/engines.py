@@ -75,6 +75,8 @@ class Engine:
     user_namespace = False
     # Whether a device cgroup keeps containers from nodes that they were not given.
     device_cgroup = True
+    # How `run` ends when the runtime refuses a container.
+    refusal = 1
 
     def __init__(self) -> None:
         self.place: Place
@@ -339,6 +341,7 @@ class Docker(Engine):
     def __init__(self, *, remap: bool = False) -> None:
         super().__init__()
         self.user_namespace = remap
+        self.refusal = 125  # "the daemon failed"; 126 and 127 would say that the command cannot be run or found
         self.name = "docker userns-remap" if remap else "docker run"
         self._images: dict[Path, str] = {}
 
@@ -422,6 +425,7 @@ class Podman(Engine):
     """podman with private storage, run by root."""
 
     name = "podman run"
+    refusal = 126  # for every error of the runtime but "not found"
     programs: tuple[str, ...] = ("podman", "runc", "busybox", "gcc", "unshare", "nsenter")
 
     def __init__(self) -> None:

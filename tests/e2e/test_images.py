@@ -65,7 +65,8 @@ def fedora(root: Path) -> None:
         file.rename(root / "usr/lib64-new" / file.name)
     (root / "usr/lib64").rmdir()
     (root / "usr/lib64-new").rename(root / "usr/lib64")
-    (root / f"etc/ld.so.conf.d/{images.TRIPLE}.conf").unlink()
+    # Fedora's loader looks there by itself; ours is Debian's and has to be told.
+    (root / f"etc/ld.so.conf.d/{images.TRIPLE}.conf").write_text("/usr/lib64\n")
     images.refresh_cache(root)
 
 
