@@ -74,7 +74,7 @@ def inject(root: Rootfs) -> list[str]:
         steps.append(lambda p=path: root.clear(p))  # type: ignore[misc]
     # what another image would have got
     steps.append(lambda: root.write("/etc/ld-musl-x86_64.path", b"/x\n"))
-    steps.append(lambda: root.write("/etc/ld.so.conf", b"x\n"))
+    steps.append(lambda: root.write("/etc/ld.so.conf", b"include /etc/ld.so.conf.d/*.conf\n"))
     steps.append(lambda: root.link("/usr/lib64/gbm/nvidia-drm_gbm.so", "../libnvidia-allocator.so.1"))
     for step in steps:
         try:
@@ -82,6 +82,18 @@ def inject(root: Rootfs) -> list[str]:
         except Fault as fault:
             faults.append(str(fault))
     return faults
+
+
+def test_an_ordinary_image_is_changed_once(
+    root: Rootfs, debian: Path, watch: Callable[[Path], object]
+) -> None:
+    """The routine that all attacks below are made on does its work where nobody attacks."""
+    assert inject(root) == []
+    first = watch(debian)
+    where = debian / "usr/lib/x86_64-linux-gnu"
+    assert [os.readlink(where / name) for name in LIBRARIES] == [f"{name}.550.54" for name in LIBRARIES]
+    assert inject(root) == []
+    assert watch(debian) == first
 
 
 def replace(place: Path, at: str) -> Path:

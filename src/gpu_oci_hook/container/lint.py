@@ -1,0 +1,194 @@
+"""What is odd about an image, one sentence each, for `explain`: leftovers, stubs, several libcudas, libc.
+
+Cost rule: cold. Library directories are listed here, and the image's libc is searched for strings (bounded; its
+ELF structure is never parsed).
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
+
+from gpu_oci_hook.container.image import COMPAT, TUPLES, driver_version
+from gpu_oci_hook.errors import Fault, printable
+
+if TYPE_CHECKING:
+    from gpu_oci_hook.container.image import Image
+    from gpu_oci_hook.container.rootfs import Rootfs
+    from gpu_oci_hook.host.inventory import DriverFile
+
+LIBC_LIMIT = 8 << 20
+SHOWN = 10
+# The CUDA toolkit's directories with a libcuda to link against, which answers every call with error 34.
+STUBS = ("/usr/local/cuda/lib64/stubs", "/usr/local/cuda/targets/x86_64-linux/lib/stubs")
+_SYMBOL_VERSION = re.compile(rb"GLIBC_2\.(\d{1,3})(?:\.\d{1,3})?\0")
+
+
+def findings(
+    rootfs: Rootfs, image: Image, files: Iterable[DriverFile], env: Mapping[str, str]
+) -> list[str]:
+    """Warnings about an image.
+
+    Arguments:
+        files: the driver files that would go in.
+        env: the container's environment.
+    """
+    files = list(files)
+    version = _host_version(files)
+    libraries = list(_libraries(rootfs, image))
+    result = [
+        *_leftovers(rootfs, files, libraries, version),
+        *_libcudas(image, libraries, version),
+        *_stubs(rootfs, image, env),
+        *_musl(rootfs, image, files),
+        *_glibc(rootfs, image, files),
+    ]
+    return [printable(text) for text in dict.fromkeys(result)]
+
+
+def libc_version(rootfs: Rootfs, image: Image) -> str | None:
+    """The newest GLIBC_2.x that the image's libc.so.6 names ("2.31"); None when there is none to be read."""
+    tuple_ = TUPLES.get(image.arch, "")
+    for directory in (image.library_dir, f"/lib/{tuple_}", f"/usr/lib/{tuple_}", "/lib64", "/usr/lib64",
+                      "/lib", "/usr/lib"):  # fmt: skip
+        data = rootfs.read(f"{directory}/libc.so.6", LIBC_LIMIT)
+        minors = _SYMBOL_VERSION.findall(data) if data else []
+        if minors:
+            return f"2.{max(map(int, minors))}"
+    return None
+
+
+def _host_version(files: Iterable[DriverFile]) -> str:
+    """The version that the driver's libraries carry in their names."""
+    for file in files:
+        version = file.name.partition(".so.")[2]
+        if file.kind == "library" and driver_version(version):
+            return version
+    return ""
+
+
+def _libraries(rootfs: Rootfs, image: Image) -> Iterable[tuple[str, str, int]]:
+    """(path, name, size) of the regular files with ".so" in their names, in the loader's directories."""
+    wanted = [image.library_dir, image.library_dir32, "/usr/local/lib"]
+    wanted += ["/usr/local/nvidia/lib64", "/usr/local/nvidia/lib"]
+    for top in ("/usr/lib", "/lib"):
+        wanted += [f"{top}/{tuple_}" for tuple_ in TUPLES.values()]
+        wanted += [f"{top}64", f"{top}32", top]
+    seen = set()
+    for path in wanted:
+        try:
+            directory = rootfs.directory(path, create=False)
+        except Fault:
+            continue
+        if directory.path in seen:
+            continue
+        seen.add(directory.path)
+        for name in directory.names():
+            if ".so" in name:
+                info = directory.status(name)
+                if info is not None and stat.S_ISREG(info.st_mode):
+                    yield f"{directory.path.rstrip('/')}/{name}", name, info.st_size
+
+
+def _leftovers(
+    rootfs: Rootfs, files: list[DriverFile], libraries: list[tuple[str, str, int]], version: str
+) -> list[str]:
+    """Empty driver files are mount points of an earlier container; other versions came with a package."""
+    stems = {file.name.partition(".so")[0] for file in files if file.kind == "library"}
+    found = []
+    for path, name, size in libraries:
+        stem, _, own = name.partition(".so")
+        ours = stem in stems or stem == "libcuda"
+        if (size == 0 and (ours or stem.startswith("libnvidia-"))) or (
+            size and ours and driver_version(own[1:]) and own[1:] != version
+        ):
+            found.append(path)
+    for file in files:
+        if file.kind == "binary":
+            info = rootfs.status(file.container)
+            if info is not None and stat.S_ISREG(info.st_mode) and info.st_size == 0:
+                found.append(file.container)
+    if not found:
+        return []
+    files_ = "file" if len(found) == 1 else "files"
+    return [
+        f"image contains {len(found)} leftover driver {files_} (committed from a GPU container?): {_some(found)}"
+    ]
+
+
+def _libcudas(image: Image, libraries: list[tuple[str, str, int]], version: str) -> list[str]:
+    result = []
+    found = []
+    for path, name, size in libraries:
+        own = name.removeprefix("libcuda.so.")
+        if size and own != name and driver_version(own):
+            found.append(path)
+            if own != version:
+                what = f"of driver {own}"
+                result.append(
+                    f"image has its own {path} {what}, the host has {version or 'another'}: "
+                    "error 803 risk for programs that load it"
+                )
+    found += [path for path, _ in image.compat if path not in found]
+    if len(image.compat) > 1:
+        names = ", ".join(path for path, _ in image.compat)
+        result.append(f"{COMPAT} has more than one libcuda, which one is meant is ambiguous: {names}")
+    if len(found) > 1:
+        result.append(f"image contains {len(found)} libcudas beside the host's: {_some(found)}")
+    return result
+
+
+def _stubs(rootfs: Rootfs, image: Image, env: Mapping[str, str]) -> list[str]:
+    result = []
+    for directory in env.get("LD_LIBRARY_PATH", "").split(":"):
+        if "stubs" in directory.split("/"):
+            result.append(
+                f"LD_LIBRARY_PATH has {directory}: error 34 risk, the stub libcuda there does nothing"
+            )
+    for directory in STUBS:
+        if rootfs.status(f"{directory}/libcuda.so.1", follow=True) is not None:
+            result.append(f"{directory} has a libcuda.so.1: error 34 risk, programs may load the stub")
+    if image.cache is not None and b"/stubs/libcuda.so" in image.cache:
+        result.append("the image's loader cache names a stub libcuda: error 34 risk")
+    return result
+
+
+def _musl(rootfs: Rootfs, image: Image, files: list[DriverFile]) -> list[str]:
+    if image.libc != "musl" or rootfs.status("/lib/libgcompat.so.0", follow=True) is not None:
+        return []
+    result = [
+        f"{file.name} is a glibc binary; needs gcompat"
+        for file in files
+        if file.kind == "binary" and not file.name.endswith(".sh")
+    ]
+    if any(file.kind == "library" for file in files):
+        result.append("the driver's libraries are built for glibc; programs of this musl image need gcompat")
+    return result
+
+
+def _glibc(rootfs: Rootfs, image: Image, files: list[DriverFile]) -> list[str]:
+    """Driver libraries that ask for symbols which the image's libc does not have yet."""
+    if image.libc != "glibc":
+        return []
+    wanted = [(f.soname or f.name, f.glibc) for f in files if f.glibc and f.arch in ("", image.arch)]
+    if not wanted:
+        return []
+    own = libc_version(rootfs, image)
+    if own is None:
+        return []
+    return [
+        f"{name} needs GLIBC_{least}, image provides {own}: will not load"
+        for name, least in wanted
+        if _key(least) > _key(own)
+    ]
+
+
+def _key(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
+
+
+def _some(paths: list[str]) -> str:
+    rest = len(paths) - SHOWN
+    return ", ".join(paths[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")
