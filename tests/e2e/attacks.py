@@ -156,7 +156,7 @@ def compat_fifo(root: Path, watched: Path, version: str) -> None:
 def compat_newline(root: Path, watched: Path, version: str) -> None:
     """Library names that would add lines to a configuration file or to a log."""
     clear(root / COMPAT).mkdir()
-    for name in ("libcuda.so.1\n/evil", "libcuda.so.999.0\n", "libevil.so.\x1b[31m", "libcuda.so.\udcff"):
+    for name in ("libcuda.so.1\nevil", "libcuda.so.999.0\n", "libevil.so.\x1b[31m", "libcuda.so.\udcff"):
         (root / COMPAT / name).write_bytes(b"\x7fELF")
 
 
@@ -204,6 +204,10 @@ def lying_cache() -> bytes:
     """A loader cache that promises four billion entries."""
     return b"glibc-ld.so.cache1.1" + b"\xff\xff\xff\xff" * 2 + b"\x02" + b"\x00" * 3 + b"\xff" * 64
 
+
+# runc 1.1.5 itself, with no shim, follows such a link when it makes /dev/fd and its like on the host: these
+# are tried on us alone, with `true` as the low-level runtime.
+RUNC_FALLS_FOR = ("dev is a link",)
 
 ATTACKS: dict[str, Attack] = {
     "library directory is an absolute link": linked(LIBRARY),
