@@ -1,0 +1,84 @@
+"""The catalogue is data that a packager may edit: it says what is wrong with it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.host import catalogue
+
+PLACES = "[places]\ncaches=[]\nlibraries=[]\nsubdirectories=[]\nbinaries=[]\nfirmware=[]\n"
+
+
+def test_the_catalogue_of_ours_is_right() -> None:
+    found = catalogue.load()
+    assert found.libraries["libcuda.so"].capability == "compute"
+    assert found.libraries["libnvidia-ml.so"].capability == "utility"
+    assert found.required == [("utility", "libnvidia-ml.so.1"), ("compute", "libcuda.so.1")]
+    assert not set(found.libraries) & set(found.withheld)
+    assert all(name.endswith(".so") for name in [*found.libraries, *found.withheld])
+    used = {entry.capability for entry in [*found.libraries.values(), *found.entries]}
+    assert used == set(catalogue.CAPABILITIES)
+    for entry in found.entries:
+        assert entry.kind == "binary" or entry.container.startswith("/")
+
+
+@pytest.mark.parametrize("capability", ["utility", "compute"])
+def test_a_required_library_belongs_to_the_capability_that_requires_it(capability: str) -> None:
+    found = catalogue.load()
+    for soname in [soname for of, soname in found.required if of == capability]:
+        assert found.libraries[catalogue.stem(soname)].capability == capability
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("[[library]", "is no TOML"),
+        ("\x00", "is no TOML"),
+        ("", "places.caches: it is missing"),
+        ("[[gizmo]]\n", "gizmo"),
+        ("library = 3\n", "is none of"),
+        ("library = [3]\n", "it is no table"),
+        ('[[library]]\ncapability="compute"\n', 'library 1: key "names" is missing'),
+        ('[[library]]\ncapability="computing"\nnames=[]\n', '"computing" is no capability'),
+        ('[[library]]\ncapability="compute"\nnames=["x.so"]\ncolour="red"\n', 'key "colour" means nothing'),
+        ('[[library]]\ncapability="compute"\nnames="x.so"\n', "no list of texts"),
+        ('[[library]]\ncapability=7\nnames=["x.so"]\n', "no text"),
+        ('[[library]]\ncapability=""\nnames=["x.so", "x.so"]\n', "x.so is listed twice"),
+        ("places = 4\n", "it is no table"),
+        ("[places]\ncaches=[1]\n", "places.caches: it is no list"),
+    ],
+)
+def test_a_mistake_is_named_with_its_place(tmp_path: Path, text: str, words: str) -> None:
+    path = tmp_path / "catalogue.toml"
+    path.write_text(text)
+    with pytest.raises(Fault) as caught:
+        catalogue.load(str(path))
+    assert words in str(caught.value)
+    assert str(path) in str(caught.value)
+
+
+def test_a_missing_catalogue_is_a_sentence(tmp_path: Path) -> None:
+    with pytest.raises(Fault, match="cannot be read: it is missing"):
+        catalogue.load(str(tmp_path / "nothing"))
+
+
+def test_the_least_catalogue_is_places_alone(tmp_path: Path) -> None:
+    path = tmp_path / "catalogue.toml"
+    path.write_text(PLACES)
+    assert catalogue.load(str(path)).entries == []
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("libcuda.so.1", "libcuda.so"),
+        ("libnvidia-nvvm70.so.4", "libnvidia-nvvm70.so"),
+        ("nvidia_drv.so", "nvidia_drv.so"),
+        ("x", "x"),
+    ],
+)
+def test_the_stem_of_a_library_has_no_version(name: str, expected: str) -> None:
+    assert catalogue.stem(name) == expected

@@ -1,0 +1,89 @@
+"""Loading a module: only root, only the host's own program, and never one that others could have written."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.host import modules
+from gpu_oci_hook.host.root import Host
+
+
+@pytest.fixture
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A host with a program that notes how it was called; we play root of the initial user namespace."""
+    place = tmp_path / "usr/bin/nvidia-modprobe"
+    place.parent.mkdir(parents=True)
+    place.parent.chmod(0o755)
+    place.write_text(f'#!/bin/sh\necho "$0 $@" > {tmp_path}/called\nenv > {tmp_path}/env\npwd >> {tmp_path}/called\n')
+    place.chmod(0o755)
+    monkeypatch.setattr(modules, "_initial_namespace", lambda: True)
+    return place
+
+
+def test_the_hosts_program_is_called_with_an_empty_environment(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LD_PRELOAD_NOT", "secret")
+    root = program.parents[2]
+    modules.load_module(Host(str(root)), "nvidia-uvm")
+    assert (root / "called").read_text() == f"{program} -u -c=0\n/\n"
+    assert "secret" not in (root / "env").read_text()
+
+
+@pytest.mark.parametrize(("what", "mode"), [("file", 0o777), ("file", 0o775), ("directory", 0o777)])
+def test_a_program_that_others_can_write_is_never_run(program: Path, what: str, mode: int) -> None:
+    (program if what == "file" else program.parent).chmod(mode)
+    with pytest.raises(Fault, match="can be written by others"):
+        modules.load_module(Host(str(program.parents[2])), "nvidia")
+    assert not (program.parents[2] / "called").exists()
+
+
+def test_a_program_of_another_owner_is_never_run(program: Path) -> None:
+    os.chown(program, 12345, 0)
+    with pytest.raises(Fault, match="another user than root"):
+        modules.load_module(Host(str(program.parents[2])), "nvidia")
+    assert not (program.parents[2] / "called").exists()
+
+
+def test_only_root_of_the_initial_namespace_loads(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = Host(str(program.parents[2]))
+    monkeypatch.setattr(modules, "_initial_namespace", lambda: False)
+    with pytest.raises(Fault, match="a user namespace cannot load it"):
+        modules.load_module(host, "nvidia")
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    with pytest.raises(Fault, match="only root") as caught:
+        modules.load_module(host, "nvidia-uvm")
+    assert "modprobe nvidia-uvm" in str(caught.value)
+    assert not (program.parents[2] / "called").exists()
+
+
+def test_a_host_without_the_program_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modules, "_initial_namespace", lambda: True)
+    with pytest.raises(Fault, match="has no nvidia-modprobe"):
+        modules.load_module(Host(str(tmp_path)), "nvidia")
+
+
+def test_a_failure_carries_the_programs_last_words(program: Path) -> None:
+    program.write_text("#!/bin/sh\necho one >&2\necho 'no such device' >&2\nexit 1\n")
+    with pytest.raises(Fault, match="could not load nvidia-modeset: no such device"):
+        modules.load_module(Host(str(program.parents[2])), "nvidia-modeset")
+
+
+def test_what_is_no_program_is_told(program: Path) -> None:
+    program.write_bytes(b"\x7fELF nonsense")
+    with pytest.raises(Fault, match="cannot be run"):
+        modules.load_module(Host(str(program.parents[2])), "nvidia")
+    program.chmod(0o644)
+    with pytest.raises(Fault, match="is no program"):
+        modules.load_module(Host(str(program.parents[2])), "nvidia")
+
+
+def test_a_hanging_program_is_killed(program: Path) -> None:
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    start = time.monotonic()
+    with pytest.raises(Fault, match=r"within 0\.2 seconds"):
+        modules.load_module(Host(str(program.parents[2])), "nvidia", timeout=0.2)
+    assert time.monotonic() - start < 10
