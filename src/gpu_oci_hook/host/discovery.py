@@ -116,7 +116,8 @@ class _Around:
             own = None
         text = os.fsdecode(own or b"").strip()
         if text.startswith("/"):
-            places.insert(0, text)
+            below, root = host.path(text), self.search.host.prefix  # the kernel's path is the machine's
+            places.insert(0, below.removeprefix(root) if below.startswith(root + "/") else text)
         found: list[DriverFile] = []
         for entry in self.catalogue.of("firmware"):
             patterns = [f"{place}/{name}" for place in places for name in entry.names] if self.version else []
