@@ -33,9 +33,7 @@ def plain(value: object) -> object:
 
 def uncommented(text: str) -> str:
     """The default file with every default in force: "#key" is a default, "# text" is a comment."""
-    return "\n".join(
-        line[1:] if line[:1] == "#" and line[1:2].isalpha() else line for line in text.split("\n")
-    )
+    return "\n".join(line[1:] if line[:1] == "#" and line[1:2].isalpha() else line for line in text.split("\n"))
 
 
 # --- one truth in three places ---------------------------------------------------------------------
@@ -280,8 +278,7 @@ def test_a_wrong_type_stops_the_shim_with_one_sentence() -> None:
     with pytest.raises(Fault) as caught:
         config.parse(b"[request]\nenv = 1\nmissing-gpu = 2\nfoo = 3\n", "/etc/c.toml")
     assert str(caught.value) == (
-        "/etc/c.toml: line 2: request.env: must be a string, is the number 1 "
-        "(and 1 more: gpu-oci-hook config validate)"
+        "/etc/c.toml: line 2: request.env: must be a string, is the number 1 (and 1 more: gpu-oci-hook config validate)"
     )
 
 
@@ -468,9 +465,7 @@ SCALAR = st.one_of(
     TEXT,
     st.datetimes(),
     st.just(datetime.time(1, 2)),
-    st.sampled_from(
-        ["/", "/a", "a/b", "a", "", "\n", "/a\n", "/\x7f", "a/b\n", "a./b", "nvidia.com/gpu", "ä/b"]
-    ),
+    st.sampled_from(["/", "/a", "a/b", "a", "", "\n", "/a\n", "/\x7f", "a/b\n", "a./b", "nvidia.com/gpu", "ä/b"]),
     st.sampled_from([*config.CAPABILITIES, "always", "never", "warn", "fail", "auto", "info", "runc"]),
 )
 VALUE = st.one_of(SCALAR, st.lists(SCALAR, max_size=3), st.dictionaries(TEXT, SCALAR, max_size=2))
@@ -481,9 +476,7 @@ def documents(draw: st.DrawFn) -> dict[str, object]:
     document: dict[str, object] = draw(st.dictionaries(TEXT, VALUE, max_size=1))
     for table in draw(st.sets(st.sampled_from(config_check.TABLES))):
         keys = [row[1] for row in KEYS if row[0] == table]
-        content = draw(
-            st.dictionaries(st.sampled_from([*keys, *(row[1] for row in KEYS)]), VALUE, max_size=4)
-        )
+        content = draw(st.dictionaries(st.sampled_from([*keys, *(row[1] for row in KEYS)]), VALUE, max_size=4))
         document[table] = draw(st.one_of(st.just(content), st.just(content), VALUE))
     return document
 
@@ -557,13 +550,7 @@ def test_a_slip_of_the_pen_in_the_default_file_is_found_or_harmless(place: int, 
 
 
 def test_line_numbers_of_a_large_file_are_found_in_reasonable_time() -> None:
-    text = (
-        "[host]\n"
-        + "\n".join(f"k{i} = {i}" for i in range(5000))
-        + "\n[x]\ny = '''"
-        + "\nz = 1" * 5000
-        + "'''"
-    )
+    text = "[host]\n" + "\n".join(f"k{i} = {i}" for i in range(5000)) + "\n[x]\ny = '''" + "\nz = 1" * 5000 + "'''"
     start = time.monotonic()
     found = config_check.lines(text)
     assert found["host", "k4999"] == 5001

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from gpu_oci_hook.config import KEYS, Config
-from gpu_oci_hook.errors import Fault, printable
+from gpu_oci_hook.errors import Fault, nearest, printable
 
 # The name grammar of the CDI specification: a letter, then letters, digits, "_-.", not ending in those three.
 _KIND = re.compile("/".join(["[A-Za-z](?:[A-Za-z0-9_.-]*[A-Za-z0-9])?"] * 2))
@@ -89,9 +89,7 @@ class Finding:
     kind: Literal["unknown", "wrong"]
 
     def __str__(self) -> str:
-        return printable(
-            f"line {self.line}: {self.key}: {self.what}" if self.line else f"{self.key}: {self.what}"
-        )
+        return printable(f"line {self.line}: {self.key}: {self.what}" if self.line else f"{self.key}: {self.what}")
 
 
 def parse(data: bytes, path: str) -> Config:
@@ -121,9 +119,7 @@ def document_of(data: bytes, path: str) -> tuple[dict[str, object], str]:
     if data.startswith((b"\xff\xfe", b"\xfe\xff")):
         raise Fault("the config file is written in UTF-16", where=path, cure="Save it as UTF-8")
     if data.startswith(b"\xef\xbb\xbf"):
-        raise Fault(
-            "the config file starts with a byte order mark", where=path, cure="Save it as UTF-8 without one"
-        )
+        raise Fault("the config file starts with a byte order mark", where=path, cure="Save it as UTF-8 without one")
     if b"\0" in data:
         line = data.count(b"\n", 0, data.index(b"\0")) + 1
         raise Fault("the config file has a NUL byte", where=f"{path}: line {line}")
@@ -258,10 +254,7 @@ def _unknown(key: str, table: str) -> str:
 
 def _nearest(word: str, known: tuple[str, ...] | list[str]) -> str:
     """The known word that looks most like this one, "" when none does."""
-    import difflib
-
-    near = difflib.get_close_matches(word[:100].lower().replace("_", "-"), known, 1)
-    return near[0] if near else ""
+    return nearest(word[:100].replace("_", "-"), known)
 
 
 def _kind(value: object) -> str:

@@ -25,7 +25,9 @@ def test_the_version_is_the_packages(command: Command) -> None:
     assert command("--version").out == f"gpu-oci-hook, version {VERSION}\n"
 
 
-@pytest.mark.parametrize("words", [["nope"], ["config", "show", "--format", "yaml"], ["--nope"], ["explain"]])
+@pytest.mark.parametrize(
+    "words", [["nope"], ["config", "show", "--format", "yaml"], ["--nope"], ["explain", "--format", "yaml"]]
+)
 def test_a_wrong_command_line_exits_2_and_says_how_to_get_help(command: Command, words: list[str]) -> None:
     answer = command(*words)
     assert answer.status == 2

@@ -62,3 +62,13 @@ config_file = click.option(
     default="",
     help="The config file.  [default: $GPU_OCI_HOOK_CONFIG, else /etc/gpu-oci-hook/config.toml]",
 )
+
+
+def host_roots(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options --root and --driver-root, which take the place of the config's keys."""
+    for name, text in (
+        ("--driver-root", "Another driver-root than the config's: a driver container's, below the host root."),
+        ("--root", "Another host root than the config's: a host made by simulate."),
+    ):
+        command = click.option(name, metavar="DIR", default="", help=text)(command)
+    return command

@@ -14,6 +14,7 @@ from gpu_oci_hook import config as configuration
 from gpu_oci_hook import config_check
 from gpu_oci_hook.cli import output
 from gpu_oci_hook.cli.app import config_file, formats
+from gpu_oci_hook.cli.common import toml
 from gpu_oci_hook.errors import Fault
 
 _TOP = """\
@@ -106,13 +107,6 @@ def validate(form: str, file: str) -> None:
             output.line(f"{path} is missing: the defaults hold" if missing else f"{path}: valid")
     if findings:
         sys.exit(1)
-
-
-def toml(value: object) -> str:
-    """A string, boolean or list of strings as TOML (whose strings are JSON's, but for DEL)."""
-    if isinstance(value, tuple | list):
-        return f"[{', '.join(toml(item) for item in value)}]"
-    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def schema() -> dict[str, Any]:

@@ -97,7 +97,7 @@ def interpreter() -> str:
 
 
 def search_paths(package: Path) -> list[str]:
-    """The directories that a launcher adds: our package's parent, then those of the libraries we use."""
+    """The directories that a launcher names: our package's parent, then those of the libraries that we use."""
     paths = [str(package.parent)]
     waiting = list(_DEPENDENCIES)
     seen: set[str] = set()
@@ -127,7 +127,8 @@ def launcher(name: str, python: str, paths: list[str]) -> bytes:
     """A launcher's text, from the template of its name."""
     template = resources.files("gpu_oci_hook").joinpath("launchers", f"{name}.in").read_text(encoding="utf-8")
     # ascii(): valid in a source file whatever the locale and the path's bytes are.
-    return template.replace("@PYTHON@", python).replace("@PATHS@", ascii(paths)).encode("utf-8", "surrogateescape")
+    text = template.replace("@PACKAGE@", ascii(paths[0])).replace("@LIBRARIES@", ascii(paths[1:]))
+    return text.replace("@PYTHON@", python).encode("utf-8", "surrogateescape")
 
 
 def _works(python: str, paths: list[str]) -> None:

@@ -17,7 +17,8 @@ def json_document(kind: str, content: dict[str, object]) -> None:
 
 
 def heading(text: str) -> None:
-    """A heading, bold on a terminal."""
+    """An empty line and a heading, bold on a terminal."""
+    click.echo()
     click.secho(printable(text), bold=True)
 
 

@@ -1,0 +1,260 @@
+"""`explain` and `apply`: the way of the shim on a bundle, without the container's start at its end.
+
+Both take `pipeline`'s plan as it is: what explain prints is what the shim does.
+"""
+
+from __future__ import annotations
+
+import copy
+import difflib
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from gpu_oci_hook import pipeline, runtime, state
+from gpu_oci_hook.cli import output
+from gpu_oci_hook.cli.app import config_file, formats, host_roots
+from gpu_oci_hook.cli.common import Silent, settings_for
+from gpu_oci_hook.config import Config
+from gpu_oci_hook.container import spec as spec_edits
+from gpu_oci_hook.errors import Fault, printable
+from gpu_oci_hook.pipeline import Outcome
+from gpu_oci_hook.plan.edits import Edit, File, Link, Mount
+from gpu_oci_hook.request import Request, read
+
+_bundle = click.option(
+    "--bundle", "-b", metavar="DIR", default=".", show_default=True, help="The OCI bundle: it has config.json."
+)
+
+# What became of a request, for people; the keys are the values of "state" in the JSON form.
+_STATES = {
+    "inject": "gets the driver",
+    "nothing": "gets nothing: it starts as with the plain runtime",
+    "done": "has everything already: nothing is added",
+    "refused": "does not start",
+}
+
+
+class Bundle:
+    """A bundle's config.json, as bytes and as an object.
+
+    Arguments:
+        directory: the bundle.
+
+    Raises:
+        Fault: there is none, or it is no JSON object.
+    """
+
+    def __init__(self, directory: str) -> None:
+        self.directory = directory
+        self.path = os.path.join(directory, "config.json")
+        data = runtime.read_config_json(self.path)
+        if data is None:
+            raise Fault("there is no config.json in it", where=directory, cure="Name a bundle with --bundle DIR")
+        self.data = data
+        self.spec = pipeline.parse(data, self.path)
+
+
+@click.command()
+@_bundle
+@formats("diff")
+@config_file
+@host_roots
+def explain(bundle: str, form: str, config_path: str, root: str, driver_root: str) -> None:
+    """Say what a container would get, from whose word, and what not, each with its reason.
+
+    Changes nothing. Exit status 1 when the container would not start.
+    """
+    made = Bundle(bundle)
+    settings = settings_for(config_path, root, driver_root)
+    settings.load_modules = False  # looking at a bundle must not change the machine
+    try:
+        outcome = pipeline.prepare(made.spec, settings, bundle, Silent())
+    except Fault as fault:
+        if form != "json":
+            raise
+        output.json_document("explain", _refused(made, settings, fault))
+        sys.exit(1)
+    after = copy.deepcopy(made.spec)
+    spec_edits.apply(after, outcome.plan.edits)
+    if form == "diff":
+        _print_diff(made, after, outcome)
+    elif form == "json":
+        output.json_document("explain", document(made, outcome, settings, _warnings(outcome)))
+    else:
+        _print_text(made, outcome, changed=after != made.spec)
+
+
+@click.command()
+@_bundle
+@config_file
+@host_roots
+def apply(bundle: str, config_path: str, root: str, driver_root: str) -> None:
+    """Make the edits that explain shows, in the bundle and below its root file system, and say what was done.
+
+    Doing it again changes nothing. The shim does the same by itself.
+    """
+    made = Bundle(bundle)
+    outcome = pipeline.prepare(made.spec, settings_for(config_path, root, driver_root), bundle, state.Memory())
+    done = pipeline.perform(outcome, made.spec, made.path, made.data)
+    for sentence in outcome.plan.warnings:
+        output.warning(sentence)
+    for what in done:
+        output.line(what)
+    if not done:
+        output.line(f"nothing to do: {outcome.request.origin if outcome.plan.state != 'inject' else 'all is there'}")
+
+
+def document(made: Bundle, outcome: Outcome, settings: Config, warnings: list[str]) -> dict[str, object]:
+    """The explanation as data; described by explain.schema.json."""
+    chosen = {gpu.index: origin for gpu, origin in outcome.chosen}
+    return {
+        "bundle": str(Path(made.directory).absolute()),
+        "config": settings.path or None,
+        "state": outcome.plan.state,
+        "reason": outcome.request.origin,
+        "driver": outcome.inventory.version if outcome.inventory else None,
+        "request": _request(outcome.request),
+        "gpus": [
+            {
+                "index": gpu.index,
+                "uuid": gpu.uuid,
+                "pci": gpu.pci,
+                "minor": gpu.minor,
+                "model": gpu.model,
+                "given": gpu.index in chosen,
+                "reason": chosen.get(gpu.index, "this GPU was not asked for"),
+            }
+            for gpu in outcome.gpus
+        ],
+        "edits": [
+            {"kind": edit.kind, "reason": edit.reason, "text": edit.describe(), **edit.data()}
+            for edit in outcome.plan.edits
+        ],
+        "withheld": [{"kind": kind, "name": name, "reason": reason} for kind, name, reason in _withheld(outcome)],
+        "warnings": warnings,
+    }
+
+
+def _refused(made: Bundle, settings: Config, fault: Fault) -> dict[str, object]:
+    """The explanation of a container that does not start; without the request when that itself is the fault."""
+    try:
+        request: Request | None = read(made.spec, settings)
+    except Fault:
+        request = None
+    return {
+        "bundle": str(Path(made.directory).absolute()),
+        "config": settings.path or None,
+        "state": "refused",
+        "reason": str(fault),
+        "driver": None,
+        "request": _request(request) if request else None,
+        "gpus": [],
+        "edits": [],
+        "withheld": [],
+        "warnings": request.warnings if request else [],
+    }
+
+
+def _request(request: Request) -> dict[str, object]:
+    return {
+        "driver": request.driver,
+        "origin": request.origin,
+        "devices": [{"word": ask.word, "origin": ask.origin} for ask in request.asks],
+        "capabilities": list(request.capabilities),
+        "capabilities_origin": request.capabilities_origin,
+        "requirements": [{"variable": name, "expression": text} for name, text in request.requirements],
+        "requirements_off": request.requirements_off,
+        "privileged": request.privileged,
+        "legacy": request.legacy,
+    }
+
+
+def _withheld(outcome: Outcome) -> list[tuple[str, str, str]]:
+    """Everything that does not go in: the request's own part is in the plan only if it came as far as a plan."""
+    found = [("request", name, reason) for name, reason in outcome.request.withheld]
+    found += [(one.kind, one.name, one.reason) for one in outcome.plan.withheld]
+    return list(dict.fromkeys(found))
+
+
+def _warnings(outcome: Outcome) -> list[str]:
+    """The plan's warnings, and what only a look into the image can tell."""
+    warnings = list(outcome.plan.warnings)
+    if outcome.rootfs is None or outcome.image is None or outcome.inventory is None:
+        return warnings
+    from gpu_oci_hook.container import lint
+
+    sources = {edit.source for edit in outcome.plan.edits if isinstance(edit, Mount)}
+    files = [file for file in outcome.inventory.files if file.source in sources]
+    warnings += lint.findings(outcome.rootfs, outcome.image, files, outcome.request.environment)
+    if not outcome.image.writable and os.geteuid() != 0:
+        warnings.append(
+            "this user cannot write the root file system, so this is the plan for a read-only one; "
+            "ask as the user that the engine runs as"
+        )
+    return warnings
+
+
+def _print_text(made: Bundle, outcome: Outcome, *, changed: bool) -> None:
+    request, plan = outcome.request, outcome.plan
+    output.line(f"bundle        {Path(made.directory).absolute()}")
+    output.line(f"asked         {request.origin}")
+    if request.driver:
+        origin = f" ({request.capabilities_origin})" if request.capabilities_origin else ""
+        output.line(f"capabilities  {', '.join(request.capabilities)}{origin}")
+    for name, text in request.requirements:
+        output.line(f"requirement   {name}: {text} ({request.requirements_off or 'met'})")
+    if outcome.inventory:
+        output.line(f"driver        {outcome.inventory.version}")
+    counted = f", {len(outcome.chosen)} of {len(outcome.gpus)} GPUs" if plan.state == "inject" else ""
+    output.line(f"the container {_STATES.get(plan.state, plan.state)}{counted}")
+    if outcome.chosen:
+        output.heading("GPUs")
+        output.table(
+            ("index", "uuid", "pci", "model", "asked for by"),
+            [(str(gpu.index), gpu.uuid, gpu.pci, gpu.model, origin) for gpu, origin in outcome.chosen],
+        )
+    if plan.edits:
+        output.heading("goes in" + ("" if changed else " (config.json has it already)"))
+        _by_reason([(edit.kind, edit.describe(), edit.reason) for edit in plan.edits])
+    withheld = _withheld(outcome)
+    if withheld:
+        output.heading("withheld")
+        _by_reason(withheld)
+    warnings = _warnings(outcome)
+    if warnings:
+        output.heading("warnings")
+        for sentence in warnings:
+            output.line(f"- {sentence}", colour="yellow")
+
+
+def _by_reason(things: list[tuple[str, str, str]]) -> None:
+    """Kind and description of each thing, under its reason: many share one."""
+    grouped: dict[str, list[tuple[str, str]]] = {}
+    for kind, text, reason in things:
+        grouped.setdefault(reason, []).append((kind, text))
+    for reason, members in grouped.items():
+        output.line(f"  {reason}:", colour="cyan")
+        for kind, text in members:
+            output.line(f"    {kind:<9} {text}")
+
+
+def _print_diff(made: Bundle, after: dict[str, Any], outcome: Outcome) -> None:
+    """The change of config.json as a unified diff, and what is done below the root as lines that patch skips."""
+    before = json.dumps(made.spec, indent=2).splitlines()
+    planned = json.dumps(after, indent=2).splitlines()
+    name = printable(made.path.lstrip("/"))
+    for line in difflib.unified_diff(before, planned, f"a/{name}", f"b/{name}", lineterm=""):
+        colour = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
+        output.line(line, colour=colour)
+    for edit in outcome.plan.edits:
+        if _below_root(edit):
+            output.line(f"# {edit.kind} {edit.describe()}  ({edit.reason})")
+
+
+def _below_root(edit: Edit) -> bool:
+    return isinstance(edit, Link | File)

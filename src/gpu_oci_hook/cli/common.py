@@ -1,0 +1,63 @@
+"""What several commands begin with: the configuration they go by, and a memory that leaves no trace."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from gpu_oci_hook import config as configuration
+from gpu_oci_hook import state
+from gpu_oci_hook.cli import output
+from gpu_oci_hook.config import Config
+from gpu_oci_hook.errors import Fault
+
+
+class Silent(state.Memory):
+    """Remembers nothing: for looking without leaving a trace."""
+
+    __slots__ = ()
+
+    def put(self, name: str, data: bytes) -> None:
+        """Leaves everything as it is."""
+
+    def lock(self, name: str) -> state.Lock:
+        """A lock that never needs its file: nothing will be written."""
+        return _NoLock(name)
+
+
+class _NoLock(state.Lock):
+    __slots__ = ()
+
+    def __enter__(self) -> _NoLock:
+        return self
+
+
+def settings_for(path: str, root: str, driver_root: str) -> Config:
+    """The configuration of a command: a file's or the default one's, with other roots if they are named.
+
+    Arguments:
+        path: the config file; empty for the one that holds.
+        root, driver_root: in place of the config's keys; empty keeps those.
+
+    Raises:
+        Fault: the file or the root is not there, or the file cannot be used.
+    """
+    settings = configuration.load(path)
+    if path and not settings.path:
+        raise Fault("there is no such file", where=path)
+    for sentence in settings.warnings:
+        output.warning(sentence)
+    if root:
+        settings.root = str(Path(root).absolute())
+        if not Path(settings.root).is_dir():
+            raise Fault("there is no such directory", where=settings.root)
+    if driver_root:
+        settings.driver_root = "/" + driver_root.lstrip("/")
+    return settings
+
+
+def toml(value: object) -> str:
+    """A string, boolean or list of strings as TOML (whose strings are JSON's, but for DEL)."""
+    if isinstance(value, tuple | list):
+        return f"[{', '.join(toml(item) for item in value)}]"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

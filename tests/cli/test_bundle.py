@@ -1,0 +1,344 @@
+"""`explain`, `apply`, `list` and `simulate` on a simulated host."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from gpu_oci_hook import pipeline, simulate, state
+
+from .conftest import Answer, Command
+
+SCHEMAS = Path(__file__).parents[2] / "src/gpu_oci_hook/cli"
+
+
+def validated(answer: Answer, name: str) -> dict[str, Any]:
+    """The JSON document of an answer, held against the shipped schema."""
+    document: dict[str, Any] = json.loads(answer.out)
+    schema = json.loads((SCHEMAS / f"{name}.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(document, schema, cls=jsonschema.Draft202012Validator)
+    return document
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("host")
+    simulate.build(directory, gpus=2, driver="550.163.01")
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """No test leaves anything in /run, none reads the machine's config."""
+    monkeypatch.setattr(state, "DIRECTORY", str(tmp_path / "state"))
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    monkeypatch.setenv("GPU_OCI_HOOK_CONFIG", str(tmp_path / "config.toml"))
+    return tmp_path / "state"
+
+
+class Bundle:
+    """A bundle with a Debian-like image."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory
+        for name in ("etc/ld.so.conf.d", "usr/lib/x86_64-linux-gnu", "usr/bin", "proc", "dev"):
+            (directory / "rootfs" / name).mkdir(parents=True)
+        (directory / "rootfs/etc/debian_version").write_text("12\n")
+        (directory / "rootfs/etc/ld.so.conf").write_text("include /etc/ld.so.conf.d/*.conf\n")
+
+    def asks(self, *env: str) -> Bundle:
+        """Writes config.json with this environment."""
+        spec = {
+            "ociVersion": "1.0.2",
+            "process": {"user": {"uid": 0, "gid": 0}, "args": ["sh"], "cwd": "/", "env": ["PATH=/bin", *env]},
+            "root": {"path": "rootfs"},
+            "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"}],
+            "linux": {
+                "namespaces": [{"type": "mount"}, {"type": "pid"}],
+                "resources": {"devices": [{"allow": False, "access": "rwm"}]},
+            },
+        }
+        (self.path / "config.json").write_text(json.dumps(spec))
+        return self
+
+    def tree(self) -> dict[str, object]:
+        """Everything in it: name to content, link text or kind."""
+        found: dict[str, object] = {}
+        for path in sorted(self.path.rglob("*")):
+            mode = path.lstat().st_mode
+            name = str(path.relative_to(self.path))
+            if stat.S_ISLNK(mode):
+                found[name] = os.readlink(path)
+            else:
+                found[name] = (mode, path.lstat().st_mtime_ns, path.read_bytes() if stat.S_ISREG(mode) else b"")
+        return found
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Bundle:
+    return Bundle(tmp_path / "bundle")
+
+
+# --- explain ---------------------------------------------------------------------------------------
+
+
+def test_explain_gives_every_edit_and_every_withheld_thing_a_reason(
+    command: Command, host: Path, bundle: Bundle
+) -> None:
+    bundle.asks("NVIDIA_VISIBLE_DEVICES=0")
+    answer = command("explain", "--bundle", bundle.path, "--root", host, "--format", "json")
+    assert answer.status == 0
+    document = validated(answer, "explain")
+    assert document["state"] == "inject"
+    assert document["driver"] == "550.163.01"
+    assert document["request"]["devices"] == [{"word": "0", "origin": "NVIDIA_VISIBLE_DEVICES=0 (process.env[1])"}]
+    assert [gpu["given"] for gpu in document["gpus"]] == [True, False]
+    kinds = {edit["kind"] for edit in document["edits"]}
+    assert {"device", "rule", "mount", "link", "file"} <= kinds
+    assert all(edit["reason"].strip() and edit["text"].strip() for edit in document["edits"])
+    withheld = {one["name"]: one["reason"] for one in document["withheld"]}
+    assert withheld["libnvidia-encode.so.1"] == "needs capability video"
+    minor = document["gpus"][1]["minor"]
+    assert any(name.startswith(f"/dev/nvidia{minor} ") and "not asked" in why for name, why in withheld.items())
+
+
+def test_explain_as_text_says_the_same(command: Command, host: Path, bundle: Bundle) -> None:
+    bundle.asks("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=utility")
+    answer = command("explain", "-b", bundle.path, "--root", host)
+    assert answer.status == 0 and answer.err == ""
+    assert "asked         NVIDIA_VISIBLE_DEVICES=all (process.env[1])\n" in answer.out
+    assert "the container gets the driver, 2 of 2 GPUs\n" in answer.out
+    assert "capabilities  utility (NVIDIA_DRIVER_CAPABILITIES=utility)\n" in answer.out
+    goes_in, withheld = answer.out.split("\nwithheld\n")
+    assert "libnvidia-ml.so.1" in goes_in and "libcuda.so.1" not in goes_in
+    assert "  needs capability compute:\n" in withheld and "    library   libcuda.so.1\n" in withheld
+
+
+@pytest.mark.parametrize("form", ["text", "json", "diff"])
+def test_explain_changes_nothing(command: Command, host: Path, bundle: Bundle, own_state: Path, form: str) -> None:
+    bundle.asks("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all")
+    before = bundle.tree()
+    assert command("explain", "--bundle", bundle.path, "--root", host, "--format", form).status == 0
+    assert bundle.tree() == before
+    assert not own_state.exists()
+
+
+def test_explain_as_a_diff_is_what_apply_does(command: Command, host: Path, bundle: Bundle) -> None:
+    bundle.asks("NVIDIA_VISIBLE_DEVICES=1")
+    before = json.dumps(json.loads((bundle.path / "config.json").read_text()), indent=2).split("\n")
+    diff = command("explain", "--bundle", bundle.path, "--root", host, "--format", "diff").out.split("\n")
+    assert diff[0].startswith("--- a/") and diff[0].endswith("config.json")
+    assert any(line.startswith("# link /usr/lib/x86_64-linux-gnu/libcuda.so.1 -> ") for line in diff)
+    command("apply", "--bundle", bundle.path, "--root", host)
+    after = json.dumps(json.loads((bundle.path / "config.json").read_text()), indent=2).split("\n")
+    changes = [line for line in diff[2:] if line[:1] in ("+", "-")]
+    added = [line[1:] for line in changes if line[0] == "+"]
+    removed = [line[1:] for line in changes if line[0] == "-"]
+    assert len(after) == len(before) + len(added) - len(removed)
+    assert set(added) <= set(after) and set(removed) <= set(before)
+
+
+def test_explain_of_a_container_that_asks_for_nothing_says_so(command: Command, host: Path, bundle: Bundle) -> None:
+    bundle.asks("NVIDIA_VISIBLE_DEVICES=void")
+    answer = command("explain", "--bundle", bundle.path, "--root", host, "--format", "json")
+    document = validated(answer, "explain")
+    assert (answer.status, document["state"], document["edits"]) == (0, "nothing", [])
+    assert "gets nothing" in command("explain", "--bundle", bundle.path, "--root", host).out
+
+
+def test_explain_says_who_may_not_ask(command: Command, host: Path, bundle: Bundle, tmp_path: Path) -> None:
+    config = tmp_path / "c.toml"
+    config.write_text("request.env = 'privileged'")
+    config.chmod(0o600)
+    bundle.asks("NVIDIA_VISIBLE_DEVICES=all")
+    answer = command("explain", "--bundle", bundle.path, "--root", host, "--config", config, "--format", "json")
+    document = validated(answer, "explain")
+    assert document["state"] == "nothing" and document["config"] == str(config)
+    assert "CAP_SYS_ADMIN" in document["withheld"][0]["reason"]
+    assert "starts without a GPU" in document["warnings"][0]
+
+
+@pytest.mark.parametrize(
+    ("env", "words", "understood"),
+    [
+        ("NVIDIA_VISIBLE_DEVICES=9", 'there is no GPU "9"', True),
+        ("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0", "CDI name", True),
+        ("NVIDIA_VISIBLE_DEVICES=none,0", "mixes", False),
+    ],
+)
+def test_explain_of_a_container_that_would_not_start_gives_the_engines_reason(
+    command: Command, host: Path, bundle: Bundle, env: str, words: str, understood: bool
+) -> None:
+    bundle.asks(env)
+    answer = command("explain", "--bundle", bundle.path, "--root", host)
+    assert answer.status == 1 and answer.out == ""
+    assert words in answer.err and answer.err.count("\n") == 1
+    answer = command("explain", "--bundle", bundle.path, "--root", host, "--format", "json")
+    assert answer.status == 1
+    document = validated(answer, "explain")
+    assert document["state"] == "refused" and words in document["reason"]
+    assert (document["request"] is not None) is understood
+
+
+def test_explain_warns_about_driver_files_left_in_an_image(command: Command, host: Path, bundle: Bundle) -> None:
+    for name in ("usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1", "usr/bin/nvidia-smi"):
+        (bundle.path / "rootfs" / name).touch()
+    bundle.asks("NVIDIA_VISIBLE_DEVICES=0")
+    document = validated(command("explain", "--bundle", bundle.path, "--root", host, "--format", "json"), "explain")
+    assert any("left" in sentence for sentence in document["warnings"]), document["warnings"]
+
+
+def test_explain_never_loads_a_kernel_module(
+    command: Command, host: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    real = pipeline.prepare
+
+    def prepare(spec: Any, config: Any, *rest: Any) -> pipeline.Outcome:
+        seen.append(config.load_modules)
+        return real(spec, config, *rest)
+
+    monkeypatch.setattr(pipeline, "prepare", prepare)
+    bundle.asks("NVIDIA_VISIBLE_DEVICES=0")
+    command("explain", "--bundle", bundle.path, "--root", host)
+    assert seen == [False]
+
+
+def test_a_directory_without_config_json_is_a_sentence(command: Command, tmp_path: Path) -> None:
+    for name in ("explain", "apply"):
+        answer = command(name, "--bundle", tmp_path)
+        assert answer.status == 1
+        assert (
+            answer.err == f"gpu-oci-hook: {tmp_path}: there is no config.json in it. Name a bundle with --bundle DIR\n"
+        )
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'{"process": {"env": 3}, "root": 1}'])
+def test_a_broken_config_json_is_never_a_traceback(
+    command: Command, host: Path, bundle: Bundle, content: bytes
+) -> None:
+    (bundle.path / "config.json").write_bytes(content)
+    for name in ("explain", "apply"):
+        answer = command(name, "--bundle", bundle.path, "--root", host)
+        assert "mistake" not in answer.err
+        assert (bundle.path / "config.json").read_bytes() == content
+
+
+def test_a_host_root_that_is_not_there_is_a_sentence(command: Command, bundle: Bundle, tmp_path: Path) -> None:
+    bundle.asks("NVIDIA_VISIBLE_DEVICES=0")
+    answer = command("explain", "--bundle", bundle.path, "--root", tmp_path / "none")
+    assert (answer.status, answer.err) == (1, f"gpu-oci-hook: {tmp_path}/none: there is no such directory\n")
+    answer = command("list", "--config", tmp_path / "none.toml")
+    assert (answer.status, answer.err) == (1, f"gpu-oci-hook: {tmp_path}/none.toml: there is no such file\n")
+
+
+def test_words_of_the_image_cannot_write_to_the_terminal(command: Command, host: Path, bundle: Bundle) -> None:
+    bundle.asks("NVIDIA_VISIBLE_DEVICES=none", "NVIDIA_REQUIRE_X=\x1b[31m\ncuda>=1", "NVIDIA_DISABLE_REQUIRE=1")
+    for form in ("text", "diff"):
+        answer = command("explain", "--bundle", bundle.path, "--root", host, "--format", form)
+        assert "\x1b" not in answer.out + answer.err
+
+
+# --- apply -----------------------------------------------------------------------------------------
+
+
+def test_apply_makes_the_edits_once_and_says_what_it_did(command: Command, host: Path, bundle: Bundle) -> None:
+    bundle.asks("NVIDIA_VISIBLE_DEVICES=0")
+    first = command("apply", "--bundle", bundle.path, "--root", host)
+    assert first.status == 0
+    assert f"rewrote {bundle.path}/config.json\n" in first.out
+    assert "link /usr/lib/x86_64-linux-gnu/libcuda.so.1 -> libcuda.so.550.163.01\n" in first.out
+    spec = json.loads((bundle.path / "config.json").read_text())
+    assert any(device["path"] == "/dev/nvidiactl" for device in spec["linux"]["devices"])
+    assert os.readlink(bundle.path / "rootfs/usr/lib/x86_64-linux-gnu/libcuda.so.1") == "libcuda.so.550.163.01"
+    before = bundle.tree()
+    second = command("apply", "--bundle", bundle.path, "--root", host)
+    assert second.status == 0 and second.out == "nothing to do: all is there\n"
+    assert bundle.tree() == before
+    assert "config.json has it already" in command("explain", "--bundle", bundle.path, "--root", host).out
+
+
+def test_apply_to_a_container_that_asks_for_nothing_does_nothing(command: Command, host: Path, bundle: Bundle) -> None:
+    before = bundle.asks().tree()
+    answer = command("apply", "--bundle", bundle.path, "--root", host)
+    assert (answer.status, answer.out) == (0, "nothing to do: NVIDIA_VISIBLE_DEVICES is not set: nothing\n")
+    assert bundle.tree() == before
+
+
+def test_apply_of_a_wrong_request_fails_and_changes_nothing(command: Command, host: Path, bundle: Bundle) -> None:
+    before = bundle.asks("NVIDIA_VISIBLE_DEVICES=9").tree()
+    assert command("apply", "--bundle", bundle.path, "--root", host).status == 1
+    assert bundle.tree() == before
+
+
+# --- list ------------------------------------------------------------------------------------------
+
+
+def test_list_names_gpus_driver_files_and_the_places_looked_at(command: Command, host: Path, own_state: Path) -> None:
+    answer = command("list", "--root", host)
+    assert answer.status == 0 and answer.err == ""
+    assert "kernel module  550.163.01\n" in answer.out and "libraries      550.163.01\n" in answer.out
+    document = validated(command("list", "--root", host, "--format", "json"), "list")
+    for gpu in document["gpus"]:
+        assert gpu["uuid"] in answer.out and gpu["pci"] in answer.out
+    (cuda,) = (one for one in document["files"] if one["soname"] == "libcuda.so.1" and one["arch"] != "i386")
+    assert cuda["capability"] == "compute" and cuda["found"]
+    for one in document["files"]:
+        assert one["path"] in answer.out
+    for place in document["places"]:
+        assert place["place"] in answer.out
+    assert not own_state.exists()
+
+
+@pytest.mark.parametrize("layout", simulate.LAYOUTS)
+def test_list_finds_the_driver_in_every_layout(command: Command, tmp_path: Path, layout: str) -> None:
+    made = json.loads(command("simulate", tmp_path / "h", "--layout", layout, "--format", "json").out)
+    assert made["schema"] == "gpu-oci-hook.simulate/1" and made["layout"] == layout
+    answer = command("list", "--root", tmp_path / "h", "--driver-root", made["driver_root"], "--format", "json")
+    document = validated(answer, "list")
+    assert document["driver"] == {"module": "550.163.01", "libraries": "550.163.01"}
+    assert {one["soname"] for one in document["files"]} >= {"libcuda.so.1", "libnvidia-ml.so.1"}
+    assert document["problems"] == []
+
+
+def test_list_of_a_machine_without_a_driver_is_no_failure(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    answer = command("list", "--root", tmp_path / "empty")
+    assert answer.status == 0
+    assert "kernel module  not loaded\n" in answer.out and "\nno GPUs\n" in answer.out
+    document = validated(command("list", "--root", tmp_path / "empty", "--format", "json"), "list")
+    assert document["gpus"] == [] and document["files"] == [] and document["places"]
+
+
+# --- simulate --------------------------------------------------------------------------------------
+
+
+def test_simulate_builds_what_is_asked_and_says_how_to_use_it(command: Command, tmp_path: Path) -> None:
+    answer = command("simulate", tmp_path / "h", "--gpus", 3, "--driver", "535.183.06", "--model", "NVIDIA H100")
+    assert answer.status == 0
+    assert f"built a host with 3 GPUs in {tmp_path}/h (layout debian, driver 535.183.06)\n" in answer.out
+    assert f'root = "{tmp_path}/h"' in answer.out
+    document = validated(command("list", "--root", tmp_path / "h", "--format", "json"), "list")
+    assert [gpu["model"] for gpu in document["gpus"]] == ["NVIDIA H100"] * 3
+    assert document["driver"]["module"] == "535.183.06"
+
+
+def test_simulate_refuses_a_directory_with_somebody_elses_files(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious")
+    answer = command("simulate", tmp_path)
+    assert answer.status == 1 and str(tmp_path) in answer.err
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
+@pytest.mark.parametrize("words", [["--layout", "nope"], ["--gpus", "many"], ["--gpus", "-1"], []])
+def test_simulate_with_a_wrong_command_line_exits_2(command: Command, tmp_path: Path, words: list[str]) -> None:
+    answer = command("simulate", *([str(tmp_path / "h")] if words else []), *words)
+    assert answer.status == 2
+    assert not (tmp_path / "h").exists()

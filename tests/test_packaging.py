@@ -1,0 +1,137 @@
+"""packaging/ and the README: engine snippets that the engines read, and the words that operators copy."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import tempfile
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_oci_hook.config import KEYS
+from gpu_oci_hook.request.capabilities import KNOWN
+
+ROOT = Path(__file__).parents[1]
+README = (ROOT / "README.md").read_text()
+RUNTIME = "/usr/local/bin/gpu-oci-runtime"
+SNIPPETS = {
+    "docker/daemon.json": ("runtimes", "gpu-oci", "path"),
+    "containerd/config-v2.toml": (
+        "plugins", "io.containerd.grpc.v1.cri", "containerd", "runtimes", "gpu-oci", "options", "BinaryName",
+    ),
+    "containerd/config-v3.toml": (
+        "plugins", "io.containerd.cri.v1.runtime", "containerd", "runtimes", "gpu-oci", "options", "BinaryName",
+    ),
+    "crio/99-gpu-oci.conf": ("crio", "runtime", "runtimes", "gpu-oci", "runtime_path"),
+    "podman/gpu-oci.conf": ("engine", "runtimes", "gpu-oci"),
+}  # fmt: skip
+
+
+def parsed(name: str) -> dict[str, Any]:
+    text = (ROOT / "packaging" / name).read_text()
+    loaded: dict[str, Any] = json.loads(text) if name.endswith(".json") else tomllib.loads(text)
+    return loaded
+
+
+def only_path(value: object, keys: tuple[str, ...]) -> object:
+    """The value under the keys; fails if there is another table beside one of them on the way."""
+    for key in keys:
+        assert isinstance(value, dict)
+        tables = {name for name, below in value.items() if isinstance(below, dict)}
+        assert tables <= {key}, f"other tables beside {key}: {tables}"
+        value = value[key]
+    return value
+
+
+@pytest.mark.parametrize("name", SNIPPETS)
+def test_a_snippet_names_our_runtime_and_touches_nothing_else(name: str) -> None:
+    assert only_path(parsed(name), SNIPPETS[name]) in (RUNTIME, [RUNTIME])
+
+
+@pytest.mark.parametrize("name", [*SNIPPETS, "kubernetes/runtimeclass.json"])
+def test_the_readme_shows_each_snippet_as_it_is(name: str) -> None:
+    text = (ROOT / "packaging" / name).read_text()
+    assert f"```{'json' if name.endswith('.json') else 'toml'}\n{text}```" in README
+
+
+def test_containerd_snippets_have_their_versions_keys_and_a_runtime_type() -> None:
+    for version in (2, 3):
+        document = parsed(f"containerd/config-v{version}.toml")
+        (plugin,) = document["plugins"].values()
+        assert plugin["containerd"]["runtimes"]["gpu-oci"]["runtime_type"] == "io.containerd.runc.v2"
+        assert plugin["containerd"]["runtimes"]["gpu-oci"]["options"]["SystemdCgroup"] is True
+
+
+def test_podman_gets_json_errors_under_both_names() -> None:
+    names = parsed("podman/gpu-oci.conf")["engine"]["runtime_supports_json"]
+    assert {"runc", "crun", "gpu-oci", "gpu-oci-runtime"} <= set(names)
+
+
+def test_the_runtime_class_names_the_handler_of_the_snippets() -> None:
+    assert parsed("kubernetes/runtimeclass.json")["handler"] == "gpu-oci"
+
+
+@pytest.mark.skipif(not shutil.which("containerd"), reason="containerd is not installed")
+def test_containerd_itself_reads_the_snippet_and_keeps_runc(tmp_path: Path) -> None:
+    default = subprocess.run(["containerd", "config", "default"], capture_output=True, text=True, check=True).stdout
+    version = tomllib.loads(default)["version"]
+    whole = tmp_path / "config.toml"
+    whole.write_text(default + (ROOT / f"packaging/containerd/config-v{version}.toml").read_text())
+    run = subprocess.run(["containerd", "--config", whole, "config", "dump"], capture_output=True, text=True)
+    assert run.returncode == 0, run.stderr
+    plugin = "io.containerd.grpc.v1.cri" if version == 2 else "io.containerd.cri.v1.runtime"
+    containerd = tomllib.loads(run.stdout)["plugins"][plugin]["containerd"]
+    assert containerd["runtimes"]["gpu-oci"]["options"]["BinaryName"] == RUNTIME
+    assert containerd["default_runtime_name"] == "runc" and "runc" in containerd["runtimes"]
+
+
+@pytest.mark.skipif(not shutil.which("podman"), reason="podman is not installed")
+def test_podman_itself_reads_the_snippet(tmp_path: Path) -> None:
+    shim = tmp_path / "gpu-oci-runtime"
+    shim.write_text("#!/bin/sh\necho some-runtime version 7\n")
+    shim.chmod(0o755)
+    file = tmp_path / "containers.conf"
+    file.write_text((ROOT / "packaging/podman/gpu-oci.conf").read_text().replace(RUNTIME, str(shim)))
+    with tempfile.TemporaryDirectory(dir="/tmp") as short:  # podman takes a runroot of 50 characters
+        argv = ["podman", "--root", f"{short}/s", "--runroot", f"{short}/r", "--storage-driver", "vfs"]
+        argv += ["--runtime", "gpu-oci", "info", "--format", "{{json .Host.OCIRuntime}}"]
+        run = subprocess.run(argv, capture_output=True, text=True, env={**os.environ, "CONTAINERS_CONF": str(file)})
+    assert run.returncode == 0, run.stderr
+    told = json.loads(run.stdout)
+    assert told["name"] == "gpu-oci" and told["path"] == str(shim)
+
+
+def test_the_readme_begins_with_the_two_commands() -> None:
+    first = README.split("```")[1]
+    assert "scripts/demo" in first and "scripts/test" in first
+    for name in ("scripts/demo", "scripts/test"):
+        assert (ROOT / name).stat().st_mode & 0o111
+
+
+def test_the_readme_names_every_capability_table_and_only_real_keys() -> None:
+    for word in KNOWN:
+        assert f"`{word}`" in README
+    keys = {key for _, key, _, _ in KEYS}
+    for table in {table for table, _, _, _ in KEYS}:
+        assert f"`[{table}]`" in README
+    for table, key in re.findall(r"`\[(\w+)\] ([a-z-]+)", README):
+        assert (table, key) in {(t, k) for t, k, _, _ in KEYS} and key in keys
+
+
+def test_the_readme_has_no_path_of_one_machine_and_no_dead_link() -> None:
+    assert not re.search(r"/(home|root|work)/", README)
+    for target in re.findall(r"\]\(([^)#]+)\)", README):
+        assert (ROOT / target).exists()
+    anchors = {
+        re.sub(r"[^a-z0-9 -]", "", line.lstrip("# ").lower()).replace(" ", "-")
+        for line in README.split("\n")
+        if line.startswith("#")
+    }
+    for anchor in re.findall(r"\]\(#([^)]+)\)", README):
+        assert anchor in anchors
