@@ -35,7 +35,7 @@ def test_a_json_document_names_its_schema_first_and_is_ascii(capsys: pytest.Capt
     output.json_document("thing", {"name": "ü\x1b"})
     printed = capsys.readouterr().out
     assert printed.isascii() and "\x1b" not in printed
-    assert list(json.loads(printed).items())[0] == ("schema", "gpu-oci-hook.thing/1")
+    assert next(iter(json.loads(printed).items())) == ("schema", "gpu-oci-hook.thing/1")
 
 
 def test_no_colour_reaches_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
