@@ -30,19 +30,25 @@ _OTHERS = ("/stubs/", "/compat/")  # a CUDA toolkit's, also with the SONAME libc
 class Place:
     """A place that was looked at, and what came of it."""
 
-    __slots__ = ("label", "left_out", "text", "used")
+    __slots__ = ("known", "label", "left_out", "text", "used")
 
     def __init__(self, label: str, text: str = "") -> None:
         self.label = label
         self.text = text
         self.used = 0
+        self.known = 0
         self.left_out: dict[str, None] = {}
 
     def said(self) -> str:
         """The report's words."""
+        if self.used:
+            text = f"{self.used} driver librar{'y' if self.used == 1 else 'ies'}"
+        elif self.known:
+            text = f"{self.known} driver librar{'y' if self.known == 1 else 'ies'} that an earlier place had"
+        else:
+            text = "no usable driver library" if self.left_out else self.text or "no driver library"
         if not self.left_out:
-            return f"{self.used} driver libraries" if self.used else self.text or "no driver library"
-        text = f"{self.used} driver libraries" if self.used else "no usable driver library"
+            return text
         reasons = list(self.left_out)
         more = f" and {len(reasons) - 5} more" if len(reasons) > 5 else ""
         return f"{text}; left out: {'; '.join(reasons[:5])}{more}"
@@ -178,6 +184,7 @@ class Libraries:
             for known in self._candidates:
                 if known.real == real and known.soname == name:
                     known.linked = True
+                    place.known += known.place is not place and known.stem in self.catalogue.libraries
             return
         self._real[real] = None
         if any(part in real for part in _OTHERS):
