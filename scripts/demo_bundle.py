@@ -82,6 +82,10 @@ def image(root: Path) -> None:
     for file in (python, *extensions):
         for dependency in needed(file):
             copy(dependency, root)
+    # The driver's libraries were linked when these were not yet parts of libc.so.6, and still ask for them.
+    (libc,) = (path for path in needed(python) if path.name == "libc.so.6")
+    for name in ("libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6"):
+        copy(libc.parent / name, root)
     for conf in (Path("/etc/ld.so.conf"), *Path("/etc/ld.so.conf.d").glob("*-linux-gnu.conf")):
         copy(conf, root)
     subprocess.run(["/sbin/ldconfig", "-r", str(root)], check=True)
