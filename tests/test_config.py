@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_oci_hook import config, config_check, runtime
+from gpu_oci_hook import config, config_check
 from gpu_oci_hook.config import KEYS, Config
 from gpu_oci_hook.errors import Fault
 
@@ -153,12 +153,6 @@ def test_the_environment_names_the_file(monkeypatch: pytest.MonkeyPatch) -> None
     assert config.location() == "/etc/gpu-oci-hook/config.toml"
     monkeypatch.delenv("GPU_OCI_HOOK_CONFIG")
     assert config.location() == "/etc/gpu-oci-hook/config.toml"
-
-
-def test_the_shim_looks_for_the_same_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    for value in ("", "/x/y.toml"):
-        monkeypatch.setenv("GPU_OCI_HOOK_CONFIG", value)
-        assert runtime.config_path() == config.location()
 
 
 def test_taking_a_remembered_config_loads_no_toml_parser() -> None:
