@@ -26,7 +26,8 @@ packages() {
     fi
     echo "Installing: ${missing[*]}"
     # Packages of engines start their daemons; we want their programs only.
-    local policy=/usr/sbin/policy-rc.d status=0
+    local policy=/usr/sbin/policy-rc.d status=0 log
+    log=$(mktemp)
     if [ ! -e "$policy" ]; then
         printf '#!/bin/sh\nexit 101\n' >"$policy"
         chmod 755 "$policy"
@@ -34,10 +35,10 @@ packages() {
         policy=
     fi
     export DEBIAN_FRONTEND=noninteractive
-    { apt-get -qq update && apt-get -qq install --no-install-recommends "${missing[@]}"; } >/tmp/gpu-oci-hook-apt.log 2>&1 ||
-        status=$?
+    { apt-get -qq update && apt-get -qq install --no-install-recommends "${missing[@]}"; } >"$log" 2>&1 || status=$?
     [ -z "$policy" ] || rm -f "$policy"
-    [ "$status" = 0 ] || tail -n 20 /tmp/gpu-oci-hook-apt.log >&2
+    [ "$status" = 0 ] || tail -n 20 "$log" >&2
+    rm -f "$log"
     return "$status"
 }
 
