@@ -10,6 +10,7 @@ import pytest
 
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.host import modules
+from gpu_oci_hook.host.nodes import Majors, majors
 from gpu_oci_hook.host.root import Host
 
 
@@ -87,3 +88,27 @@ def test_a_hanging_program_is_killed(program: Path) -> None:
     with pytest.raises(Fault, match=r"within 0\.2 seconds"):
         modules.load_module(Host(str(program.parents[2])), "nvidia", timeout=0.2)
     assert time.monotonic() - start < 10
+
+
+def test_only_what_is_needed_and_not_loaded_is_loaded(program: Path) -> None:
+    root = program.parents[2]
+    (root / "proc").mkdir()
+    (root / "proc/devices").write_text("Character devices:\n195 nvidia\n")
+    program.write_text(f"#!/bin/sh\necho $@ >> {root}/called\necho 509 nvidia-uvm >> {root}/proc/devices\n")
+    host = Host(str(root))
+    warnings: list[str] = []
+    numbers = modules.load(host, majors(host), ("utility",), warnings)
+    assert not (root / "called").exists()
+    numbers = modules.load(host, numbers, ("compute", "utility"), warnings)
+    assert (root / "called").read_text() == "-u -c=0\n"
+    assert numbers.uvm == 509
+    assert warnings == []
+
+
+def test_a_module_that_cannot_be_loaded_is_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(modules, "_initial_namespace", lambda: True)
+    warnings: list[str] = []
+    numbers = modules.load(Host(str(tmp_path)), Majors({}), ("compute", "display"), warnings)
+    assert not numbers.loaded
+    assert len(warnings) == 1
+    assert "no nvidia-modprobe" in warnings[0]

@@ -11,7 +11,12 @@ import subprocess
 
 from gpu_oci_hook.errors import Fault, words
 from gpu_oci_hook.formats import proc
+from gpu_oci_hook.host.nodes import Majors, majors
 from gpu_oci_hook.host.root import Host
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 # Module to nvidia-modprobe's arguments: each loads the module and makes the node that goes with it.
 ARGUMENTS = {
@@ -20,6 +25,34 @@ ARGUMENTS = {
     "nvidia-modeset": ("-m",),
 }
 PLACES = ("/usr/bin/nvidia-modprobe", "/usr/sbin/nvidia-modprobe", "/run/current-system/sw/bin/nvidia-modprobe")
+
+
+def load(host: Host, numbers: Majors, capabilities: Iterable[str], warnings: list[str]) -> Majors:
+    """Loads the modules that are needed for the capabilities and not loaded.
+
+    Arguments:
+        warnings: takes a sentence for each module that could not be loaded.
+
+    Returns:
+        The majors as they are afterwards.
+    """
+    asked = set(capabilities)
+    wanted = [
+        module
+        for module, needed, there in (
+            ("nvidia", True, numbers.loaded),
+            ("nvidia-uvm", asked & {"compute", "video"}, numbers.uvm is not None),
+            ("nvidia-modeset", "display" in asked, numbers.modeset is not None),
+        )
+        if needed and not there
+    ]
+    for module in wanted:
+        try:
+            load_module(host, module)
+        except Fault as fault:
+            warnings.append(str(fault))
+            break  # without the first there is no sense in the others, and one sentence is enough
+    return majors(host) if wanted else numbers
 
 
 def load_module(host: Host, module: str, *, timeout: float = 20.0) -> None:
