@@ -51,11 +51,16 @@ def workspace() -> Iterator[Path]:
     and mounts at the end.
     """
     need("gcc", "busybox", "runc")
+    remembered = Path("/run/gpu-oci-hook")
+    before = set(remembered.glob("*"))
     directory = Path(tempfile.mkdtemp(prefix="gpu-oci-e2e-"))
     directory.chmod(0o755)
     yield directory
     machine.remove_tree(directory)
     machine.remove_cgroups(engines.CGROUP)
+    # What the runtime remembers of simulated hosts is of no use to anybody.
+    for path in set(remembered.glob("inventory-*")) - before:
+        path.unlink(missing_ok=True)
 
 
 @pytest.fixture(scope="session")

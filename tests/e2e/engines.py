@@ -381,20 +381,21 @@ class Docker(Engine):
                 start_new_session=True,
                 env={"PATH": machine.DIRECTORIES, "HOME": "/root"},
             )
-        machine.wait_for(lambda: self._docker("version").status == 0, f"dockerd ({home}/dockerd.log)")
+        machine.wait_for(lambda: self.command("version").status == 0, f"dockerd ({home}/dockerd.log)")
 
     def stop(self) -> None:
         machine.stop(self._daemon)
         self._holder.stop()
 
-    def _docker(self, *words: str, timeout: float = 60) -> Done:
+    def command(self, *words: str, timeout: float = 60) -> Done:
+        """A docker command with these words."""
         return machine.run([program("docker"), "--host", f"unix://{self.socket}", *words], timeout=timeout)
 
     def _image(self, request: Request) -> str:
         root = request.root or self.place.image
         if root not in self._images:
             archive = images.tar(root, self.place.directory / f"image-{next(self._numbers)}.tar")
-            self._images[root] = self._docker("import", str(archive)).check().stdout.strip()
+            self._images[root] = self.command("import", str(archive)).check().stdout.strip()
             archive.unlink()
         return self._images[root]
 
@@ -409,16 +410,16 @@ class Docker(Engine):
         return [*words, self._image(request), *request.args]
 
     def run(self, request: Request) -> Done:
-        return self._docker(*self._run_words(request, "--rm"))
+        return self.command(*self._run_words(request, "--rm"))
 
     def background(self, request: Request) -> str:
-        return self._docker(*self._run_words(request, "--detach")).check().stdout.strip()
+        return self.command(*self._run_words(request, "--detach")).check().stdout.strip()
 
     def exec(self, name: str, args: Sequence[str]) -> Done:
-        return self._docker("exec", name, *args)
+        return self.command("exec", name, *args)
 
     def remove(self, name: str) -> None:
-        self._docker("rm", "--force", name)
+        self.command("rm", "--force", name)
 
 
 class Podman(Engine):
