@@ -131,12 +131,7 @@ class ByHand(Engine):
         self.programs = (low_level, "busybox", "gcc", "unshare", "nsenter")
         self._holder: machine.Holder | None = None
         self._bundles: dict[str, Path] = {}
-        # crun raises RLIMIT_MEMLOCK before it loads its device filter, and fails where it may not. It can
-        # still run there, but with its cgroup manager disabled nothing keeps a container from other nodes.
-        self._manager = "cgroupfs"
-        if low_level == "crun" and cgroup == "v2" and not machine.may_raise_memlock():
-            self._manager = "disabled"
-            self.device_cgroup = False
+        self._environment: list[str] = []
 
     def start(self, place: Place) -> None:
         super().start(place)
@@ -149,6 +144,9 @@ class ByHand(Engine):
         if script:
             self._holder = machine.Holder(script)
             self._holder.start()
+        if self.low_level == "crun" and self.cgroup == "v2" and not machine.may_raise_memlock():
+            library = images.forgiving_setrlimit(place.directory / "forgiving.so")
+            self._environment = [program("env"), f"LD_PRELOAD={library}"]
 
     def stop(self) -> None:
         for name in list(self._bundles):
@@ -160,9 +158,9 @@ class ByHand(Engine):
         """The runtime with its global flags and these words."""
         flags = ["--root", str(self.place.directory / "state")]
         if self.low_level == "crun":
-            flags += ["--cgroup-manager", self._manager]
+            flags += ["--cgroup-manager", "cgroupfs"]
         prefix = self._holder.enter if self._holder is not None else []
-        return [*prefix, str(self.place.runtime(self.low_level)), *flags, *words]
+        return [*prefix, *self._environment, str(self.place.runtime(self.low_level)), *flags, *words]
 
     def bundle(self, request: Request) -> Path:
         """A new bundle for the request."""

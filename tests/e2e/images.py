@@ -142,3 +142,10 @@ def _busybox(root: Path) -> None:
 def static_program(target: Path) -> None:
     """Busybox under a name of its own, which needs nothing else in the image."""
     shutil.copy2(machine.program("busybox"), target)
+
+
+def forgiving_setrlimit(target: Path) -> Path:
+    """A library to preload into crun where root may not raise RLIMIT_MEMLOCK, see forgiving.c."""
+    source = str(HERE / "forgiving.c")
+    machine.run([machine.program("gcc"), "-shared", "-fPIC", "-O1", "-o", str(target), source]).check()
+    return target
