@@ -41,6 +41,7 @@ class Request:
         read_only: whether its root file system is.
         binds: (host path, container path) of bind mounts.
         root: another root file system than the standard image (engines that know images only import it).
+        user: the user and group id of its process (by hand only).
     """
 
     args: Sequence[str]
@@ -48,6 +49,7 @@ class Request:
     read_only: bool = False
     binds: Sequence[tuple[str, str]] = ()
     root: Path | None = None
+    user: int = 0
 
 
 @dataclass
@@ -247,6 +249,7 @@ def edit_spec(config: dict[str, object], request: Request, *, cgroup: str) -> No
     assert isinstance(linux, dict)
     assert isinstance(mounts, list)
     process["terminal"] = False
+    process["user"] = {"uid": request.user, "gid": request.user}
     process["args"] = list(request.args)
     process["env"] = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", *request.env]
     for names in process["capabilities"].values():

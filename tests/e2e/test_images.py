@@ -5,12 +5,13 @@ has.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from . import engines, images
+from . import engines, host, images
 from .conftest import need
 from .engines import ByHand, Request
 from .host import Runtime, SimulatedHost
@@ -124,3 +125,25 @@ def test_a_second_start_from_the_same_root_is_as_good(hand: ByHand) -> None:
     config.write_bytes(asked)
     assert hand.start_bundle(bundle).check().stdout == first.stdout
     assert config.read_bytes() == applied
+
+
+@pytest.mark.parametrize("read_only", [False, True], ids=["writable", "read-only"])
+def test_nodes_of_a_group_are_open_to_an_unprivileged_container_user(
+    tmp_path: Path, image: Path, runtime: Runtime, read_only: bool
+) -> None:
+    """The group of the host's nodes is passed on as an additional one."""
+    grouped = host.build(tmp_path / "grouped")
+    for path in sorted((grouped.root / "dev").glob("nvidia*")):
+        if path.is_char_device():
+            os.chown(path, 0, 4321)
+            path.chmod(0o660)
+    wrapper = runtime.wrapper("runc", grouped.root, name=f"-{tmp_path.name}")
+    hand = ByHand("runc", "v1", "run")
+    hand.start(engines.Place(tmp_path, image, lambda _: wrapper))
+    words = ["/probe", "--node", grouped.cards[0].node, "--node", "/dev/nvidiactl", "--library", "libcuda.so.1"]
+    done = hand.run(Request(words, GPU, user=1000, read_only=read_only)).check()
+    answer = json.loads(done.stdout)
+    assert answer["euid"] == 1000
+    assert answer["nodes"] == {grouped.cards[0].node: "ENXIO", "/dev/nvidiactl": "ENXIO"}
+    assert 4321 in answer["groups"]
+    assert answer["libraries"] == {"libcuda.so.1": "ok"}
