@@ -169,7 +169,7 @@ def test_taking_a_remembered_config_loads_no_toml_parser() -> None:
         text=True,
     )
     assert run.stderr == ""
-    ours = {"gpu_oci_hook", "gpu_oci_hook.config", "gpu_oci_hook.errors"}
+    ours = {"gpu_oci_hook", "gpu_oci_hook.config", "gpu_oci_hook.errors", "gpu_oci_hook.state"}
     interpreter = {
         "__future__",
         "_collections_abc",

@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 import stat
 
+from gpu_oci_hook import state
 from gpu_oci_hook.errors import Fault, words
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Final
 
-DEFAULT_PATH: Final = "/etc/gpu-oci-hook/config.toml"
+DEFAULT_PATH: Final = state.CONFIG
 LIMIT: Final = 1 << 20
 """Bytes that a config file may have."""
 

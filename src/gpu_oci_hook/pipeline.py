@@ -148,13 +148,12 @@ def prepare(spec: dict[str, object], config: Config, bundle: str, memory: Memory
     if version is None or (request.asks and not outcome.gpus):
         return _missing(outcome, host, config, numbers, version, memory)
     outcome.chosen = devices.resolve(request.asks, outcome.gpus)
-    inventory = host_inventory.load(host, config.driver_root, config.library_paths, version, memory)
+    inventory = host_inventory.load(host, driver_host(host, config), config.library_paths, version, memory)
     outcome.inventory = inventory
     if inventory.mismatch:
-        text = "; ".join(inventory.problems)
+        text = inventory.problems[0]
         if config.version_mismatch == "fail":
             raise Fault(text)
-        outcome.plan.warnings.append(text)
     check_requirements(request, [gpu for gpu, _ in outcome.chosen], version, memory, outcome.plan.warnings)
 
     facts = build.Facts()
@@ -175,7 +174,7 @@ def prepare(spec: dict[str, object], config: Config, bundle: str, memory: Memory
     facts.image = outcome.image = image.survey(outcome.rootfs, os.uname().machine)
     plan = build.build(facts)
     plan.warnings += [text for text in outcome.plan.warnings if text not in plan.warnings]
-    plan.warnings += problems
+    plan.warnings += [*problems, *inventory.problems]
     outcome.plan = plan
     return outcome
 
@@ -231,6 +230,11 @@ def replace(path: str, data: bytes) -> None:
         except OSError:
             pass
         raise Fault(f"it cannot be rewritten: {words(error)}", where=path) from None
+
+
+def driver_host(host: Host, config: Config) -> Host:
+    """The root that has the driver's files: the machine's own, or a driver container's below it."""
+    return host if config.driver_root == "/" else host.below(config.driver_root)
 
 
 def root_path(spec: object, bundle: str) -> str:
@@ -294,7 +298,7 @@ def _missing(
     memory: Memory,
 ) -> Outcome:
     """No GPU on the machine: fails or warns, by policy, with what is missing."""
-    found = host_inventory.load(host, config.driver_root, config.library_paths, version or "", memory)
+    found = host_inventory.load(host, driver_host(host, config), config.library_paths, version, memory)
     missing = []
     if version is None:
         loaded = "its device numbers are there" if numbers.loaded else "no nvidia in /proc/devices"

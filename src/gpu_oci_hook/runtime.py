@@ -129,7 +129,7 @@ def known() -> Known:
     Raises:
         Fault: no low-level runtime is to be found.
     """
-    path = os.environ.get("GPU_OCI_HOOK_CONFIG", "")
+    path = os.environ.get("GPU_OCI_HOOK_CONFIG") or state.CONFIG
     data = state.read(MEMORY)
     if data is not None:
         try:

@@ -14,6 +14,10 @@ import os
 DIRECTORY = "/run/gpu-oci-hook"
 LIMIT = 8 << 20
 
+# The configuration that holds when the environment names none; here, since the shim must know it before it
+# can afford `config`.
+CONFIG = "/etc/gpu-oci-hook/config.toml"
+
 _OTHERS_WRITE = 0o022
 
 

@@ -36,9 +36,18 @@ def below_root(rootfs: Rootfs, edits: list[Edit], generated: str) -> list[str]:
         elif isinstance(edit, File):
             if edit.mounted:
                 _generate(generated, edit)
-            elif rootfs.write(edit.path, edit.content):
+            elif _write(rootfs, edit):
                 done.append(f"file {edit.describe()}")
     return done
+
+
+def _write(rootfs: Rootfs, edit: File) -> bool:
+    try:
+        return rootfs.write(edit.path, edit.content)
+    except Fault:
+        if not edit.optional:
+            raise
+        return False
 
 
 def generated_name(path: str) -> str:

@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from gpu_oci_hook.errors import Fault
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _SPACE = " \t\n\r"
 
 
@@ -33,17 +37,20 @@ def _no_default(value: object) -> object:
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
+_scan: Callable[[str, int], tuple[object, int]]
+_encode: Callable[[object, int], tuple[str, ...]] | None
 try:
     import _json
 
-    _scan = _json.make_scanner(_Context())
+    # typeshed's stubs describe the classes of the C module, not the protocol that they ask for
+    _scan = _json.make_scanner(_Context())  # type: ignore[arg-type]
     _encode = _json.make_encoder(
         None, _no_default, _json.encode_basestring_ascii, None, ":", ",", False, False, False
     )
 except (ImportError, AttributeError, TypeError):  # not CPython, or one whose accelerator has changed
     import json as _slow
 
-    _scan = _slow.JSONDecoder(parse_constant=_no_constant).scan_once
+    _scan = _slow.JSONDecoder(parse_constant=_no_constant).scan_once  # type: ignore[attr-defined]
     _encode = None
 
 
@@ -59,7 +66,13 @@ def loads(data: bytes) -> object:
         raise Fault(f"it is not UTF-8 (byte {error.start})") from None
     start = len(text) - len(text.lstrip(_SPACE))
     try:
-        value, end = _scan(text, start)
+        try:
+            value, end = _scan(text, start)
+        except SystemError:
+            # Up to CPython 3.12 the accelerator has no words for a mistake unless this module is loaded.
+            import json.decoder
+
+            value, end = _scan(text, start)
     except StopIteration as stop:
         raise Fault(f"it is not JSON: a value is expected at {_place(text, stop.value)}") from None
     except RecursionError:
@@ -72,7 +85,7 @@ def loads(data: bytes) -> object:
     rest = text[end:].lstrip(_SPACE)
     if rest:
         raise Fault(f"it is not JSON: extra data at {_place(text, len(text) - len(rest))}")
-    return value  # type: ignore[no-any-return]
+    return value
 
 
 def dumps(value: object) -> bytes:

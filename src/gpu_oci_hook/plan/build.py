@@ -118,6 +118,7 @@ def build(facts: Facts) -> Plan:
     brought = with_brought(facts.request.capabilities)
     _drop_hooks(facts, plan)
     _nodes(facts, plan, brought)
+    _required(facts, brought)
     files = _select(facts, plan, brought)
     places = Places(facts.spec, facts.target, facts.image.library_dir, writable=facts.image.writable)
     _libraries(facts, plan, places, [(file, why) for file, why in files if file.kind == "library"])
@@ -224,6 +225,17 @@ def _serves(capability: str, brought: dict[str, str]) -> str:
 
 def _needs(capability: str) -> str:
     return f"needs capability {capability}"
+
+
+def _required(facts: Facts, brought: dict[str, str]) -> None:
+    for capability, soname, why in facts.inventory.missing:
+        if capability in brought:
+            raise Fault(
+                f"{soname} is required for capability {capability}, and the host has none that fits: {why}",
+                where=f"driver {facts.inventory.version}",
+                cure="Install the driver's libraries, or name their directory in [host] library-paths; "
+                "gpu-oci-hook list shows every place that was looked at",
+            )
 
 
 def _select(facts: Facts, plan: Plan, brought: dict[str, str]) -> list[tuple[DriverFile, str]]:
@@ -341,7 +353,8 @@ def _loader(
     fallback = result.environment
     for path, content in result.files:
         if places.cover(path) == "image" and places.writable:
-            plan.edits.append(File(path, content, reason))
+            needed = path.endswith((".cache", ".path"))
+            plan.edits.append(File(path, content, reason, optional=not needed))
             continue
         destination, why = places.mount_point(path)
         if destination and places.cover(path) == "image":

@@ -123,13 +123,19 @@ class Link(Edit):
 
 
 class File(Edit):
-    """A generated file below the container's root; where that cannot be written, it is bind-mounted."""
+    """A generated file below the container's root; where that cannot be written, it is bind-mounted.
 
-    __slots__ = ("content", "mounted", "path")
+    An optional one never stops a start: the loader's drop-in serves a later `ldconfig` in the container only.
+    """
+
+    __slots__ = ("content", "mounted", "optional", "path")
     kind = "file"
 
-    def __init__(self, path: str, content: bytes, reason: str, *, mounted: bool = False) -> None:
+    def __init__(
+        self, path: str, content: bytes, reason: str, *, mounted: bool = False, optional: bool = False
+    ) -> None:
         super().__init__(reason)
+        self.optional = optional
         self.path = path
         self.content = content
         self.mounted = mounted
