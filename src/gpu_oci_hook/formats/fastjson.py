@@ -70,7 +70,7 @@ def loads(data: bytes) -> object:
             value, end = _scan(text, start)
         except SystemError:
             # Up to CPython 3.12 the accelerator has no words for a mistake unless this module is loaded.
-            import json.decoder
+            import json.decoder  # noqa: F401  it looks it up by name
 
             value, end = _scan(text, start)
     except StopIteration as stop:
