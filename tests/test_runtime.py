@@ -258,6 +258,16 @@ def test_the_shim_never_becomes_itself(machine: Path, tmp_path: Path) -> None:
     assert b"2 of them is this program itself" in result.stderr
 
 
+def test_a_wrapper_that_calls_the_shim_again_does_not_go_round_for_ever(machine: Path, tmp_path: Path) -> None:
+    launcher = tmp_path / "launcher"
+    launcher.write_text(f"#!{sys.executable}\nfrom gpu_oci_hook.runtime import main\nmain()\n")
+    launcher.chmod(0o755)
+    machine.write_text(f'#!/bin/sh\nexec {launcher} "$@"\n')
+    result = shim("state", "x")
+    assert result.returncode == 1
+    assert b"leads back to this program" in result.stderr
+
+
 @pytest.mark.parametrize("text", ["[runtime", "[runtime]\nlow-level = 7\n", "\0", "x = 1979-13-01"])
 def test_a_broken_configuration_never_keeps_a_container_from_being_stopped_or_started_without_a_gpu(
     text: str, machine: Path, tmp_path: Path

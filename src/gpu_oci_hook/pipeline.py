@@ -169,6 +169,7 @@ def prepare(spec: dict[str, object], config: Config, bundle: str, memory: Memory
     facts.datacenter = all(versions.datacenter(gpu.model) for gpu, _ in outcome.chosen)
     facts.rootfs = root_path(spec, outcome.bundle)
     facts.generated = f"{outcome.bundle}/{GENERATED}"
+    facts.prepared = state.place() or facts.generated
     outcome.rootfs = Rootfs(facts.rootfs)
     facts.target = outcome.rootfs
     facts.image = outcome.image = image.survey(outcome.rootfs, os.uname().machine)

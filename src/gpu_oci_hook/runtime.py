@@ -36,6 +36,10 @@ TRIGGERS = (b"NVIDIA_VISIBLE_DEVICES", b"CUDA_VERSION", b"nvidia-container-devic
 
 CONFIG_JSON_LIMIT = 32 << 20
 
+# Names the process that has become its low-level runtime: a wrapper script in runc's place that calls us again
+# would go round for ever, and no look at files can tell.
+LOOP = "GPU_OCI_HOOK_PROCESS"
+
 
 class Call:
     """What an engine's command line says, as far as we need it.
@@ -189,6 +193,16 @@ def _unreadable(path: str, error: Exception) -> Exception:
     return _refused(path, words(error) if isinstance(error, OSError) else str(error))
 
 
+def _loop() -> Exception:
+    from gpu_oci_hook.errors import Fault
+
+    return Fault(
+        "the low-level runtime leads back to this program, which would never end",
+        where="runtime.low-level",
+        cure="Name the real runc or crun there, by its absolute path",
+    )
+
+
 def asks(data: bytes) -> bool:
     """Whether a config.json may ask for a GPU, told from its bytes alone."""
     return any(trigger in data for trigger in TRIGGERS)
@@ -205,6 +219,7 @@ def become(path: str, words: list[str]) -> None:
     # The interpreter ignores these two at its start, and what is ignored stays so across exec.
     _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)
     _signal.signal(_signal.SIGXFSZ, _signal.SIG_DFL)
+    os.environ[LOOP] = str(os.getpid())
     os.execv(path, [path, *words])  # noqa: S606
 
 
@@ -213,6 +228,8 @@ def main() -> None:
     words = sys.argv[1:]
     call = Call(words)
     try:
+        if os.environ.get(LOOP) == str(os.getpid()):
+            raise _loop()
         entry = known()
         if call.command in ("create", "run"):
             path = call.config_json()

@@ -110,6 +110,62 @@ def write(name: str, data: bytes) -> bool:
     return False
 
 
+def place() -> str:
+    """The directory where state lies or would be made; "" when there is none that can be ours."""
+    for path in directories():
+        fd = _open_directory(path, create=False)
+        if fd >= 0:
+            os.close(fd)
+            return path
+        parent = path.rpartition("/")[0]
+        if not os.path.lexists(path) and os.access(parent, os.W_OK, effective_ids=True):
+            return path
+    return ""
+
+
+def digest(data: bytes) -> str:
+    """A short name for data, the same in every process (`hash` is not); no defence against forgery."""
+    return f"{int.from_bytes(data, 'big') % ((1 << 61) - 1):x}"
+
+
+def prepare(path: str, entries: tuple[tuple[str, str], ...]) -> None:
+    """Makes a directory with these links and empty files, whole or not at all, unless it is there.
+
+    Arguments:
+        path: its name must tell its content. entries: (name, link text), an empty text for an empty file.
+
+    Raises:
+        OSError: it cannot be made.
+    """
+    fd = _open_directory(path, create=False)
+    if fd >= 0:
+        os.close(fd)
+        return
+    parent = path.rpartition("/")[0]
+    os.makedirs(parent, 0o755, exist_ok=True)
+    fresh = f"{path}.{os.getpid()}"
+    os.mkdir(fresh, 0o755)
+    fd = os.open(fresh, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fchmod(fd, 0o755)  # containers with other user ids walk through it, whatever the umask says
+        for name, target in entries:
+            if target:
+                os.symlink(target, name, dir_fd=fd)
+            else:
+                os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444, dir_fd=fd))
+        try:
+            os.rename(fresh, path)
+            return
+        except OSError:
+            if not os.path.isdir(path):  # else somebody was faster, with the same content
+                raise
+    finally:
+        os.close(fd)
+    for name, _ in entries:
+        os.unlink(f"{fresh}/{name}")
+    os.rmdir(fresh)
+
+
 class Lock:
     """Keeps the same thing from being learnt by many processes at once; never a reason to fail.
 

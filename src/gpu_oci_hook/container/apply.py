@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 
+from gpu_oci_hook import state
 from gpu_oci_hook.errors import Fault, words
-from gpu_oci_hook.plan.edits import Edit, File, Link, Mount
+from gpu_oci_hook.plan.edits import Directory, Edit, File, Link, Mount
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,6 +31,10 @@ def below_root(rootfs: Rootfs, edits: list[Edit], generated: str) -> list[str]:
         if isinstance(edit, Mount):
             if edit.make_way and rootfs.clear(edit.destination):
                 done.append(f"made way at {edit.destination}")
+        elif isinstance(edit, Directory):
+            _prepare(edit)
+            if edit.make:
+                rootfs.directory(edit.destination)
         elif isinstance(edit, Link):
             if rootfs.link(edit.path, edit.target):
                 done.append(f"link {edit.describe()}")
@@ -39,6 +44,13 @@ def below_root(rootfs: Rootfs, edits: list[Edit], generated: str) -> list[str]:
             elif _write(rootfs, edit):
                 done.append(f"file {edit.describe()}")
     return done
+
+
+def _prepare(edit: Directory) -> None:
+    try:
+        state.prepare(edit.source, edit.entries)
+    except OSError as error:
+        raise Fault(f"the libraries' directory cannot be made: {words(error)}", where=edit.source) from None
 
 
 def _write(rootfs: Rootfs, edit: File) -> bool:

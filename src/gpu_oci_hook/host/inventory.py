@@ -15,7 +15,7 @@ import os
 import stat
 import sys
 
-from gpu_oci_hook import VERSION
+from gpu_oci_hook import VERSION, state
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -258,7 +258,7 @@ def _name(roots: str) -> str:
     """A file name for each pair of roots, so that two of them do not drive each other out of the memory."""
     if roots == "/\0/":
         return "inventory"
-    return f"inventory-{int.from_bytes(roots.encode('utf-8', 'surrogateescape'), 'big') % ((1 << 61) - 1):x}"
+    return "inventory-" + state.digest(roots.encode("utf-8", "surrogateescape"))
 
 
 def _recall(blob: bytes | None, key: tuple[object, ...]) -> tuple[Inventory, tuple[Live, ...]] | None:

@@ -5,6 +5,7 @@ Cost rule: hot, no imports of the library.
 
 from __future__ import annotations
 
+from gpu_oci_hook import state
 from gpu_oci_hook.container import loader
 from gpu_oci_hook.container.apply import generated_name
 from gpu_oci_hook.errors import Fault
@@ -12,6 +13,7 @@ from gpu_oci_hook.plan import compat
 from gpu_oci_hook.plan.edits import (
     DeviceNode,
     DeviceRule,
+    Directory,
     DropHook,
     Env,
     File,
@@ -39,6 +41,9 @@ READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 SOCKET = ("nosuid", "nodev", "noexec", "rbind", "rprivate")
 NODE = ("nosuid", "noexec", "bind", "rprivate")
 
+# What programs look for by its path in the image's own library directory.
+_MAIN = ("libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1")
+
 # Hooks that would inject a second time, by the name of their program.
 _FOREIGN_PRESTART = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
 _CDI_HOOKS = ("nvidia-cdi-hook", "nvidia-ctk")
@@ -60,6 +65,7 @@ class Facts:
         image, target: the container's root file system.
         rootfs: its absolute path in this process.
         generated: a directory in the bundle for files that are bind-mounted.
+        prepared: a directory of ours for what containers share; the same as `generated` where we have none.
         inside: this process runs in a user namespace.
         params: the host's /proc/driver/nvidia/params, if containers will see that file; else None.
         mount_program: whether the host has MOUNT_PROGRAM.
@@ -80,6 +86,7 @@ class Facts:
         "mount_program",
         "nodes",
         "params",
+        "prepared",
         "request",
         "rootfs",
         "spec",
@@ -99,6 +106,7 @@ class Facts:
     target: Target
     rootfs: str
     generated: str
+    prepared: str
     inside: bool
     params: bytes | None
     mount_program: bool
@@ -120,7 +128,7 @@ def build(facts: Facts) -> Plan:
     _nodes(facts, plan, brought)
     _required(facts, brought)
     files = _select(facts, plan, brought)
-    places = Places(facts.spec, facts.target, facts.image.library_dir, writable=facts.image.writable)
+    places = Places(facts.spec, facts.target, writable=facts.image.writable)
     _libraries(facts, plan, places, [(file, why) for file, why in files if file.kind == "library"])
     _others(facts, plan, places, [(file, why) for file, why in files if file.kind != "library"])
     _hide_params(facts, plan)
@@ -296,8 +304,8 @@ def _libraries(facts: Facts, plan: Plan, places: Places, files: list[tuple[Drive
         return
     if not places.libraries:
         raise Fault(
-            "the container has no place for the driver's libraries: its root file system cannot be written, and "
-            "neither /run nor /dev is a tmpfs",
+            "the container has no place for the driver's libraries: its root file system cannot be written, has "
+            "no directory /usr/local/nvidia/lib64, and neither /run nor /dev is a tmpfs",
             where=facts.rootfs,
             cure="Mount a tmpfs on /run or make the root file system writable",
         )
@@ -311,37 +319,65 @@ def _libraries(facts: Facts, plan: Plan, places: Places, files: list[tuple[Drive
         plan.withheld.append(Withheld("compat", facts.image.compat[0][0], verdict.reason))
     found: list[tuple[str, str, str]] = []
     directories: list[str] = [verdict.directory] if uses_compat else []
+    entries: dict[str, dict[str, str]] = {}
+    mounts: list[Mount] = []
+    links: list[Link] = []
     for file, why in files:
         small = file.arch in ("i386", "armhf")
-        directory = facts.image.library_dir32 if small and places.own else places.libraries
-        path = f"{directory}/{file.name}"
+        directory = places.libraries32 if small else places.libraries
+        inside = entries.setdefault(directory, {})
+        inside[file.name] = ""
+        mounts.append(Mount(file.source, f"{directory}/{file.name}", READ_ONLY, why, make_way=False))
+        if file.soname != file.name:
+            inside[file.soname] = file.name
+        own = facts.image.library_dir32 if small else facts.image.library_dir
+        names = [file.soname]
+        for name in file.links:
+            if "/" in name:  # a plug-in, looked for in a subdirectory of the image's own library directory
+                links.append(Link(f"{own}/{name}", f"{directory}/{file.soname}", "the name that it is loaded by"))
+            else:
+                inside[name] = file.soname
+                names.append(name)
+        for name in names:
+            uses = uses_compat and not small and name in facts.image.compat_names
+            found.append((name, f"{verdict.directory if uses else directory}/{name}", file.arch))
+            link = _link_in_image(facts, places, own, name, directory, small=small)
+            if link is not None:
+                links.append(link)
+    for directory, inside in entries.items():
         if directory not in directories:
             directories.append(directory)
-        if places.mounted(path) and not _same_mount(facts.spec, path, file.source):
-            plan.withheld.append(Withheld("library", file.soname, f"the container has its own mount on {path}"))
-            continue
-        plan.edits.append(Mount(file.source, path, READ_ONLY, why, make_way=places.own))
-        _links(plan, file, directory, own=places.own)
-        winner = f"{directory}/{file.soname}"
-        if uses_compat and not small and file.soname in facts.image.compat_names:
-            winner = f"{verdict.directory}/{file.soname}"
-        found.append((file.soname, winner, file.arch))
+        content = tuple(inside.items())
+        source = f"{facts.prepared}/libraries-{state.digest(repr(content).encode())}"
+        reason = "a place for the driver's libraries, with their links"
+        plan.edits.append(Directory(source, directory, content, reason, make=places.made))
+        plan.edits.append(Mount(source, directory, READ_ONLY, reason, make_way=False))
+    plan.edits += mounts
+    plan.edits += [link for link in links if places.writable and places.cover(link.path) == "image"]
     _loader(facts, plan, places, found, directories)
 
 
-def _links(plan: Plan, file: DriverFile, directory: str, *, own: bool) -> None:
-    """The names beside a library: its SONAME and, for some, a development link or a plug-in's name."""
-    if not own:
-        if file.soname != file.name:  # a link cannot be written into a tmpfs that is not there yet
-            plan.edits.append(
-                Mount(file.source, f"{directory}/{file.soname}", READ_ONLY, "its SONAME", make_way=False)
-            )
-        return
-    if file.soname != file.name:
-        plan.edits.append(Link(f"{directory}/{file.soname}", file.name, "its SONAME, which the loader looks for"))
-    for name in file.links:
-        target = "../" * name.count("/") + (file.soname or file.name)
-        plan.edits.append(Link(f"{directory}/{name}", target, "the name that programs open it by"))
+def _link_in_image(
+    facts: Facts, places: Places, own: str, name: str, directory: str, *, small: bool
+) -> Link | None:
+    """A link in the image's own library directory, where one is due.
+
+    Programs that look for a file rather than ask the loader, and those with their own loader, expect the main
+    libraries there. Any other name is touched only when a leftover of a committed GPU container has it: an
+    empty file or a link would hide ours from whoever puts that directory into LD_LIBRARY_PATH.
+    """
+    if not places.writable or places.cover(own) != "image":
+        return None
+    path = f"{own}/{name}"
+    if not small and name in _MAIN:
+        return Link(path, f"{directory}/{name}", "where programs look for it that do not ask the loader")
+    status = facts.target.status(path)
+    if status is None:
+        return None
+    kind = status.st_mode & 0o170000
+    if kind == 0o100000 and status.st_size > 0:
+        return None
+    return Link(path, f"{directory}/{name}", "the image has a leftover there")
 
 
 def _loader(

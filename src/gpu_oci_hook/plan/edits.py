@@ -102,6 +102,45 @@ class Mount(Edit):
         return {"destination": self.destination, "source": self.source, "options": list(self.options)}
 
 
+class Directory(Edit):
+    """A directory of the host's with everything that a container sees beside its libraries, prepared once.
+
+    It holds an empty file for each library, where that is mounted, and every link. Mounted read-only as a
+    whole it costs a start no writing at all, and leaves nothing in the image's tree.
+
+    Attributes:
+        source: on the host; its name tells its content, so that one that is there is right.
+        destination: in the container.
+        entries: (name, link text) in order; an empty text means an empty file.
+        make: whether the destination lies in the image's tree and may have to be made.
+    """
+
+    __slots__ = ("destination", "entries", "make", "source")
+    kind = "directory"
+
+    def __init__(
+        self, source: str, destination: str, entries: tuple[tuple[str, str], ...], reason: str, *, make: bool
+    ) -> None:
+        super().__init__(reason)
+        self.source = source
+        self.destination = destination
+        self.entries = entries
+        self.make = make
+
+    def describe(self) -> str:
+        """See `Edit.describe`."""
+        links = sum(1 for _, target in self.entries if target)
+        return f"{self.destination} with {len(self.entries) - links} libraries and {links} links"
+
+    def data(self) -> dict[str, object]:
+        """See `Edit.data`."""
+        return {
+            "destination": self.destination,
+            "source": self.source,
+            "links": {name: target for name, target in self.entries if target},
+        }
+
+
 class Link(Edit):
     """A symbolic link below the container's root."""
 

@@ -6,10 +6,12 @@ point made there by the runtime would be a file in somebody else's directory (fi
 
 from __future__ import annotations
 
+from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.request import items, member
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    import os
     from typing import Protocol
 
     class Target(Protocol):
@@ -21,10 +23,14 @@ if TYPE_CHECKING:
         def resolve(self, path: str) -> str | None:
             """See `Rootfs.resolve`."""
 
+        def status(self, path: str, *, follow: bool = False) -> os.stat_result | None:
+            """See `Rootfs.status`."""
 
-# Where libraries go when the image's own directory is hidden or cannot be written: the last two are nearly
-# always a tmpfs of the container's, where the runtime makes the mount points.
-_ELSEWHERE = ("/usr/local/lib/gpu-oci-hook", "/run/gpu-oci-hook", "/dev/gpu-oci-hook")
+
+# Where the driver's libraries are mounted, best first. CUDA images have had the first in LD_LIBRARY_PATH since
+# the days of nvidia-docker 1, so their programs find it without any cache. The last two are nearly always a
+# tmpfs of the container's: they serve where the image's tree cannot be written.
+PREFIXES = ("/usr/local/nvidia", "/usr/lib/gpu-oci-hook", "/run/gpu-oci-hook", "/dev/gpu-oci-hook")
 
 # Runtimes make missing mount points in these at will.
 _FRESH = ("tmpfs", "devtmpfs", "ramfs")
@@ -34,34 +40,56 @@ class Places:
     """The container's places.
 
     Attributes:
-        libraries: the directory for libraries; "" when there is none.
-        own: whether it lies in the image's tree, so that links can be written beside the libraries.
+        libraries, libraries32: the directories for 64-bit and 32-bit libraries; "" when there is no place.
+        made: whether they lie in the image's tree and may have to be made there.
         writable: whether the image's tree can be written by us now.
     """
 
-    __slots__ = ("_mounts", "_target", "libraries", "own", "writable")
+    __slots__ = ("_mounts", "_target", "libraries", "libraries32", "made", "writable")
 
-    def __init__(self, spec: object, target: Target, library_dir: str, *, writable: bool) -> None:
+    def __init__(self, spec: object, target: Target, *, writable: bool) -> None:
         self._target = target
         self._mounts: list[tuple[str, bool]] = []
         for mount in items(spec, "mounts"):
             destination, kind = member(mount, "destination"), member(mount, "type")
             if isinstance(destination, str) and destination.startswith("/"):
-                self._mounts.append((destination.rstrip("/") or "/", kind in _FRESH))
+                destination = destination.rstrip("/") or "/"
+                self._mounts.append((self._place(destination) or destination, kind in _FRESH))
         self.writable = writable
-        self.libraries = ""
-        self.own = False
-        for directory in (library_dir, *_ELSEWHERE):
-            cover = self.cover(directory)
-            if cover == "image" and writable:
-                self.libraries, self.own = self._target.destination(directory), True
-                return
-            if cover == "fresh":
-                self.libraries = directory
-                return
+        self.libraries = self.libraries32 = ""
+        self.made = False
+        for prefix in PREFIXES:
+            if self.cover(prefix) != "foreign":
+                found = [self._directory(f"{prefix}/{name}") for name in ("lib64", "lib")]
+                if all(found):
+                    self.libraries, self.libraries32 = found
+                    self.made = writable and self.cover(found[0]) == "image"
+                    return
+
+    def _place(self, path: str) -> str:
+        """The path free of the image's links, as the runtime will resolve it; "" when it cannot be walked."""
+        try:
+            return self._target.destination(path)
+        except Fault:
+            return ""
+
+    def _directory(self, path: str) -> str:
+        """The link-free place for a directory to be mounted on; "" when there can be none."""
+        place = self._place(path)
+        cover = self._cover(place) if place else "foreign"
+        if cover != "image":
+            return place if cover == "fresh" else ""
+        status = self._target.status(place)
+        if status is None:
+            return place if self.writable else ""
+        return place if status.st_mode & 0o170000 == 0o040000 else ""  # S_ISDIR, without the import
 
     def cover(self, path: str) -> str:
         """What a path lies in: "image", "fresh" (a tmpfs of the container's own) or "foreign" (another mount)."""
+        place = self._place(path)
+        return self._cover(place) if place else "foreign"
+
+    def _cover(self, path: str) -> str:
         best, answer = -1, "image"
         for destination, fresh in self._mounts:
             inside = path == destination or path.startswith(destination + "/") or destination == "/"
@@ -71,18 +99,21 @@ class Places:
         return answer
 
     def mounted(self, path: str) -> bool:
-        """Whether the spec itself mounts something exactly there."""
+        """Whether the spec itself mounts something exactly there; the path is free of links."""
         return any(destination == path for destination, _ in self._mounts)
 
     def mount_point(self, path: str) -> tuple[str, str]:
         """The link-free destination for a bind mount of one file, or "" and the reason why there is none."""
-        cover = self.cover(path)
-        if cover == "fresh":
-            return path, ""
+        place = self._place(path)
+        if not place:
+            return "", f"the image has something else than a directory on the way to {path}"
+        cover = self._cover(place)
+        if cover == "fresh" or (cover == "foreign" and self.mounted(place)):
+            return place, ""
         if cover == "foreign":
             return "", f"{path} lies below another mount of the container"
         if self.writable:
-            return self._target.destination(path), ""
+            return place, ""
         found = self._target.resolve(path)
         if found is None:
             return "", f"the root file system cannot be written and has no {path}"

@@ -1,0 +1,183 @@
+"""The start-up budgets, measured: every row is a ratio against bare runc (or bare Python) in the same run.
+
+Each round takes every row's pair one after the other, so that a change of the machine's mood hits both. Containers get
+a fresh overlay on one image each time, as an engine gives them, and a config.json as dockerd writes it
+(bench_bundle.json: seccomp, masked paths, device rules).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT))
+
+from tests.e2e import images  # noqa: E402
+
+from gpu_oci_hook import simulate  # noqa: E402
+
+STATE = Path("/run/gpu-oci-hook")
+
+# name, budget, what it is a ratio of
+ROWS = {
+    "pass-through --version": (1.3, "time over runc / python3 -IS -c pass"),
+    "pass-through features": (1.3, "time over runc / python3 -IS -c pass"),
+    "pass-through state": (1.3, "time over runc / python3 -IS -c pass"),
+    "create, no GPU asked": (1.3, "shim / runc create"),
+    "create, 8 GPUs, all capabilities, warm": (1.45, "shim / runc create of the same edited bundle"),
+    "create, 8 GPUs, first after boot": (2.0, "shim / runc create of the same edited bundle"),
+}
+
+
+class Bench:
+    """The bundles, the simulated host and the stop-watch."""
+
+    def __init__(self, place: Path, runc: str) -> None:
+        self.place = place
+        self.runc = runc
+        self.python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
+        self.image = images.glibc(place / "image")
+        simulate.build(place / "host", gpus=8, layout="debian")
+        (place / "config.toml").write_text(f'[host]\nroot = "{place}/host"\n[runtime]\nlow-level = ["{runc}"]\n')
+        os.environ["GPU_OCI_HOOK_CONFIG"] = str(place / "config.toml")
+        subprocess.run(
+            [Path(sys.executable).parent / "gpu-oci-hook", "install", "--prefix", place / "prefix"],
+            check=True,
+            stdout=subprocess.DEVNULL,
+        )
+        self.shim = str(place / "prefix/bin/gpu-oci-runtime")
+        self.bundle = place / "bundle"
+        (self.bundle / "rootfs").mkdir(parents=True)
+        self.plain = (ROOT / "scripts/bench_bundle.json").read_bytes()
+        spec = json.loads(self.plain)
+        spec["process"]["env"] += ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"]
+        self.asking = json.dumps(spec).encode()
+        self.count = 0
+        self.edited = b""
+        self.create(self.shim, self.asking)
+        self.edited = (self.bundle / "config.json").read_bytes()
+        assert self.edited != self.asking, "the shim has not injected"
+
+    def run(self, *words: str) -> float:
+        """Seconds that a command takes; its output goes nowhere, since a container would keep a pipe open."""
+        before = time.perf_counter()
+        with open(self.place / "errors", "wb") as errors:
+            code = subprocess.run(
+                words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, check=False
+            ).returncode
+        took = time.perf_counter() - before
+        if code:
+            raise SystemExit(f"{' '.join(words)} ended with {code}: {(self.place / 'errors').read_text()}")
+        return took
+
+    def create(self, runtime: str, config: bytes) -> float:
+        """Seconds of one create on a fresh root file system; the container is deleted afterwards."""
+        self.count += 1
+        name = f"gpu-oci-hook-bench-{os.getpid()}-{self.count}"
+        layer = self.place / "layer"
+        shutil.rmtree(layer, ignore_errors=True)
+        shutil.rmtree(self.bundle / "gpu-oci-hook", ignore_errors=True)
+        for part in ("upper", "work"):
+            (layer / part).mkdir(parents=True)
+        rootfs = self.bundle / "rootfs"
+        options = f"lowerdir={self.image},upperdir={layer}/upper,workdir={layer}/work"
+        subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, rootfs], check=True)
+        try:
+            (self.bundle / "config.json").write_bytes(config)
+            took = self.run(runtime, "create", "--bundle", str(self.bundle), name)
+            self.run(self.runc, "delete", "--force", name)
+        finally:
+            subprocess.run(["umount", "--lazy", rootfs], check=True)
+        return took
+
+    def cold(self) -> float:
+        """Seconds of the first create after boot: nothing of ours is remembered."""
+        shutil.rmtree(STATE, ignore_errors=True)
+        return self.create(self.shim, self.asking)
+
+    def take(self, rounds: int) -> dict[str, float]:
+        """One run: the ratio of each row, from medians over the rounds."""
+        name = f"gpu-oci-hook-bench-{os.getpid()}-idle"
+        (self.bundle / "config.json").write_bytes(self.plain)
+        rootfs = self.bundle / "rootfs"
+        subprocess.run(["mount", "--bind", self.image, rootfs], check=True)
+        try:
+            self.run(self.runc, "create", "--bundle", str(self.bundle), name)
+        finally:
+            subprocess.run(["umount", "--lazy", rootfs], check=True)
+        words = {"--version": ["--version"], "features": ["features"], "state": ["state", name]}
+        times: dict[str, list[float]] = {}
+
+        def note(key: str, action: Callable[[], float]) -> None:
+            times.setdefault(key, []).append(action())
+
+        try:
+            for _ in range(rounds):
+                note("python", lambda: self.run(self.python, "-IS", "-c", "pass"))
+                for word, line in words.items():
+                    note(f"runc {word}", lambda line=line: self.run(self.runc, *line))  # type: ignore[misc]
+                    note(f"shim {word}", lambda line=line: self.run(self.shim, *line))  # type: ignore[misc]
+                note("runc plain", lambda: self.create(self.runc, self.plain))
+                note("shim plain", lambda: self.create(self.shim, self.plain))
+                note("runc edited", lambda: self.create(self.runc, self.edited))
+                note("shim asking", lambda: self.create(self.shim, self.asking))
+                note("shim cold", self.cold)
+        finally:
+            self.run(self.runc, "delete", "--force", name)
+        m = {key: statistics.median(found) for key, found in times.items()}
+        ratios = {
+            f"pass-through {word}": (m[f"shim {word}"] - m[f"runc {word}"]) / m["python"] for word in words
+        }
+        ratios["create, no GPU asked"] = m["shim plain"] / m["runc plain"]
+        ratios["create, 8 GPUs, all capabilities, warm"] = m["shim asking"] / m["runc edited"]
+        ratios["create, 8 GPUs, first after boot"] = m["shim cold"] / m["runc edited"]
+        print(
+            "  medians in ms: "
+            + ", ".join(f"{key} {1e3 * m[key]:.1f}" for key in ("python", "runc plain", "runc edited", "shim asking")),
+            flush=True,
+        )
+        return ratios
+
+
+def main() -> int:
+    """Runs the bench and prints its table; 1 when a budget does not hold."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=15, help="pairs a run (default 15)")
+    parser.add_argument("--runs", type=int, default=3, help="runs (default 3)")
+    parser.add_argument("--runtime", default="runc", help="the low-level runtime (default runc)")
+    options = parser.parse_args()
+    if os.geteuid() != 0:
+        raise SystemExit("scripts/bench makes containers and needs root")
+    runtime = shutil.which(options.runtime, path=f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin")
+    if runtime is None:
+        raise SystemExit(f"{options.runtime} is not installed")
+    with tempfile.TemporaryDirectory(prefix="gpu-oci-hook-bench-") as name:
+        bench = Bench(Path(name), runtime)
+        runs = []
+        for number in range(options.runs):
+            print(f"run {number + 1} of {options.runs}, {options.rounds} rounds", flush=True)
+            runs.append(bench.take(options.rounds))
+    print(f"\n{'row':42}{'budget':>7}{'median':>8}   runs")
+    late = []
+    for row, (budget, meaning) in ROWS.items():
+        found = [run[row] for run in runs]
+        middle = statistics.median(found)
+        if middle > budget:
+            late.append(row)
+        each = " ".join(f"{ratio:.2f}" for ratio in found)
+        print(f"{row:42}{budget:7.2f}{middle:8.2f}   {each}   {'OVER' if middle > budget else 'holds'}: {meaning}")
+    return 1 if late else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
