@@ -191,10 +191,12 @@ def perform(outcome: Outcome, spec: dict[str, object], path: str, data: bytes) -
     """
     if outcome.rootfs is None:
         return []
-    done = apply.below_root(outcome.rootfs, outcome.plan.edits, f"{outcome.bundle}/{GENERATED}")
     spec_edits.apply(spec, outcome.plan.edits)
-    if spec != parse(data, path):
-        replace(path, fastjson.dumps(spec) + b"\n")
+    # What is wrong with the spec shows here, before anything is touched.
+    fresh = fastjson.dumps(spec) + b"\n" if spec != parse(data, path) else b""
+    done = apply.below_root(outcome.rootfs, outcome.plan.edits, f"{outcome.bundle}/{GENERATED}")
+    if fresh:
+        replace(path, fresh)
         done.append(f"rewrote {path}")
     return done
 

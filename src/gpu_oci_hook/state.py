@@ -144,26 +144,34 @@ def prepare(path: str, entries: tuple[tuple[str, str], ...]) -> None:
     parent = path.rpartition("/")[0]
     os.makedirs(parent, 0o755, exist_ok=True)
     fresh = f"{path}.{os.getpid()}"
+    _remove(fresh)  # left by one that was killed and had our number
     os.mkdir(fresh, 0o755)
-    fd = os.open(fresh, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     try:
-        os.fchmod(fd, 0o755)  # containers with other user ids walk through it, whatever the umask says
-        for name, target in entries:
-            if target:
-                os.symlink(target, name, dir_fd=fd)
-            else:
-                os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444, dir_fd=fd))
+        fd = os.open(fresh, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            os.rename(fresh, path)
-            return
-        except OSError:
-            if not os.path.isdir(path):  # else somebody was faster, with the same content
-                raise
-    finally:
-        os.close(fd)
-    for name, _ in entries:
-        os.unlink(f"{fresh}/{name}")
-    os.rmdir(fresh)
+            os.fchmod(fd, 0o755)  # containers with other user ids walk through it, whatever the umask says
+            for name, target in entries:
+                if target:
+                    os.symlink(target, name, dir_fd=fd)
+                else:
+                    os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444, dir_fd=fd))
+        finally:
+            os.close(fd)
+        os.rename(fresh, path)
+    except OSError:
+        _remove(fresh)
+        if not os.path.isdir(path):  # else somebody was faster, with the same content
+            raise
+
+
+def _remove(path: str) -> None:
+    """Removes a directory of files, as far as it goes."""
+    try:
+        for name in os.listdir(path):
+            os.unlink(f"{path}/{name}")
+        os.rmdir(path)
+    except OSError:
+        pass
 
 
 class Lock:

@@ -254,10 +254,13 @@ def test_apply_makes_the_edits_once_and_says_what_it_did(command: Command, host:
     first = command("apply", "--bundle", bundle.path, "--root", host)
     assert first.status == 0
     assert f"rewrote {bundle.path}/config.json\n" in first.out
-    assert "link /usr/lib/x86_64-linux-gnu/libcuda.so.1 -> libcuda.so.550.163.01\n" in first.out
+    assert "link /usr/lib/x86_64-linux-gnu/libcuda.so.1 -> /usr/local/nvidia/lib64/libcuda.so.1\n" in first.out
     spec = json.loads((bundle.path / "config.json").read_text())
     assert any(device["path"] == "/dev/nvidiactl" for device in spec["linux"]["devices"])
-    assert os.readlink(bundle.path / "rootfs/usr/lib/x86_64-linux-gnu/libcuda.so.1") == "libcuda.so.550.163.01"
+    link = os.readlink(bundle.path / "rootfs/usr/lib/x86_64-linux-gnu/libcuda.so.1")
+    assert link == "/usr/local/nvidia/lib64/libcuda.so.1"
+    directory = next(m["source"] for m in spec["mounts"] if m["destination"] == "/usr/local/nvidia/lib64")
+    assert os.readlink(f"{directory}/libcuda.so.1") == "libcuda.so.550.163.01"
     before = bundle.tree()
     second = command("apply", "--bundle", bundle.path, "--root", host)
     assert second.status == 0 and second.out == "nothing to do: all is there\n"

@@ -69,10 +69,16 @@ def generated_name(path: str) -> str:
 
 def _generate(directory: str, edit: File) -> None:
     path = f"{directory}/{generated_name(edit.path)}"
+    if _holds(path, edit.content):
+        return
     temporary = f"{path}.{os.getpid()}"
     try:
         os.makedirs(directory, 0o755, exist_ok=True)
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        try:
+            os.unlink(temporary)  # left by one that was killed and had our number
+        except FileNotFoundError:
+            pass
+        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
         try:
             view = memoryview(edit.content)
             while view:
@@ -82,4 +88,22 @@ def _generate(directory: str, edit: File) -> None:
             os.close(fd)
         os.rename(temporary, path)
     except OSError as error:
+        try:
+            os.unlink(temporary)
+        except OSError:
+            pass
         raise Fault(f"a file for the container cannot be made: {words(error)}", where=path) from None
+
+
+def _holds(path: str, content: bytes) -> bool:
+    """Whether the file is there already with this content: a running container may have it mounted."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        return os.read(fd, len(content) + 1) == content
+    except OSError:
+        return False
+    finally:
+        os.close(fd)

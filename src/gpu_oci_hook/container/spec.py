@@ -7,7 +7,7 @@ second time it changes nothing. Cost rule: hot, no imports of the library.
 from __future__ import annotations
 
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.plan.edits import DeviceNode, DeviceRule, DropHook, Edit, Env, Gid, Hook, Mount
+from gpu_oci_hook.plan.edits import DeviceNode, DeviceRule, DropHook, DropMount, Edit, Env, Gid, Hook, Mount
 from gpu_oci_hook.request import member
 
 Object = dict[str, object]
@@ -26,6 +26,13 @@ def apply(spec: Object, edits: list[Edit]) -> None:
             _rule(spec, edit)
         elif isinstance(edit, Mount):
             _mount(spec, edit)
+        elif isinstance(edit, DropMount):
+            mounts = _list(spec, "mounts")
+            mounts[:] = [
+                mount
+                for mount in mounts
+                if (member(mount, "source"), member(mount, "destination")) != (edit.source, edit.destination)
+            ]
         elif isinstance(edit, Gid):
             gids = _list(_object(_object(spec, "process"), "user"), "additionalGids")
             if edit.gid not in gids:

@@ -15,6 +15,7 @@ from gpu_oci_hook.plan.edits import (
     DeviceRule,
     Directory,
     DropHook,
+    DropMount,
     Env,
     File,
     Gid,
@@ -40,6 +41,9 @@ if TYPE_CHECKING:
 READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 SOCKET = ("nosuid", "nodev", "noexec", "rbind", "rprivate")
 NODE = ("nosuid", "noexec", "bind", "rprivate")
+
+# How the names of prepared directories begin.
+LIBRARIES = "libraries-"
 
 # What programs look for by its path in the image's own library directory.
 _MAIN = ("libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1")
@@ -128,10 +132,17 @@ def build(facts: Facts) -> Plan:
     _nodes(facts, plan, brought)
     _required(facts, brought)
     files = _select(facts, plan, brought)
-    places = Places(facts.spec, facts.target, writable=facts.image.writable)
+    ours = _our_mounts(facts)
+    places = Places(facts.spec, facts.target, ours, writable=facts.image.writable)
     _libraries(facts, plan, places, [(file, why) for file, why in files if file.kind == "library"])
     _others(facts, plan, places, [(file, why) for file, why in files if file.kind != "library"])
     _hide_params(facts, plan)
+    wanted = {(edit.source, edit.destination) for edit in plan.edits if isinstance(edit, Mount)}
+    plan.edits[:0] = [
+        DropMount(source, destination, "left from another driver")
+        for source, destination in ours
+        if (source, destination) not in wanted
+    ]
     return plan
 
 
@@ -148,6 +159,22 @@ def already_done(spec: object) -> str:
 def in_user_namespace(spec: object) -> bool:
     """Whether the container gets a user namespace, new or joined."""
     return any(member(namespace, "type") == "user" for namespace in items(spec, "linux", "namespaces"))
+
+
+def _our_mounts(facts: Facts) -> list[tuple[str, str]]:
+    """The mounts in the spec that an earlier run of ours has made: the libraries' directories and what is in them."""
+    found: list[tuple[str, str]] = []
+    directories: list[str] = []
+    for mount in items(facts.spec, "mounts"):
+        source, destination = member(mount, "source"), member(mount, "destination")
+        if not isinstance(source, str) or not isinstance(destination, str):
+            continue
+        if source.startswith((f"{facts.prepared}/{LIBRARIES}", f"{facts.generated}/{LIBRARIES}")):
+            directories.append(destination + "/")
+            found.append((source, destination))
+        elif destination.startswith(tuple(directories)):
+            found.append((source, destination))
+    return found
 
 
 def _drop_hooks(facts: Facts, plan: Plan) -> None:
@@ -348,7 +375,7 @@ def _libraries(facts: Facts, plan: Plan, places: Places, files: list[tuple[Drive
         if directory not in directories:
             directories.append(directory)
         content = tuple(inside.items())
-        source = f"{facts.prepared}/libraries-{state.digest(repr(content).encode())}"
+        source = f"{facts.prepared}/{LIBRARIES}{state.digest(repr(content).encode())}"
         reason = "a place for the driver's libraries, with their links"
         plan.edits.append(Directory(source, directory, content, reason, make=places.made))
         plan.edits.append(Mount(source, directory, READ_ONLY, reason, make_way=False))

@@ -273,6 +273,26 @@ class DropHook(Edit):
         return {"stage": self.stage, "path": self.path}
 
 
+class DropMount(Edit):
+    """A mount of our own taken out of the spec: it is from an earlier driver."""
+
+    __slots__ = ("destination", "source")
+    kind = "drop-mount"
+
+    def __init__(self, source: str, destination: str, reason: str) -> None:
+        super().__init__(reason)
+        self.source = source
+        self.destination = destination
+
+    def describe(self) -> str:
+        """See `Edit.describe`."""
+        return f"{self.destination} <- {self.source}"
+
+    def data(self) -> dict[str, object]:
+        """See `Edit.data`."""
+        return {"destination": self.destination, "source": self.source}
+
+
 class Withheld:
     """Something that does not go in, and why."""
 

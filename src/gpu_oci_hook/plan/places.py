@@ -39,6 +39,9 @@ _FRESH = ("tmpfs", "devtmpfs", "ramfs")
 class Places:
     """The container's places.
 
+    Arguments:
+        ours: (source, destination) of the mounts in the spec that an earlier run of ours has put there.
+
     Attributes:
         libraries, libraries32: the directories for 64-bit and 32-bit libraries; "" when there is no place.
         made: whether they lie in the image's tree and may have to be made there.
@@ -47,11 +50,13 @@ class Places:
 
     __slots__ = ("_mounts", "_target", "libraries", "libraries32", "made", "writable")
 
-    def __init__(self, spec: object, target: Target, *, writable: bool) -> None:
+    def __init__(self, spec: object, target: Target, ours: list[tuple[str, str]], *, writable: bool) -> None:
         self._target = target
         self._mounts: list[tuple[str, bool]] = []
         for mount in items(spec, "mounts"):
             destination, kind = member(mount, "destination"), member(mount, "type")
+            if (member(mount, "source"), destination) in ours:
+                continue
             if isinstance(destination, str) and destination.startswith("/"):
                 destination = destination.rstrip("/") or "/"
                 self._mounts.append((self._place(destination) or destination, kind in _FRESH))
