@@ -349,6 +349,10 @@ def _libraries(facts: Facts, plan: Plan, places: Places, files: list[tuple[Drive
     entries: dict[str, dict[str, str]] = {}
     mounts: list[Mount] = []
     links: list[Link] = []
+    open_to_links = {
+        own: places.writable and places.cover(own) == "image"
+        for own in (facts.image.library_dir, facts.image.library_dir32)
+    }
     for file, why in files:
         small = file.arch in ("i386", "armhf")
         directory = places.libraries32 if small else places.libraries
@@ -361,14 +365,16 @@ def _libraries(facts: Facts, plan: Plan, places: Places, files: list[tuple[Drive
         names = [file.soname]
         for name in file.links:
             if "/" in name:  # a plug-in, looked for in a subdirectory of the image's own library directory
-                links.append(Link(f"{own}/{name}", f"{directory}/{file.soname}", "the name that it is loaded by"))
+                if open_to_links[own]:
+                    target = f"{directory}/{file.soname}"
+                    links.append(Link(f"{own}/{name}", target, "the name that it is loaded by"))
             else:
                 inside[name] = file.soname
                 names.append(name)
         for name in names:
             uses = uses_compat and not small and name in facts.image.compat_names
             found.append((name, f"{verdict.directory if uses else directory}/{name}", file.arch))
-            link = _link_in_image(facts, places, own, name, directory, small=small)
+            link = _link_in_image(facts, own, name, directory, small=small) if open_to_links[own] else None
             if link is not None:
                 links.append(link)
     for directory, inside in entries.items():
@@ -380,21 +386,17 @@ def _libraries(facts: Facts, plan: Plan, places: Places, files: list[tuple[Drive
         plan.edits.append(Directory(source, directory, content, reason, make=places.made))
         plan.edits.append(Mount(source, directory, READ_ONLY, reason, make_way=False))
     plan.edits += mounts
-    plan.edits += [link for link in links if places.writable and places.cover(link.path) == "image"]
+    plan.edits += links
     _loader(facts, plan, places, found, directories)
 
 
-def _link_in_image(
-    facts: Facts, places: Places, own: str, name: str, directory: str, *, small: bool
-) -> Link | None:
+def _link_in_image(facts: Facts, own: str, name: str, directory: str, *, small: bool) -> Link | None:
     """A link in the image's own library directory, where one is due.
 
     Programs that look for a file rather than ask the loader, and those with their own loader, expect the main
     libraries there. Any other name is touched only when a leftover of a committed GPU container has it: an
     empty file or a link would hide ours from whoever puts that directory into LD_LIBRARY_PATH.
     """
-    if not places.writable or places.cover(own) != "image":
-        return None
     path = f"{own}/{name}"
     if not small and name in _MAIN:
         return Link(path, f"{directory}/{name}", "where programs look for it that do not ask the loader")
