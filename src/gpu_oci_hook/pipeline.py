@@ -309,7 +309,9 @@ def _missing(
     elif not outcome.gpus:
         missing.append(f"the kernel module {version} is loaded but has no GPU in /proc/driver/nvidia/gpus")
     missing.append(
-        "driver files are installed" if found.files else "no driver files are installed (see gpu-oci-hook list)"
+        "driver libraries are installed"
+        if any(file.kind == "library" for file in found.files)
+        else "no driver libraries are installed (see gpu-oci-hook list)"
     )
     text = f"this machine has no NVIDIA GPU to give: {'; '.join(missing)}"
     if config.missing_gpu == "fail":

@@ -88,16 +88,20 @@ def _device(spec: Object, edit: DeviceNode) -> None:
 
 def _rule(spec: Object, edit: DeviceRule) -> None:
     rules = _list(_object(_object(spec, "linux"), "resources"), "devices")
+    there = False
     for rule in rules:
         access = member(rule, "access")
-        if (
-            member(rule, "allow") is True
-            and member(rule, "type") == "c"
-            and (member(rule, "major"), member(rule, "minor")) == (edit.major, edit.minor)
-            and isinstance(access, str)
-            and all(letter in access for letter in edit.access)
-        ):
-            return
+        if not isinstance(access, str):
+            continue
+        if member(rule, "allow") is not True:
+            # A later rule takes back what an earlier one allowed. The kernel's -1 and a missing number mean any.
+            same = [member(rule, key) in (None, -1, number) for key, number in
+                    (("major", edit.major), ("minor", edit.minor))]  # fmt: skip
+            there = there and not (member(rule, "type") in (None, "", "a", "c") and all(same))
+        elif member(rule, "type") == "c" and (member(rule, "major"), member(rule, "minor")) == (edit.major, edit.minor):
+            there = there or all(letter in access for letter in edit.access)
+    if there:
+        return
     rules.append(
         {"allow": True, "type": "c", "major": edit.major, "minor": edit.minor, "access": edit.access}
     )

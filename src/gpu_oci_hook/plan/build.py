@@ -162,7 +162,9 @@ def in_user_namespace(spec: object) -> bool:
 
 
 def _our_mounts(facts: Facts) -> list[tuple[str, str]]:
-    """The mounts in the spec that an earlier run of ours has made: the libraries' directories and what is in them."""
+    """The mounts in the spec that an earlier run of ours has made: of generated files, of the libraries' directories
+    and of what is in them.
+    """
     found: list[tuple[str, str]] = []
     directories: list[str] = []
     for mount in items(facts.spec, "mounts"):
@@ -172,7 +174,7 @@ def _our_mounts(facts: Facts) -> list[tuple[str, str]]:
         if source.startswith((f"{facts.prepared}/{LIBRARIES}", f"{facts.generated}/{LIBRARIES}")):
             directories.append(destination + "/")
             found.append((source, destination))
-        elif destination.startswith(tuple(directories)):
+        elif source.startswith(f"{facts.generated}/") or destination.startswith(tuple(directories)):
             found.append((source, destination))
     return found
 
@@ -339,11 +341,13 @@ def _libraries(facts: Facts, plan: Plan, places: Places, files: list[tuple[Drive
     verdict = compat.decide(
         facts.image.compat, facts.inventory.version, facts.config.cuda_compat, datacenter=facts.datacenter
     )
-    if verdict.warning:
+    compute = "compute" in with_brought(facts.request.capabilities)
+    if verdict.warning and compute:
         plan.warnings.append(verdict.warning)
-    uses_compat = bool(verdict.directory) and "compute" in with_brought(facts.request.capabilities)
+    uses_compat = bool(verdict.directory) and compute
     if facts.image.compat and not uses_compat:
-        plan.withheld.append(Withheld("compat", facts.image.compat[0][0], verdict.reason))
+        reason = verdict.reason if compute else _needs("compute")
+        plan.withheld.append(Withheld("compat", facts.image.compat[0][0], reason))
     found: list[tuple[str, str, str]] = []
     directories: list[str] = [verdict.directory] if uses_compat else []
     entries: dict[str, dict[str, str]] = {}
@@ -356,12 +360,18 @@ def _libraries(facts: Facts, plan: Plan, places: Places, files: list[tuple[Drive
     for file, why in files:
         small = file.arch in ("i386", "armhf")
         directory = places.libraries32 if small else places.libraries
+        own = facts.image.library_dir32 if small else facts.image.library_dir
+        theirs = next((f"{own}/{name}" for name in (file.soname, file.name) if places.mounted(f"{own}/{name}")), "")
+        if theirs:
+            reason = f"the container has its own mount on {theirs}"
+            plan.withheld.append(Withheld("library", _library_name(file), reason))
+            found.append((file.soname, theirs, file.arch))
+            continue
         inside = entries.setdefault(directory, {})
         inside[file.name] = ""
         mounts.append(Mount(file.source, f"{directory}/{file.name}", READ_ONLY, why, make_way=False))
         if file.soname != file.name:
             inside[file.soname] = file.name
-        own = facts.image.library_dir32 if small else facts.image.library_dir
         names = [file.soname]
         for name in file.links:
             if "/" in name:  # a plug-in, looked for in a subdirectory of the image's own library directory
@@ -470,7 +480,7 @@ def _hide_params(facts: Facts, plan: Plan) -> None:
     Else NVIDIA's libraries in the container try to make the missing nodes. runc refuses mounts below /proc in
     a spec, so a hook binds a file there; below a procfs of the container's, which no image can redirect.
     """
-    if len(facts.chosen) == len(facts.gpus) or facts.params is None or not facts.config.hide_device_files:
+    if len(facts.chosen) == len(facts.gpus) or facts.params is None:
         return
     text = b"".join(
         b"ModifyDeviceFiles: 0\n" if line.startswith(b"ModifyDeviceFiles:") else line
@@ -479,6 +489,10 @@ def _hide_params(facts: Facts, plan: Plan) -> None:
     if text == facts.params:
         return
     name = "ModifyDeviceFiles: 0"
+    if not facts.config.hide_device_files:
+        reason = "[inject] hide-device-files is off in the configuration"
+        plan.withheld.append(Withheld("file", f"{PARAMS} ({name})", reason))
+        return
     proc = any(
         member(mount, "destination") == "/proc" and member(mount, "type") == "proc"
         for mount in items(facts.spec, "mounts")

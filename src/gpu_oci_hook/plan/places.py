@@ -48,7 +48,7 @@ class Places:
         writable: whether the image's tree can be written by us now.
     """
 
-    __slots__ = ("_mounts", "_target", "libraries", "libraries32", "made", "writable")
+    __slots__ = ("_exact", "_mounts", "_target", "libraries", "libraries32", "made", "writable")
 
     def __init__(self, spec: object, target: Target, ours: list[tuple[str, str]], *, writable: bool) -> None:
         self._target = target
@@ -60,6 +60,7 @@ class Places:
             if isinstance(destination, str) and destination.startswith("/"):
                 destination = destination.rstrip("/") or "/"
                 self._mounts.append((self._place(destination) or destination, kind in _FRESH))
+        self._exact = frozenset([destination for destination, _ in self._mounts])
         self.writable = writable
         self.libraries = self.libraries32 = ""
         self.made = False
@@ -82,6 +83,8 @@ class Places:
         """The link-free place for a directory to be mounted on; "" when there can be none."""
         place = self._place(path)
         cover = self._cover(place) if place else "foreign"
+        if any(destination.startswith(f"{place}/") for destination, _ in self._mounts):
+            return ""  # ours would hide a mount of the container's
         if cover != "image":
             return place if cover == "fresh" else ""
         status = self._target.status(place)
@@ -105,7 +108,7 @@ class Places:
 
     def mounted(self, path: str) -> bool:
         """Whether the spec itself mounts something exactly there; the path is free of links."""
-        return any(destination == path for destination, _ in self._mounts)
+        return path in self._exact
 
     def mount_point(self, path: str) -> tuple[str, str]:
         """The link-free destination for a bind mount of one file, or "" and the reason why there is none."""

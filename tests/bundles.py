@@ -1,0 +1,126 @@
+"""Bundles and images for tests that go the whole way, and what to compare of them afterwards."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+from gpu_oci_hook import pipeline
+from gpu_oci_hook.config import Config
+
+LIBRARIES = "/usr/lib/x86_64-linux-gnu"
+PROC = {"destination": "/proc", "type": "proc", "source": "proc"}
+DEV = {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]}
+
+# Temporary names that a killed process may leave behind; nobody looks at them.
+LITTER = ".gpu-oci-hook-"
+
+Spec = dict[str, Any]
+
+
+def spec(*env: str, **more: Any) -> Spec:
+    """A config.json like that of cases.md, with its changes; `env` is added to the environment."""
+    made: Spec = {
+        "ociVersion": "1.0.2",
+        "process": {
+            "user": {"uid": 0, "gid": 0},
+            "args": ["sh"],
+            "cwd": "/",
+            "env": ["PATH=/bin", *env],
+        },
+        "root": {"path": "rootfs"},
+        "mounts": [],
+        "linux": {
+            "namespaces": [{"type": "mount"}, {"type": "pid"}],
+            "resources": {"devices": [{"allow": False, "access": "rwm"}]},
+        },
+    }
+    made.update(more)
+    return made
+
+
+def debian(rootfs: Path) -> Path:
+    """An image like Debian's, as far as the loader cares."""
+    for name in ("usr/lib/x86_64-linux-gnu", "usr/bin", "etc/ld.so.conf.d", "proc", "dev", "run", "var", "tmp"):
+        (rootfs / name).mkdir(parents=True, exist_ok=True)
+    for name in ("lib", "bin"):
+        (rootfs / name).symlink_to(f"usr/{name}")
+    (rootfs / "var/run").symlink_to("/run")
+    (rootfs / "etc/debian_version").write_text("12\n")
+    (rootfs / "etc/ld.so.conf").write_text("include /etc/ld.so.conf.d/*.conf\n")
+    return rootfs
+
+
+def bundle(directory: Path, config: Spec) -> Path:
+    """A bundle with a Debian-like image; the directory is new, or has its image already."""
+    if not (directory / "rootfs").exists():
+        debian(directory / "rootfs")
+    write(directory, config)
+    return directory
+
+
+def write(directory: Path, config: Spec) -> None:
+    """Puts a config.json into a bundle."""
+    (directory / "config.json").write_text(json.dumps(config))
+
+
+def read(directory: Path) -> Spec:
+    """The config.json of a bundle."""
+    found: Spec = json.loads((directory / "config.json").read_text())
+    return found
+
+
+def settings(host: Path | str, **values: object) -> Config:
+    """A configuration for a simulated host: nothing of this machine counts."""
+    return Config(root=str(host), **{"load_modules": False, **values})
+
+
+def inject(directory: Path, config: Config) -> Spec:
+    """The shim's way on a bundle, in this process; the config.json as it is afterwards."""
+    path = str(directory / "config.json")
+    pipeline.inject(path, Path(path).read_bytes(), str(directory), config.to_data())
+    return read(directory)
+
+
+def look(top: Path, *, times: bool = True) -> dict[str, tuple[object, ...]]:
+    """Everything that could change below a directory, by relative path; the litter of the killed left out.
+
+    Without `times`: only what makes a result, so that two trees can be compared.
+    """
+    seen: dict[str, tuple[object, ...]] = {}
+    for where, directories, files in os.walk(top):
+        for name in [".", *directories, *files]:
+            path = os.path.join(where, name)
+            if LITTER in path:
+                continue
+            info = os.lstat(path)
+            content: object = None
+            if stat.S_ISLNK(info.st_mode):
+                content = os.readlink(path)
+            elif stat.S_ISREG(info.st_mode):
+                content = hashlib.sha256(Path(path).read_bytes()).hexdigest()
+            facts: tuple[object, ...] = (oct(info.st_mode), info.st_uid, info.st_gid, content)
+            if times:
+                facts += (info.st_ino, info.st_mtime_ns)
+            seen[os.path.relpath(path, top)] = facts
+    return seen
+
+
+def destinations(config: Spec) -> list[str]:
+    """Where a spec mounts something."""
+    return [mount["destination"] for mount in config["mounts"]]
+
+
+def devices(config: Spec) -> dict[str, tuple[int, int]]:
+    """The device nodes of a spec: path to numbers."""
+    return {node["path"]: (node["major"], node["minor"]) for node in config["linux"].get("devices", [])}
+
+
+def allowed(config: Spec) -> list[tuple[int, int]]:
+    """The numbers that a spec's rules allow, in order."""
+    rules = config["linux"].get("resources", {}).get("devices", [])
+    return [(rule["major"], rule["minor"]) for rule in rules if rule["allow"] and rule.get("type") == "c"]
