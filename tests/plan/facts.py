@@ -1,0 +1,153 @@
+"""Facts made by hand: what a plan is made from, without a machine."""
+
+from __future__ import annotations
+
+import os
+import stat
+from typing import Any
+
+from gpu_oci_hook.config import Config
+from gpu_oci_hook.container.image import Image
+from gpu_oci_hook.host.inventory import DriverFile, Gpu, Inventory, Node
+from gpu_oci_hook.plan.build import Facts
+from gpu_oci_hook.request import devices, read
+
+VERSION = "550.163.01"
+OWN = "/usr/lib/x86_64-linux-gnu"
+LIBRARIES = "/usr/local/nvidia/lib64"
+
+
+class Target:
+    """A container's root without links, or with the few that are named; which directories and files exist is listed."""
+
+    def __init__(
+        self, links: dict[str, str] | None = None, there: tuple[str, ...] = (), files: tuple[str, ...] = ()
+    ) -> None:
+        self.links = links or {}
+        self.there = there
+        self.files = files
+
+    def destination(self, path: str) -> str:
+        for link, target in self.links.items():
+            if path == link or path.startswith(link + "/"):
+                return target + path[len(link) :]
+        return path
+
+    def resolve(self, path: str) -> str | None:
+        found = self.destination(path)
+        return found if found in (*self.there, *self.files) else None
+
+    def status(self, path: str, *, follow: bool = False) -> os.stat_result | None:
+        if path not in (*self.there, *self.files):
+            return None
+        kind = stat.S_IFDIR if path in self.there else stat.S_IFREG
+        return os.stat_result((kind | 0o755, 1, 1, 1, 0, 0, 7, 0, 0, 0))
+
+
+def library(
+    stem: str,
+    capability: str,
+    *,
+    soname: str = "1",
+    needs: tuple[str, ...] = (),
+    links: tuple[str, ...] = (),
+    arch: str = "x86_64",
+) -> DriverFile:
+    name = f"{stem}.so.{VERSION}"
+    own = f"{stem}.so.{soname}" if soname else name
+    path = f"/drv/{arch}/{name}"
+    return DriverFile(
+        kind="library", capability=capability, path=path, source=path, name=name, soname=own, needs=needs, links=links,
+        arch=arch,
+    )  # fmt: skip
+
+
+def other(kind: str, capability: str, container: str) -> DriverFile:
+    path = f"/drv{container}"
+    return DriverFile(
+        kind=kind, capability=capability, path=path, source=path, name=container.rpartition("/")[2], container=container
+    )
+
+
+FILES = (
+    library("libcuda", "compute", links=("libcuda.so",)),
+    library("libnvidia-ptxjitcompiler", "compute"),
+    library("libnvidia-ml", "utility"),
+    library("libnvidia-encode", "video"),
+    library("libGLX_nvidia", "graphics", soname="0", needs=(f"libnvidia-glcore.so.{VERSION}", "libX11.so.6")),
+    library("libnvidia-glcore", "graphics", soname=""),
+    library("libnvidia-ngx", "ngx", needs=(f"libnvidia-deep.so.{VERSION}",)),
+    library("libnvidia-deep", "graphics", soname="", needs=(f"libnvidia-deeper.so.{VERSION}",)),
+    library("libnvidia-deeper", "graphics", soname=""),
+    library("libcuda", "compute", arch="i386"),
+    other("binary", "utility", "/usr/bin/nvidia-smi"),
+    other("binary", "compute", "/usr/bin/nvidia-cuda-mps-control"),
+    other("config", "graphics", "/etc/vulkan/icd.d/nvidia_icd.json"),
+    other("config", "compute", "/etc/OpenCL/vendors/nvidia.icd"),
+    other("firmware", "", f"/lib/firmware/nvidia/{VERSION}/gsp_tu10x.bin"),
+    other("socket", "utility", "/var/run/nvidia-persistenced/socket"),
+    other("directory", "compute", "/tmp/nvidia-mps"),
+)
+
+
+def gpu(index: int) -> Gpu:
+    """GPU 0 has minor 1 and GPU 1 minor 0, as on real hosts."""
+    minor = {0: 1, 1: 0}.get(index, index)
+    uuid = f"GPU-00000000-0000-0000-0000-00000000000{index}"
+    return Gpu(index=index, uuid=uuid, pci=f"0000:0{index + 1}:00.0", minor=minor, model="NVIDIA A100")
+
+
+def node(path: str, major: int, minor: int, *, gid: int = 0, mode: int = 0o666, exists: bool = True) -> Node:
+    return Node(
+        path=path, major=major, minor=minor, mode=mode, uid=0, gid=gid, exists=exists, source=f"/sim{path}"
+    )  # fmt: skip
+
+
+CONTROL = (
+    ("", node("/dev/nvidiactl", 195, 255)),
+    ("compute", node("/dev/nvidia-uvm", 510, 0)),
+    ("compute", node("/dev/nvidia-uvm-tools", 510, 1)),
+    ("display", node("/dev/nvidia-modeset", 195, 254)),
+)
+
+
+def facts(
+    asked: str = "0",
+    capabilities: str = "",
+    *,
+    spec: dict[str, Any] | None = None,
+    env: tuple[str, ...] = (),
+    image: Image | None = None,
+    target: Target | None = None,
+    inside: bool = False,
+    **config: object,
+) -> Facts:
+    """A machine with two GPUs and every kind of file; the container asks for `asked`."""
+    made = Facts()
+    words = [f"NVIDIA_VISIBLE_DEVICES={asked}", *env]
+    if capabilities:
+        words.append(f"NVIDIA_DRIVER_CAPABILITIES={capabilities}")
+    made.spec = {
+        "mounts": [],
+        "linux": {"namespaces": [{"type": "mount"}], "resources": {"devices": [{"allow": False, "access": "rwm"}]}},
+        **(spec or {}),
+    }
+    made.spec["process"] = {"env": words}
+    made.config = Config(**config)
+    made.request = read(made.spec, made.config)
+    made.inventory = Inventory(version=VERSION, libraries=VERSION, files=FILES)
+    made.gpus = [gpu(0), gpu(1)]
+    made.chosen = devices.resolve(made.request.asks, made.gpus)
+    made.nodes = list(CONTROL)
+    made.gpu_nodes = {one.minor: node(f"/dev/nvidia{one.minor}", 195, one.minor) for one, _ in made.chosen}
+    made.absent_nodes = []
+    made.image = image or Image(library_dir=OWN, library_dir32="/usr/lib/i386-linux-gnu")
+    made.target = target or Target()
+    made.rootfs = "/b/rootfs"
+    made.generated = "/b/gpu-oci-hook"
+    made.prepared = "/state"
+    made.inside = inside
+    made.params = None
+    made.mount_program = True
+    made.datacenter = True
+    return made

@@ -1,0 +1,60 @@
+"""Whose libcuda wins: table R21 of the field cases, row by row."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpu_oci_hook.plan.compat import decide
+
+DIR = "/usr/local/cuda-12.6/compat"
+
+
+def found(*versions: str) -> tuple[tuple[str, str], ...]:
+    return tuple((f"{DIR}/libcuda.so.{version}", version) for version in versions)
+
+
+@pytest.mark.parametrize(
+    ("compat", "host", "datacenter", "uses", "said", "warned"),
+    [
+        (("560.35.03",), "535.183.06", True, True, "560 > 535", ""),
+        (("535.183.06",), "535.104.05", True, False, "same major", ""),
+        (("525.60.13",), "555.42.02", True, False, "older", ""),
+        (("525.60.13",), "555.42.02", False, False, "older", ""),
+        (("560.35.03",), "535.183.06", False, False, "data-centre", "error 804"),
+        (("560.35.03", "555.42.02"), "535.183.06", True, False, "ambiguous", "libcuda.so.555.42.02"),
+        (("560.35.03", "555.42.02"), "580.65.06", False, False, "ambiguous", "libcuda.so.560.35.03"),
+        ((), "535.183.06", True, False, "no compat", ""),
+    ],
+)  # fmt: skip
+def test_r21_the_table_of_policy_auto(
+    compat: tuple[str, ...], host: str, datacenter: bool, uses: bool, said: str, warned: str
+) -> None:
+    verdict = decide(found(*compat), host, "auto", datacenter=datacenter)
+    assert verdict.directory == (DIR if uses else "")
+    assert said in verdict.reason
+    assert warned in verdict.warning
+    assert bool(verdict.warning) == bool(warned)
+
+
+def test_a_version_of_three_digits_is_compared_as_a_number_and_not_as_text() -> None:
+    assert decide(found("1000.1"), "999.9", "auto", datacenter=True).directory == DIR
+    assert not decide(found("999.9"), "1000.1", "auto", datacenter=True).directory
+
+
+def test_the_policy_always_uses_compat_on_any_gpu_and_whatever_its_age() -> None:
+    verdict = decide(found("525.60.13"), "555.42.02", "always", datacenter=False)
+    assert verdict.directory == DIR
+    assert "always" in verdict.reason
+
+
+def test_the_policy_always_does_not_choose_between_two() -> None:
+    verdict = decide(found("560.1", "555.1"), "535.1", "always", datacenter=True)
+    assert not verdict.directory
+    assert "several" in verdict.warning
+
+
+def test_the_policy_never_uses_none_and_says_who_said_so() -> None:
+    verdict = decide(found("560.35.03"), "535.183.06", "never", datacenter=True)
+    assert not verdict.directory
+    assert "never" in verdict.reason
+    assert not verdict.warning

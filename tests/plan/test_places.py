@@ -1,0 +1,135 @@
+"""The directory for libraries and the mount points, under the spec's own mounts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpu_oci_hook.plan.places import Places
+
+from .facts import Target
+
+NVIDIA = "/usr/local/nvidia/lib64"
+
+
+def mount(destination: str, kind: str = "bind") -> dict[str, str]:
+    return {"destination": destination, "type": kind, "source": "/vol"}
+
+
+def places(*mounts: dict[str, Any], writable: bool = True, target: Target | None = None) -> Places:
+    return Places({"mounts": list(mounts)}, target or Target(), [], writable=writable)
+
+
+@pytest.mark.parametrize(
+    ("mounts", "writable", "directory", "made"),
+    [
+        ((), True, NVIDIA, True),
+        ((mount("/proc", "proc"), mount("/dev", "tmpfs")), True, NVIDIA, True),
+        # The image's directory is hidden by a volume.
+        ((mount("/usr/local/nvidia"),), True, "/usr/lib/gpu-oci-hook/lib64", True),
+        ((mount("/usr/local"),), True, "/usr/lib/gpu-oci-hook/lib64", True),
+        ((mount("/usr/local/"),), True, "/usr/lib/gpu-oci-hook/lib64", True),
+        # Its neighbour is not.
+        ((mount("/usr/local/nvid"),), True, NVIDIA, True),
+        # A file of the user's would be hidden by ours.
+        ((mount(f"{NVIDIA}/libfoo.so.1"),), True, "/usr/lib/gpu-oci-hook/lib64", True),
+        ((mount("/usr/local/nvidia/lib/libfoo.so.1"),), True, "/usr/lib/gpu-oci-hook/lib64", True),
+        # A tmpfs is fresh: the runtime makes mount points there.
+        ((mount("/usr/local", "tmpfs"),), True, NVIDIA, False),
+        # All of /usr is somebody else's.
+        ((mount("/usr"), mount("/run", "tmpfs")), True, "/run/gpu-oci-hook/lib64", False),
+        ((mount("/usr"), mount("/dev", "tmpfs")), True, "/run/gpu-oci-hook/lib64", True),
+        # A root that cannot be written.
+        ((mount("/run", "tmpfs"), mount("/dev", "tmpfs")), False, "/run/gpu-oci-hook/lib64", False),
+        ((mount("/dev", "tmpfs"),), False, "/dev/gpu-oci-hook/lib64", False),
+        ((mount("/dev", "devtmpfs"),), False, "/dev/gpu-oci-hook/lib64", False),
+        ((mount("/run"), mount("/dev", "tmpfs")), False, "/dev/gpu-oci-hook/lib64", False),
+        # A volume inside the tmpfs hides the place again.
+        ((mount("/dev", "tmpfs"), mount("/dev/gpu-oci-hook")), False, "", False),
+        ((), False, "", False),
+        # Of two mounts on one place the later one counts, as in the kernel.
+        ((mount("/run"), mount("/run", "tmpfs")), False, "/run/gpu-oci-hook/lib64", False),
+        ((mount("/run", "tmpfs"), mount("/run")), False, "", False),
+    ],
+)
+def test_the_directory_for_libraries(
+    mounts: tuple[dict[str, Any], ...], writable: bool, directory: str, made: bool
+) -> None:
+    found = places(*mounts, writable=writable)
+    assert (found.libraries, found.made) == (directory, made)
+    assert found.libraries32 == directory.removesuffix("64")
+
+
+def test_a_root_that_cannot_be_written_may_have_the_directories_already() -> None:
+    """CUDA images of old have them."""
+    there = ("/usr/local/nvidia/lib", "/usr/local/nvidia/lib64")
+    found = places(writable=False, target=Target(there=there))
+    assert (found.libraries, found.made) == (NVIDIA, False)
+    assert places(writable=False, target=Target(there=there[:1])).libraries == ""
+
+
+def test_a_file_in_the_directorys_place_is_passed_by() -> None:
+    found = places(target=Target(files=(NVIDIA,)))
+    assert found.libraries == "/usr/lib/gpu-oci-hook/lib64"
+
+
+def test_mounts_of_an_earlier_run_of_ours_do_not_count() -> None:
+    ours = [("/run/gpu-oci-hook/libraries-1", NVIDIA), ("/drv/libcuda.so.1", f"{NVIDIA}/libcuda.so.1")]
+    mounts = [{"destination": destination, "source": source, "type": "bind"} for source, destination in ours]
+    assert Places({"mounts": mounts}, Target(), ours, writable=True).libraries == NVIDIA
+    assert Places({"mounts": mounts}, Target(), ours[:1], writable=True).libraries != NVIDIA
+
+
+def test_odd_mounts_are_nobodys_business() -> None:
+    found = Places(
+        {"mounts": [None, 7, {}, {"destination": 7}, {"destination": "usr/lib"}, {"destination": None}]},
+        Target(), [], writable=True,
+    )  # fmt: skip
+    assert found.libraries == NVIDIA
+
+
+@pytest.mark.parametrize("mounts", [None, 7, "x", {}, [[]]])
+def test_a_list_of_mounts_that_is_none(mounts: object) -> None:
+    assert Places({"mounts": mounts}, Target(), [], writable=True).libraries == NVIDIA
+
+
+def test_a_mount_point_in_the_image_is_free_of_links() -> None:
+    target = Target({"/var/run": "/run"})
+    assert places(target=target).mount_point("/var/run/x/socket") == ("/run/x/socket", "")
+
+
+def test_a_mount_point_below_somebody_elses_mount_is_refused() -> None:
+    destination, reason = places(mount("/usr/bin")).mount_point("/usr/bin/nvidia-smi")
+    assert destination == ""
+    assert "another mount" in reason
+
+
+def test_a_link_of_the_image_into_somebody_elses_mount_is_seen_through() -> None:
+    """The runtime would make the mount point in the volume, which is a directory of the user's."""
+    target = Target({"/usr/bin": "/data/bin"})
+    destination, reason = places(mount("/data"), target=target).mount_point("/usr/bin/nvidia-smi")
+    assert destination == ""
+    assert "another mount" in reason
+
+
+def test_a_spec_that_mounts_through_a_link_of_the_image_is_seen_through() -> None:
+    target = Target({"/lib": "/usr/lib", "/var/run": "/run", "/opt/n": "/usr/local/nvidia"})
+    assert places(mount("/opt/n"), target=target).libraries == "/usr/lib/gpu-oci-hook/lib64"
+    assert places(mount("/var/run", "tmpfs"), writable=False, target=target).libraries == "/run/gpu-oci-hook/lib64"
+    assert places(mount("/lib/x/libcuda.so.1"), target=target).mounted("/usr/lib/x/libcuda.so.1")
+
+
+def test_a_link_of_the_image_into_a_tmpfs_is_fresh() -> None:
+    target = Target({"/usr/bin": "/run/bin"})
+    found = places(mount("/run", "tmpfs"), writable=False, target=target)
+    assert found.mount_point("/usr/bin/nvidia-smi") == ("/run/bin/nvidia-smi", "")
+
+
+def test_a_root_that_cannot_be_written_has_only_the_mount_points_that_are_there() -> None:
+    target = Target(there=("/etc/ld.so.cache",))
+    found = places(writable=False, target=target)
+    assert found.mount_point("/etc/ld.so.cache") == ("/etc/ld.so.cache", "")
+    destination, reason = found.mount_point("/etc/other")
+    assert destination == ""
+    assert "cannot be written and has no /etc/other" in reason
