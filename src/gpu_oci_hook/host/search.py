@@ -5,6 +5,7 @@ Cost rule: cold; only when the driver's files are searched anew.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 from fnmatch import fnmatchcase
@@ -28,16 +29,35 @@ class Search:
         host: the root that is searched.
     """
 
-    __slots__ = ("_directories", "_files", "_links", "host")
+    __slots__ = ("_directories", "_files", "_links", "_parents", "host")
 
     def __init__(self, host: Host) -> None:
         self.host = host
         self._directories: dict[str, Witness] = {}
         self._files: dict[str, Witness] = {}
         self._links: dict[str, Witness] = {}
+        # Some hundred files lie in a few directories, and those do not move while we look.
+        self._parents: dict[str, str | None] = {}
 
     def resolve(self, path: str) -> str | None:
         """The path without links, None when it leads nowhere; every link on the way is watched."""
+        head, _, name = path.rpartition("/")
+        if head not in self._parents:
+            self._parents[head] = self._walk(head or "/")
+        parent = self._parents[head]
+        if parent is None or name in ("", ".", ".."):
+            return self._walk(path)
+        here = f"{parent.rstrip('/')}/{name}"
+        try:
+            os.readlink(self.host.prefix + here)
+        except OSError as error:
+            if error.errno == errno.EINVAL:  # it is there, and no link: what nearly all files are
+                return here
+        except ValueError:
+            return None
+        return self._walk(path)
+
+    def _walk(self, path: str) -> str | None:
         trail: list[str] = []
         found = self.host.resolve(path, trail)
         for step in trail:
