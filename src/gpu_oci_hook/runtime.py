@@ -1,11 +1,13 @@
 """The shim: called in runc's place, it gives the container its GPUs if it asks for any, and becomes runc.
 
 Cost rule: this runs four to six times in a container's life, nearly always only to become runc at once. It
-imports `os`, `sys`, `marshal` and our own `state`; everything else waits until a container is known to ask.
+imports `os`, `state` of our own, and what is built in (`gc`, `marshal`, `sys`); everything else waits until a
+container is known to ask.
 """
 
 from __future__ import annotations
 
+import gc
 import marshal
 import os
 import sys
@@ -225,6 +227,7 @@ def become(path: str, words: list[str]) -> None:
 
 def main() -> None:
     """The entry point: does not come back."""
+    gc.disable()  # a process of 20 ms has nothing to collect; looking for it costs one of them
     words = sys.argv[1:]
     call = Call(words)
     try:

@@ -22,42 +22,42 @@ def places(*mounts: dict[str, Any], writable: bool = True, target: Target | None
 
 
 @pytest.mark.parametrize(
-    ("mounts", "writable", "directory", "made"),
+    ("mounts", "writable", "directory"),
     [
-        ((), True, NVIDIA, True),
-        ((mount("/proc", "proc"), mount("/dev", "tmpfs")), True, NVIDIA, True),
+        ((), True, NVIDIA),
+        ((mount("/proc", "proc"), mount("/dev", "tmpfs")), True, NVIDIA),
         # The image's directory is hidden by a volume.
-        ((mount("/usr/local/nvidia"),), True, "/usr/lib/gpu-oci-hook/lib64", True),
-        ((mount("/usr/local"),), True, "/usr/lib/gpu-oci-hook/lib64", True),
-        ((mount("/usr/local/"),), True, "/usr/lib/gpu-oci-hook/lib64", True),
+        ((mount("/usr/local/nvidia"),), True, "/usr/lib/gpu-oci-hook/lib64"),
+        ((mount("/usr/local"),), True, "/usr/lib/gpu-oci-hook/lib64"),
+        ((mount("/usr/local/"),), True, "/usr/lib/gpu-oci-hook/lib64"),
         # Its neighbour is not.
-        ((mount("/usr/local/nvid"),), True, NVIDIA, True),
+        ((mount("/usr/local/nvid"),), True, NVIDIA),
         # A file of the user's would be hidden by ours.
-        ((mount(f"{NVIDIA}/libfoo.so.1"),), True, "/usr/lib/gpu-oci-hook/lib64", True),
-        ((mount("/usr/local/nvidia/lib/libfoo.so.1"),), True, "/usr/lib/gpu-oci-hook/lib64", True),
+        ((mount(f"{NVIDIA}/libfoo.so.1"),), True, "/usr/lib/gpu-oci-hook/lib64"),
+        ((mount("/usr/local/nvidia/lib/libfoo.so.1"),), True, "/usr/lib/gpu-oci-hook/lib64"),
         # A tmpfs is fresh: the runtime makes mount points there.
-        ((mount("/usr/local", "tmpfs"),), True, NVIDIA, False),
+        ((mount("/usr/local", "tmpfs"),), True, NVIDIA),
         # All of /usr is somebody else's.
-        ((mount("/usr"), mount("/run", "tmpfs")), True, "/run/gpu-oci-hook/lib64", False),
-        ((mount("/usr"), mount("/dev", "tmpfs")), True, "/run/gpu-oci-hook/lib64", True),
+        ((mount("/usr"), mount("/run", "tmpfs")), True, "/run/gpu-oci-hook/lib64"),
+        ((mount("/usr"), mount("/dev", "tmpfs")), True, "/run/gpu-oci-hook/lib64"),
         # A root that cannot be written.
-        ((mount("/run", "tmpfs"), mount("/dev", "tmpfs")), False, "/run/gpu-oci-hook/lib64", False),
-        ((mount("/dev", "tmpfs"),), False, "/dev/gpu-oci-hook/lib64", False),
-        ((mount("/dev", "devtmpfs"),), False, "/dev/gpu-oci-hook/lib64", False),
-        ((mount("/run"), mount("/dev", "tmpfs")), False, "/dev/gpu-oci-hook/lib64", False),
+        ((mount("/run", "tmpfs"), mount("/dev", "tmpfs")), False, "/run/gpu-oci-hook/lib64"),
+        ((mount("/dev", "tmpfs"),), False, "/dev/gpu-oci-hook/lib64"),
+        ((mount("/dev", "devtmpfs"),), False, "/dev/gpu-oci-hook/lib64"),
+        ((mount("/run"), mount("/dev", "tmpfs")), False, "/dev/gpu-oci-hook/lib64"),
         # A volume inside the tmpfs hides the place again.
-        ((mount("/dev", "tmpfs"), mount("/dev/gpu-oci-hook")), False, "", False),
-        ((), False, "", False),
+        ((mount("/dev", "tmpfs"), mount("/dev/gpu-oci-hook")), False, ""),
+        ((), False, ""),
         # Of two mounts on one place the later one counts, as in the kernel.
-        ((mount("/run"), mount("/run", "tmpfs")), False, "/run/gpu-oci-hook/lib64", False),
-        ((mount("/run", "tmpfs"), mount("/run")), False, "", False),
+        ((mount("/run"), mount("/run", "tmpfs")), False, "/run/gpu-oci-hook/lib64"),
+        ((mount("/run", "tmpfs"), mount("/run")), False, ""),
     ],
 )
 def test_the_directory_for_libraries(
-    mounts: tuple[dict[str, Any], ...], writable: bool, directory: str, made: bool
+    mounts: tuple[dict[str, Any], ...], writable: bool, directory: str
 ) -> None:
     found = places(*mounts, writable=writable)
-    assert (found.libraries, found.made) == (directory, made)
+    assert found.libraries == directory
     assert found.libraries32 == directory.removesuffix("64")
 
 
@@ -65,7 +65,7 @@ def test_a_root_that_cannot_be_written_may_have_the_directories_already() -> Non
     """CUDA images of old have them."""
     there = ("/usr/local/nvidia/lib", "/usr/local/nvidia/lib64")
     found = places(writable=False, target=Target(there=there))
-    assert (found.libraries, found.made) == (NVIDIA, False)
+    assert found.libraries == NVIDIA
     assert places(writable=False, target=Target(there=there[:1])).libraries == ""
 
 

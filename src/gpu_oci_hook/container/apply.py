@@ -33,8 +33,6 @@ def below_root(rootfs: Rootfs, edits: list[Edit], generated: str) -> list[str]:
                 done.append(f"made way at {edit.destination}")
         elif isinstance(edit, Directory):
             _prepare(edit)
-            if edit.make:
-                rootfs.directory(edit.destination)
         elif isinstance(edit, Link):
             if rootfs.link(edit.path, edit.target):
                 done.append(f"link {edit.describe()}")
@@ -71,11 +69,11 @@ def _generate(directory: str, edit: File) -> None:
     path = f"{directory}/{generated_name(edit.path)}"
     if _holds(path, edit.content):
         return
-    temporary = f"{path}.{os.getpid()}"
+    temporary = f"{path}.new"
     try:
         os.makedirs(directory, 0o755, exist_ok=True)
         try:
-            os.unlink(temporary)  # left by one that was killed and had our number
+            os.unlink(temporary)  # left by one that was killed
         except FileNotFoundError:
             pass
         fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)

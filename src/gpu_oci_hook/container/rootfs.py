@@ -35,6 +35,7 @@ if TYPE_CHECKING:
 LINKS = 40  # as the kernel: path_resolution(7)
 STEPS = 20000  # a hostile text could else make us walk for minutes
 KEPT = 32  # directories held open
+_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Rootfs:
@@ -170,7 +171,10 @@ class Rootfs:
         return where.clear(name)
 
     def writable(self) -> bool:
-        """Whether files can be made in it, found out by making one that has no name."""
+        """Whether files can be made in it, found out by making one that has no name.
+
+        A full disk counts as one that can be written: the first write then gives the true reason.
+        """
         try:
             if os.fstatvfs(self._fd).f_flag & os.ST_RDONLY:
                 return False
@@ -179,12 +183,12 @@ class Rootfs:
             except OSError as error:
                 # overlayfs learnt O_TMPFILE with Linux 6.3; EISDIR: file systems that never heard of it
                 if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):
-                    return False
+                    return error.errno in _FULL
                 name = temporary()
                 os.close(os.open(name, MAKE, 0o600, dir_fd=self._fd))
                 os.unlink(name, dir_fd=self._fd)
-        except OSError:
-            return False
+        except OSError as error:
+            return error.errno in _FULL
         return True
 
     def _place(self, path: str) -> tuple[Directory, str]:

@@ -393,7 +393,7 @@ def _libraries(facts: Facts, plan: Plan, places: Places, files: list[tuple[Drive
         content = tuple(inside.items())
         source = f"{facts.prepared}/{LIBRARIES}{state.digest(repr(content).encode())}"
         reason = "a place for the driver's libraries, with their links"
-        plan.edits.append(Directory(source, directory, content, reason, make=places.made))
+        plan.edits.append(Directory(source, directory, content, reason))
         plan.edits.append(Mount(source, directory, READ_ONLY, reason, make_way=False))
     plan.edits += mounts
     plan.edits += links
@@ -461,7 +461,7 @@ def _others(facts: Facts, plan: Plan, places: Places, files: list[tuple[DriverFi
             plan.withheld.append(Withheld(file.kind, file.container, reason))
             continue
         options = SOCKET if file.kind in ("socket", "directory") else READ_ONLY
-        make_way = places.writable and places.cover(file.container) == "image"
+        make_way = places.writable and places.covered(destination) == "image"
         plan.edits.append(
             Mount(file.source, destination, options, why, make_way=make_way and file.kind != "directory")
         )

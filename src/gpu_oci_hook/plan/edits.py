@@ -112,20 +112,18 @@ class Directory(Edit):
         source: on the host; its name tells its content, so that one that is there is right.
         destination: in the container.
         entries: (name, link text) in order; an empty text means an empty file.
-        make: whether the destination lies in the image's tree and may have to be made.
     """
 
-    __slots__ = ("destination", "entries", "make", "source")
+    __slots__ = ("destination", "entries", "source")
     kind = "directory"
 
     def __init__(
-        self, source: str, destination: str, entries: tuple[tuple[str, str], ...], reason: str, *, make: bool
+        self, source: str, destination: str, entries: tuple[tuple[str, str], ...], reason: str
     ) -> None:
         super().__init__(reason)
         self.source = source
         self.destination = destination
         self.entries = entries
-        self.make = make
 
     def describe(self) -> str:
         """See `Edit.describe`."""

@@ -44,11 +44,10 @@ class Places:
 
     Attributes:
         libraries, libraries32: the directories for 64-bit and 32-bit libraries; "" when there is no place.
-        made: whether they lie in the image's tree and may have to be made there.
         writable: whether the image's tree can be written by us now.
     """
 
-    __slots__ = ("_exact", "_mounts", "_target", "libraries", "libraries32", "made", "writable")
+    __slots__ = ("_exact", "_mounts", "_target", "libraries", "libraries32", "writable")
 
     def __init__(self, spec: object, target: Target, ours: list[tuple[str, str]], *, writable: bool) -> None:
         self._target = target
@@ -63,13 +62,11 @@ class Places:
         self._exact = frozenset([destination for destination, _ in self._mounts])
         self.writable = writable
         self.libraries = self.libraries32 = ""
-        self.made = False
         for prefix in PREFIXES:
             if self.cover(prefix) != "foreign":
                 found = [self._directory(f"{prefix}/{name}") for name in ("lib64", "lib")]
                 if all(found):
                     self.libraries, self.libraries32 = found
-                    self.made = writable and self.cover(found[0]) == "image"
                     return
 
     def _place(self, path: str) -> str:
@@ -82,7 +79,7 @@ class Places:
     def _directory(self, path: str) -> str:
         """The link-free place for a directory to be mounted on; "" when there can be none."""
         place = self._place(path)
-        cover = self._cover(place) if place else "foreign"
+        cover = self.covered(place) if place else "foreign"
         if any(destination.startswith(f"{place}/") for destination, _ in self._mounts):
             return ""  # ours would hide a mount of the container's
         if cover != "image":
@@ -95,9 +92,10 @@ class Places:
     def cover(self, path: str) -> str:
         """What a path lies in: "image", "fresh" (a tmpfs of the container's own) or "foreign" (another mount)."""
         place = self._place(path)
-        return self._cover(place) if place else "foreign"
+        return self.covered(place) if place else "foreign"
 
-    def _cover(self, path: str) -> str:
+    def covered(self, path: str) -> str:
+        """The same as `cover` for a path that is free of links already."""
         best, answer = -1, "image"
         for destination, fresh in self._mounts:
             inside = path == destination or path.startswith(destination + "/") or destination == "/"
@@ -115,7 +113,7 @@ class Places:
         place = self._place(path)
         if not place:
             return "", f"the image has something else than a directory on the way to {path}"
-        cover = self._cover(place)
+        cover = self.covered(place)
         if cover == "fresh" or (cover == "foreign" and self.mounted(place)):
             return place, ""
         if cover == "foreign":
