@@ -95,7 +95,7 @@ def look(top: Path, *, times: bool = True) -> dict[str, tuple[object, ...]]:
     for where, directories, files in os.walk(top):
         for name in [".", *directories, *files]:
             path = os.path.join(where, name)
-            if LITTER in path:
+            if f"/{LITTER}" in path:
                 continue
             info = os.lstat(path)
             content: object = None
