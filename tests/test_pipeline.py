@@ -414,7 +414,7 @@ def no_files(root: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (no_module, ("the kernel module nvidia is not loaded", "no nvidia in /proc/devices", "libraries are installed")),
+        (no_module, ("the kernel module nvidia is not loaded", "no nvidia in /proc/devices", "are installed")),
         (no_gpu, (f"the kernel module {DRIVER} is loaded but has no GPU", "driver libraries are installed")),
         (no_files, ("the kernel module nvidia is not loaded", "no driver libraries are installed")),
     ],

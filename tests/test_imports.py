@@ -1,0 +1,247 @@
+"""What is loaded and what is read, on the way of every call and on the way of a GPU container: allow-lists.
+
+Started as the installed launcher starts: the real interpreter, -IS, our package's directory and nothing else.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gpu_oci_hook
+from bundles import DEV, PROC, Spec, bundle, spec
+from gpu_oci_hook import simulate
+from gpu_oci_hook.cli.install import interpreter
+
+SOURCE = Path(gpu_oci_hook.__file__).resolve().parents[1]
+
+# As `gpu-oci-hook install` writes it, but for the place of the memory and, where asked, a look at what is loaded
+# in the place of exec.
+LAUNCHER = """#!{python} -IS
+import sys
+sys.path += [{source!r}]
+from gpu_oci_hook import state
+state.DIRECTORY = {state!r}
+if {dump!r}:
+    import os
+    def execv(path, argv):
+        fd = os.open({dump!r}, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        os.write(fd, "\\n".join(sys.modules).encode())
+        os._exit(0)
+    os.execv = execv
+from gpu_oci_hook.runtime import main
+main()
+"""
+
+PASS_THROUGH = {"__future__", "os", "posixpath", "genericpath", "stat", "_stat", "_collections_abc", "gc", "_signal"}
+PASS_THROUGH |= {"gpu_oci_hook", "gpu_oci_hook.runtime", "gpu_oci_hook.state", "os.path", "_abc", "abc", "marshal"}
+
+INJECTION = PASS_THROUGH | {
+    "_json",
+    "_struct",
+    "errno",
+    "struct",
+    "gpu_oci_hook.config",
+    "gpu_oci_hook.container",
+    "gpu_oci_hook.container.apply",
+    "gpu_oci_hook.container.directory",
+    "gpu_oci_hook.container.image",
+    "gpu_oci_hook.container.loader",
+    "gpu_oci_hook.container.rootfs",
+    "gpu_oci_hook.container.spec",
+    "gpu_oci_hook.errors",
+    "gpu_oci_hook.formats",
+    "gpu_oci_hook.formats.fastjson",
+    "gpu_oci_hook.formats.ldcache",
+    "gpu_oci_hook.formats.proc",
+    "gpu_oci_hook.host",
+    "gpu_oci_hook.host.gpus",
+    "gpu_oci_hook.host.inventory",
+    "gpu_oci_hook.host.nodes",
+    "gpu_oci_hook.host.root",
+    "gpu_oci_hook.host.versions",
+    "gpu_oci_hook.pipeline",
+    "gpu_oci_hook.plan",
+    "gpu_oci_hook.plan.build",
+    "gpu_oci_hook.plan.compat",
+    "gpu_oci_hook.plan.edits",
+    "gpu_oci_hook.plan.places",
+    "gpu_oci_hook.request",
+    "gpu_oci_hook.request.capabilities",
+    "gpu_oci_hook.request.devices",
+    "gpu_oci_hook.request.requirements",
+}
+
+# Each costs as much as a good part of the interpreter's own start.
+FORBIDDEN = {
+    "argparse", "click", "collections", "contextlib", "ctypes", "dataclasses", "enum", "functools", "json",
+    "jsonschema", "logging", "pathlib", "re", "rich", "structlog", "subprocess", "tomllib", "typing", "yaml",
+}  # fmt: skip
+
+
+class Machine:
+    """A simulated host, a memory of its own, and the shim as engines call it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.state = root / "state"
+        self.host = root / "host"
+        simulate.build(self.host, gpus=2)
+        self.config = root / "config.toml"
+        self.config.write_text(
+            f'[host]\nroot = "{self.host}"\nload-modules = false\n[runtime]\nlow-level = ["/bin/true"]\n'
+        )
+        self.env = {"GPU_OCI_HOOK_CONFIG": str(self.config), "PATH": "/usr/bin:/bin"}
+
+    def launcher(self, dump: Path | None = None) -> Path:
+        path = self.root / ("dumping" if dump else "gpu-oci-runtime")
+        text = LAUNCHER.format(
+            python=interpreter(), source=str(SOURCE), state=str(self.state), dump=str(dump) if dump else ""
+        )
+        path.write_text(text)
+        path.chmod(0o755)
+        return path
+
+    def call(self, *words: str | Path) -> None:
+        done = subprocess.run([self.launcher(), *words], env=self.env, capture_output=True, timeout=60)
+        assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+    def loaded(self, *words: str | Path) -> set[str]:
+        """The modules loaded at the moment of exec, beyond the bare interpreter's."""
+        dump = self.root / "modules"
+        done = subprocess.run([self.launcher(dump), *words], env=self.env, capture_output=True, timeout=60)
+        assert (done.returncode, done.stderr) == (0, b"")
+        return set(dump.read_text().split("\n")) - BARE
+
+
+def _bare() -> set[str]:
+    code = "import sys; print(chr(10).join(sys.modules))"
+    done = subprocess.run([interpreter(), "-IS", "-c", code], capture_output=True, text=True, check=True)
+    return set(done.stdout.split())
+
+
+BARE = _bare()
+
+
+@pytest.fixture(scope="module")
+def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    machine = Machine(tmp_path_factory.mktemp("machine"))
+    machine.call("state", "x")
+    machine.call("create", "--bundle", bundle(machine.root / "warm", REQUESTS["rich"]), "x")
+    return machine
+
+
+REQUESTS: dict[str, Spec] = {
+    "plain": spec("NVIDIA_VISIBLE_DEVICES=0"),
+    "rich": spec(
+        "NVIDIA_VISIBLE_DEVICES=all",
+        "NVIDIA_DRIVER_CAPABILITIES=all",
+        "NVIDIA_REQUIRE_CUDA=cuda>=12.4 brand=tesla,driver>=535,driver<536",
+        mounts=[PROC, DEV],
+    ),
+    "user namespace": spec(
+        "NVIDIA_VISIBLE_DEVICES=0", linux={"namespaces": [{"type": "user"}, {"type": "mount"}]}
+    ),
+    "forbidden": spec("CUDA_VERSION=12", "NVIDIA_REQUIRE_CUDA=cuda>=12"),
+}
+
+
+@pytest.mark.parametrize("words", [["state", "x"], ["--version"], [], ["--root", "/r", "kill", "x", "9"]])
+def test_the_way_of_every_call_loads_the_allow_list_and_nothing_else(machine: Machine, words: list[str]) -> None:
+    assert machine.loaded(*words) <= PASS_THROUGH
+
+
+def test_a_create_that_asks_for_nothing_loads_the_same(machine: Machine, tmp_path: Path) -> None:
+    assert machine.loaded("create", "--bundle", bundle(tmp_path / "b", spec()), "x") <= PASS_THROUGH
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_the_way_of_a_gpu_container_loads_the_allow_list_and_nothing_else(
+    name: str, machine: Machine, tmp_path: Path
+) -> None:
+    made = bundle(tmp_path / "b", REQUESTS[name])
+    assert machine.loaded("create", "--bundle", made, "x") <= INJECTION
+    if name != "forbidden":
+        assert "libcuda.so" in (made / "config.json").read_text()
+
+
+def test_a_second_create_of_the_same_bundle_loads_no_more(machine: Machine, tmp_path: Path) -> None:
+    made = bundle(tmp_path / "b", REQUESTS["rich"])
+    first = machine.loaded("create", "--bundle", made, "x")
+    assert machine.loaded("create", "--bundle", made, "x") <= first
+
+
+def test_the_allow_lists_name_nothing_dear_and_nothing_that_is_gone() -> None:
+    assert not INJECTION & FORBIDDEN
+    ours = {name for name in INJECTION if name.startswith("gpu_oci_hook.")}
+    for name in ours:
+        path = SOURCE / name.replace(".", "/")
+        assert path.with_suffix(".py").exists() or (path / "__init__.py").exists(), name
+
+
+def test_the_way_of_a_gpu_container_uses_its_whole_allow_list(machine: Machine, tmp_path: Path) -> None:
+    """An entry that nobody needs any more would let something slip in unseen."""
+    found = machine.loaded("create", "--bundle", bundle(tmp_path / "b", REQUESTS["rich"]), "x")
+    assert {name for name in INJECTION if name.startswith("gpu_oci_hook.")} <= found
+
+
+def opened(machine: Machine, *words: str | Path, bare: bool = False) -> tuple[list[str], bool]:
+    """The paths that a call opens before it becomes the low-level runtime, and whether it becomes that."""
+    strace = shutil.which("strace")
+    if strace is None:
+        pytest.skip("NOT TESTED: what a call opens; strace is not installed")
+    trace = machine.root / "trace"
+    command = [interpreter(), "-IS", "-c", "pass"] if bare else [machine.launcher(), *words]
+    subprocess.run(
+        [strace, "-f", "-y", "-e", "trace=open,openat,openat2,execve", "-o", trace, *command],
+        env=machine.env, check=True, capture_output=True, timeout=60,
+    )  # fmt: skip
+    found = []
+    for line in trace.read_text().splitlines():
+        call = line.partition(" ")[2].strip()
+        if call.startswith("execve(") and '"/bin/true"' in call:
+            return found, True
+        if call.startswith("open"):
+            path = call.split('"')[1]
+            above = call.partition("<")[2].partition(">")[0] if not path.startswith("/") else ""
+            found.append(os.path.normpath(f"{above}/{path}" if above else path))
+    return found, False
+
+
+def test_a_call_reads_nothing_but_our_own_code_and_the_one_remembered_file(machine: Machine) -> None:
+    bare, _ = opened(machine, bare=True)
+    found, became = opened(machine, "kill", "x", "9")
+    assert became
+    ours = {
+        str(SOURCE / "gpu_oci_hook" / "__pycache__" / f"{name}.{sys.implementation.cache_tag}.pyc")
+        for name in ("__init__", "runtime", "state")
+    }
+    package = {str(SOURCE), str(SOURCE / "gpu_oci_hook"), str(machine.root / "gpu-oci-runtime")}
+    memory = {str(machine.state), str(machine.state / "runtime")}
+    rest = [path for path in found if path not in {*bare, *ours, *package, *memory}]
+    standard = [path for path in rest if "/lib/python3." in path]
+    assert rest == standard, "something else was read"
+    names = {os.path.basename(path).partition(".")[0] for path in standard if path.endswith((".pyc", ".py", ".so"))}
+    assert names <= PASS_THROUGH | {"posixpath", "genericpath"}
+    assert str(machine.state / "runtime") in found
+
+
+def test_a_create_that_asks_for_nothing_reads_its_config_json_besides(machine: Machine, tmp_path: Path) -> None:
+    made = bundle(tmp_path / "b", spec())
+    plain, _ = opened(machine, "kill", "x", "9")
+    found, became = opened(machine, "create", "--bundle", made, "x")
+    assert became
+    assert [path for path in found if path not in plain] == [str(made / "config.json")]
+
+
+def test_a_warm_start_runs_nothing_and_reads_no_driver_file(machine: Machine, tmp_path: Path) -> None:
+    made = bundle(tmp_path / "b", REQUESTS["rich"])
+    found, became = opened(machine, "create", "--bundle", made, "x")
+    assert became
+    assert not [path for path in found if ".so." in path and path.startswith(str(machine.host))]
+    assert not [path for path in found if path.endswith(".toml")]
