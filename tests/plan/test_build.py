@@ -483,12 +483,24 @@ def test_a_subset_of_the_gpus_hides_the_modules_parameters() -> None:
     assert hook.stage == "createContainer"
     assert hook.path == "/usr/bin/mount"
     assert hook.args == (
-        "mount", "--bind", "/b/gpu-oci-hook/proc-driver-nvidia-params", "/b/rootfs/proc/driver/nvidia/params",
+        "mount", "--bind", "-o", "ro,nosuid,nodev,noexec",
+        "/b/gpu-oci-hook/proc-driver-nvidia-params", "/b/rootfs/proc/driver/nvidia/params",
     )  # fmt: skip
     assert all(entry.partition("=")[2] for entry in hook.env)
     assert hook.env
     (file,) = [edit for edit in of(made, File) if edit.mounted]
     assert file.content == b"EnableMSI: 1\nModifyDeviceFiles: 0\nDeviceFileUID: 0\n"
+
+
+def test_in_a_user_namespace_the_file_is_nobodys_and_is_not_remounted() -> None:
+    (hook,) = of(hidden("0", spec={"mounts": [PROC], "linux": {"namespaces": [{"type": "user"}]}}), Hook)
+    assert "-o" not in hook.args
+
+
+def test_a_root_that_shares_its_mounts_with_the_host_gets_no_hook() -> None:
+    made = hidden("0", spec={"mounts": [PROC], "linux": {"rootfsPropagation": "rshared"}})
+    assert not of(made, Hook)
+    assert any("shares its mounts" in one.reason for one in made.withheld)
 
 
 @pytest.mark.parametrize(

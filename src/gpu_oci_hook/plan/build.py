@@ -497,17 +497,26 @@ def _hide_params(facts: Facts, plan: Plan) -> None:
         member(mount, "destination") == "/proc" and member(mount, "type") == "proc"
         for mount in items(facts.spec, "mounts")
     )
-    if not proc or not facts.mount_program:
-        what = f"the host has no {MOUNT_PROGRAM}" if proc else "the container has no procfs on /proc"
+    what = ""
+    if not proc:
+        what = "the container has no procfs on /proc"
+    elif not facts.mount_program:
+        what = f"the host has no {MOUNT_PROGRAM}"
+    elif member(facts.spec, "linux", "rootfsPropagation") in ("shared", "rshared"):
+        what = "the container shares its mounts with the host, which would then see it too"
+    if what:
         plan.withheld.append(Withheld("file", f"{PARAMS} ({name})", what))
         return
+    # Read-only, or the container's root could fill the host's /run through it. In a user namespace the file
+    # belongs to nobody there, and a remount would have to repeat flags that we cannot know.
+    how = () if facts.inside or in_user_namespace(facts.spec) else ("-o", "ro,nosuid,nodev,noexec")
     source = f"{facts.generated}/{generated_name(PARAMS)}"
     plan.edits.append(File(PARAMS, text, f"{name}: not every GPU was asked for", mounted=True))
     plan.edits.append(
         Hook(
             "createContainer",
             MOUNT_PROGRAM,
-            ("mount", "--bind", source, facts.rootfs + PARAMS),
+            ("mount", "--bind", *how, source, facts.rootfs + PARAMS),
             ("PATH=/usr/sbin:/usr/bin:/sbin:/bin",),
             f"shows {name} to the driver's libraries, which else make nodes of other GPUs",
         )
