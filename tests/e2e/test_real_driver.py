@@ -29,6 +29,12 @@ PACKAGES = (
 COULD_NOT_TALK, NO_LIBRARY = 9, 12
 
 
+def mirror() -> str:
+    """Where this machine gets Debian's packages from, by its own configuration."""
+    listed = machine.run(["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]).check()
+    return next(line for line in listed.stdout.splitlines() if line.rstrip("/").endswith("/debian"))
+
+
 def fetch(suite: str) -> Path:
     """The packages of a suite, unpacked; from the cache when they are there."""
     target = CACHE / f"nvidia-{suite}-{os.uname().machine}"
@@ -40,7 +46,7 @@ def fetch(suite: str) -> Path:
         (apt / name).mkdir(parents=True)
     (apt / "sources.list").write_text(
         "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] "
-        f"http://mirror.invalid/debian {suite} main contrib non-free\n"
+        f"{mirror()} {suite} main contrib non-free\n"
     )
     options = [
         *("-o", f"Dir::Etc::SourceList={apt}/sources.list", "-o", "Dir::Etc::SourceParts=/dev/null"),
