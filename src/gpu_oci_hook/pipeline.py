@@ -13,7 +13,7 @@ from gpu_oci_hook.config import Config
 from gpu_oci_hook.container import apply, image
 from gpu_oci_hook.container import spec as spec_edits
 from gpu_oci_hook.container.rootfs import Rootfs
-from gpu_oci_hook.errors import Fault, words
+from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats import fastjson, proc
 from gpu_oci_hook.host import gpus as host_gpus
 from gpu_oci_hook.host import inventory as host_inventory
@@ -196,43 +196,9 @@ def perform(outcome: Outcome, spec: dict[str, object], path: str, data: bytes) -
     fresh = fastjson.dumps(spec) + b"\n" if spec != parse(data, path) else b""
     done = apply.below_root(outcome.rootfs, outcome.plan.edits, f"{outcome.bundle}/{GENERATED}")
     if fresh:
-        replace(path, fresh)
+        apply.replace(path, fresh)
         done.append(f"rewrote {path}")
     return done
-
-
-def replace(path: str, data: bytes) -> None:
-    """Puts new bytes in a file's place, whole or not at all; owner and mode stay.
-
-    Raises:
-        Fault: the directory cannot be written; the file is as it was.
-    """
-    real = os.path.realpath(path)
-    fresh = real + ".gpu-oci-hook-new"
-    try:
-        status = os.stat(real)
-        try:
-            os.unlink(fresh)  # left by one that was killed
-        except FileNotFoundError:
-            pass
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
-            own = os.fstat(fd)
-            if (own.st_uid, own.st_gid) != (status.st_uid, status.st_gid):
-                os.fchown(fd, status.st_uid, status.st_gid)
-            os.fchmod(fd, status.st_mode & 0o7777)
-        finally:
-            os.close(fd)
-        os.rename(fresh, real)
-    except OSError as error:
-        try:
-            os.unlink(fresh)
-        except OSError:
-            pass
-        raise Fault(f"it cannot be rewritten: {words(error)}", where=path) from None
 
 
 def driver_host(host: Host, config: Config) -> Host:

@@ -65,32 +65,54 @@ def generated_name(path: str) -> str:
     return path.strip("/").replace("/", "-")
 
 
+def replace(path: str, data: bytes, *, mode: int | None = None) -> None:
+    """Puts new bytes in a file's place, whole or not at all.
+
+    Arguments:
+        mode: of a file that need not be there; None keeps owner and mode of the one that is.
+
+    Raises:
+        Fault: the directory cannot be written; the file is as it was.
+    """
+    real = os.path.realpath(path)
+    fresh = real + ".gpu-oci-hook-new"
+    try:
+        status = os.stat(real) if mode is None else None
+        try:
+            os.unlink(fresh)  # left by one that was killed
+        except FileNotFoundError:
+            pass
+        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            view = memoryview(data)
+            while view:
+                view = view[os.write(fd, view) :]
+            if status is not None:
+                own = os.fstat(fd)
+                if (own.st_uid, own.st_gid) != (status.st_uid, status.st_gid):
+                    os.fchown(fd, status.st_uid, status.st_gid)
+                mode = status.st_mode & 0o7777
+            os.fchmod(fd, mode or 0)
+        finally:
+            os.close(fd)
+        os.rename(fresh, real)
+    except OSError as error:
+        try:
+            os.unlink(fresh)
+        except OSError:
+            pass
+        raise Fault(f"it cannot be written: {words(error)}", where=path) from None
+
+
 def _generate(directory: str, edit: File) -> None:
     path = f"{directory}/{generated_name(edit.path)}"
     if _holds(path, edit.content):
         return
-    temporary = f"{path}.new"
     try:
         os.makedirs(directory, 0o755, exist_ok=True)
-        try:
-            os.unlink(temporary)  # left by one that was killed
-        except FileNotFoundError:
-            pass
-        fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
-        try:
-            view = memoryview(edit.content)
-            while view:
-                view = view[os.write(fd, view) :]
-            os.fchmod(fd, 0o444)
-        finally:
-            os.close(fd)
-        os.rename(temporary, path)
     except OSError as error:
-        try:
-            os.unlink(temporary)
-        except OSError:
-            pass
         raise Fault(f"a file for the container cannot be made: {words(error)}", where=path) from None
+    replace(path, edit.content, mode=0o444)
 
 
 def _holds(path: str, content: bytes) -> bool:
