@@ -99,6 +99,13 @@ def test_a_mount_point_in_the_image_is_free_of_links() -> None:
     assert places(target=target).mount_point("/var/run/x/socket") == ("/run/x/socket", "")
 
 
+def test_a_link_in_the_place_of_a_file_is_not_followed_and_in_that_of_a_directory_it_is() -> None:
+    target = Target({"/usr/bin/nvidia-smi": "/etc", "/tmp/nvidia-mps": "/var/mps"})
+    found = places(target=target)
+    assert found.mount_point("/usr/bin/nvidia-smi") == ("/usr/bin/nvidia-smi", "")
+    assert found.mount_point("/tmp/nvidia-mps", follow=True) == ("/var/mps", "")
+
+
 def test_a_mount_point_below_somebody_elses_mount_is_refused() -> None:
     destination, reason = places(mount("/usr/bin")).mount_point("/usr/bin/nvidia-smi")
     assert destination == ""

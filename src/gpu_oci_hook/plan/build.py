@@ -454,7 +454,7 @@ def _others(facts: Facts, plan: Plan, places: Places, files: list[tuple[DriverFi
     for file, why in files:
         if not file.container:
             continue
-        destination, reason = places.mount_point(file.container)
+        destination, reason = places.mount_point(file.container, follow=file.kind == "directory")
         if destination and places.mounted(destination) and not _same_mount(facts.spec, destination, file.source):
             destination, reason = "", f"the container has its own mount on {file.container}"
         if not destination:

@@ -70,7 +70,12 @@ class Places:
                     return
 
     def _place(self, path: str) -> str:
-        """The path free of the image's links, as the runtime will resolve it; "" when it cannot be walked."""
+        """The path free of the image's links, as the runtime will resolve it; "" when it cannot be walked.
+
+        What lies below a mount already is not the image's to redirect.
+        """
+        if self.covered(path) != "image":
+            return path
         try:
             return self._target.destination(path)
         except Fault:
@@ -108,9 +113,23 @@ class Places:
         """Whether the spec itself mounts something exactly there; the path is free of links."""
         return path in self._exact
 
-    def mount_point(self, path: str) -> tuple[str, str]:
-        """The link-free destination for a bind mount of one file, or "" and the reason why there is none."""
-        place = self._place(path)
+    def mount_point(self, path: str, *, follow: bool = False) -> tuple[str, str]:
+        """The link-free destination for a bind mount, or "" and the reason why there is none.
+
+        Arguments:
+            follow: a link at the very end is followed. A file's mount has it removed before: an image's link
+                to /etc would else have a file in the place of its /etc.
+        """
+        if follow:
+            place = self._place(path)
+        else:
+            above, _, name = path.rpartition("/")
+            place = self._place(above or "/")
+            if place and self.covered(place) == "image":
+                status = self._target.status(place)
+                if status is not None and status.st_mode & 0o170000 != 0o040000:  # S_ISDIR, without the import
+                    place = ""
+            place = place and f"{place.rstrip('/')}/{name}"
         if not place:
             return "", f"the image has something else than a directory on the way to {path}"
         cover = self.covered(place)
