@@ -227,6 +227,25 @@ def test_a_failure_is_a_text_line_when_the_engine_wants_text(machine: Path, tmp_
     assert 'level=error msg="gpu-oci-runtime: ' in log.read_text()
 
 
+@pytest.mark.parametrize(
+    "env",
+    [
+        ["NVIDIA_VISIBLE_DEVICES=" + "x" * 100_000],
+        ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=" + "\x1b" * 100_000],
+        ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_REQUIRE_CUDA=" + "cuda>99 " * 10_000 + "&"],
+        ["NVIDIA_VISIBLE_DEVICES=/" + "\U0001f680" * 25_000],
+    ],
+)
+def test_a_failure_stays_short_whatever_an_image_says(env: list[str], machine: Path, tmp_path: Path) -> None:
+    # conmon quotes 8 KiB; a pipe that nobody empties holds 64.
+    log = tmp_path / "log.json"
+    result = shim("--log", str(log), "--log-format", "json", "create", "-b", str(bundle(tmp_path, *env)), "id")
+    assert result.returncode == 1
+    assert result.stderr.count(b"\n") == 1
+    assert len(result.stderr) < 8000
+    assert json.loads(log.read_text())["msg"] == result.stderr.decode().rstrip("\n")
+
+
 @pytest.mark.parametrize("target", ["journald:x", "syslog:x", "/nowhere/log", "/dev/full"])
 def test_a_log_that_cannot_be_written_changes_nothing(target: str, machine: Path, tmp_path: Path) -> None:
     directory = bundle(tmp_path, "NVIDIA_VISIBLE_DEVICES=all")

@@ -25,11 +25,15 @@ class Fault(Exception):
         self.cure = cure
 
     def __str__(self) -> str:
-        """One line, whatever the parts hold: an image chooses some of the words."""
-        text = f"{self.where}: {self.what}" if self.where else self.what
+        """One short line, whatever the parts hold: an image chooses some of the words.
+
+        Each part is cut by itself, so that the cure is still there at the end: conmon keeps 8 KiB.
+        """
+        where, what = clipped(printable(self.where), 400), clipped(printable(self.what), 3000)
+        text = f"{where}: {what}" if where else what
         if self.cure:
-            text = f"{text}. {self.cure}"
-        return printable(text)
+            text = f"{text}. {clipped(printable(self.cure), 2000)}"
+        return text
 
 
 # Engines grep our text: docker turns "no such file or directory" into exit status 127, podman turns
@@ -65,6 +69,11 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def clipped(text: str, limit: int = 200) -> str:
+    """The text, or its first `limit` characters and how many more there are: images choose some of the words."""
+    return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit} more characters)"
 
 
 def nearest(word: str, valid: tuple[str, ...] | list[str]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 
-from gpu_oci_hook.errors import Fault, printable, words
+from gpu_oci_hook.errors import Fault, clipped, printable, words
 from gpu_oci_hook.formats import fastjson
 
 NAME = "gpu-oci-runtime"
@@ -29,13 +29,15 @@ def sentence(error: BaseException) -> str:
     if isinstance(error, OSError):
         subject = error.filename if isinstance(error.filename, str) else ""
         return printable(f"{subject}: {words(error)}" if subject else words(error))
+    if isinstance(error, MemoryError):
+        return "the memory that this process may use is too small"
     place = ""
     trace = error.__traceback__
     while trace is not None:
         code = trace.tb_frame.f_code
         place = f" at {os.path.basename(code.co_filename)}:{trace.tb_lineno}"
         trace = trace.tb_next
-    return printable(f"internal error: {type(error).__name__}{place}: {error}. Please report it")
+    return printable(f"internal error: {type(error).__name__}{place}: {clipped(str(error), 2000)}. Please report it")
 
 
 def report(error: BaseException, log: str, log_format: str) -> None:
@@ -57,6 +59,15 @@ def report(error: BaseException, log: str, log_format: str) -> None:
                 os.close(fd)
         except (OSError, ValueError):
             pass  # stderr still says it
+    _say(message)
+
+
+def warn(text: str) -> None:
+    """Says something on stderr that stops nothing."""
+    _say(printable(f"{NAME}: warning: {text}"))
+
+
+def _say(message: str) -> None:
     try:
         os.write(2, message.encode("utf-8", "backslashreplace") + b"\n")
     except OSError:

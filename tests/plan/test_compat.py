@@ -58,3 +58,9 @@ def test_the_policy_never_uses_none_and_says_who_said_so() -> None:
     assert not verdict.directory
     assert "never" in verdict.reason
     assert not verdict.warning
+
+
+def test_thousands_of_them_are_not_all_listed() -> None:
+    verdict = decide(found(*(f"560.35.{number}" for number in range(5000))), "535.183.06", "auto", datacenter=True)
+    assert verdict.warning.endswith("and 4996 more")
+    assert len(verdict.warning) < 500

@@ -215,3 +215,21 @@ def test_any_json_in_any_place_is_read_or_refused_with_a_sentence(
             read(value, Config())
         except Fault as fault:
             assert "\n" not in str(fault)
+
+
+@pytest.mark.parametrize("name", ["NVIDIA_VISIBLE_DEVICES", "NVIDIA_DRIVER_CAPABILITIES", "NVIDIA_REQUIRE_X"])
+def test_a_variable_longer_than_any_program_can_be_given_is_refused_unread(name: str) -> None:
+    long = f"{name}=" + "0," * (64 << 10)
+    asking = spec("NVIDIA_VISIBLE_DEVICES=all", long)
+    with pytest.raises(Fault, match=f"{name} is longer than 128 KiB"):
+        read(asking, Config())
+    assert not read(asking, Config(env="never")).driver
+
+
+def test_what_an_image_repeats_without_end_is_said_once_and_shortly() -> None:
+    again = [f"NVIDIA_VISIBLE_DEVICES={'x' * 5000}{number}" for number in range(1000)]
+    request = read(spec(*again, f"NVIDIA_VISIBLE_DEVICES=0{',0' * 5000}"), Config())
+    assert len(request.warnings) == 1
+    assert "process.env[1001] (0,0" in request.warnings[0]
+    assert len(request.warnings[0]) < 1000
+    assert len(request.origin) < 500

@@ -117,3 +117,20 @@ def test_any_text_is_parsed_or_refused_with_a_sentence(text: str) -> None:
         parse("V", text, [])
     except Fault as fault:
         assert "\n" not in str(fault)
+
+
+def test_many_properties_that_nobody_knows_are_one_warning() -> None:
+    warnings: list[str] = []
+    assert parse("NVIDIA_REQUIRE_X", "a=1 cuda>1,b=2 " + "c=3 " * 1000, warnings)[0][0].name == "cuda"
+    assert warnings == [
+        'NVIDIA_REQUIRE_X: "a=1" and 1001 more names no property that we know (cuda, driver, arch, brand): not checked'
+    ]
+
+
+@pytest.mark.parametrize(
+    "expression", ["cuda>99," * 10000, "cuda>99 " * 10000, "x" * 100000, "cuda>" + "9" * 100000, "cuda" + "!" * 100000]
+)
+def test_a_sentence_stays_one_that_engines_keep_whole(expression: str) -> None:
+    said = verdict(expression)
+    assert len(said) < 4000
+    assert said.endswith(("NVIDIA_DISABLE_REQUIRE=1 skips the check", "to skip the check"))

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from gpu_oci_hook.request.requirements import compare
 
+_SHOWN = 4  # an image can have thousands
+
 
 class Compat:
     """The verdict: the directory in the container whose libraries win, or ""; the reason; a warning or ""."""
@@ -35,7 +37,9 @@ def decide(found: tuple[tuple[str, str], ...], host: str, policy: str, *, datace
     if policy == "never":
         return Compat("", '[inject] cuda-compat is "never"')
     if len(found) > 1:
-        names = ", ".join(path for path, _ in found)
+        names = ", ".join(path for path, _ in found[:_SHOWN])
+        if len(found) > _SHOWN:
+            names += f" and {len(found) - _SHOWN} more"
         return Compat("", "ambiguous", f"the image has several compat libcuda, none is used: {names}")
     path, version = found[0]
     directory = path.rpartition("/")[0] or "/"

@@ -15,7 +15,7 @@ Of repeated environment entries the last wins, as in runc and crun. Cost rule: h
 
 from __future__ import annotations
 
-from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.errors import Fault, clipped
 from gpu_oci_hook.request import capabilities
 
 TYPE_CHECKING = False
@@ -35,6 +35,10 @@ LATER = (
     ("NVIDIA_GDRCOPY", "GDRCopy"),
     ("NVIDIA_NVSWITCH", "NVSwitch devices"),
 )
+# Linux passes no longer entry to a program (MAX_ARG_STRLEN, with pages of 4 KiB). To take a longer one apart
+# would cost an image's word some hundred megabytes of ours.
+LONGEST = 128 << 10
+
 _TRUE = ("1", "t", "true", "y", "yes", "on", "enabled")
 
 
@@ -116,6 +120,7 @@ def environment(spec: object, warnings: list[str] | None = None) -> tuple[dict[s
     """
     values: dict[str, str] = {}
     places: dict[str, int] = {}
+    twice = ""
     for place, entry in enumerate(items(spec, "process", "env")):
         if not isinstance(entry, str):
             continue
@@ -123,12 +128,14 @@ def environment(spec: object, warnings: list[str] | None = None) -> tuple[dict[s
         if not equals:
             continue
         if warnings is not None and name == DEVICES and name in values and values[name] != value:
-            warnings.append(
-                f"{name} is set twice: process.env[{place}] ({value}) wins over "
-                f"process.env[{places[name]}] ({values[name]})"
+            twice = (
+                f"{name} is set twice: process.env[{place}] ({clipped(value)}) wins over "
+                f"process.env[{places[name]}] ({clipped(values[name])})"
             )
         values[name] = value
         places[name] = place
+    if warnings is not None and twice:
+        warnings.append(twice)
     return values, places
 
 
@@ -177,7 +184,7 @@ def read(spec: object, config: Config) -> Request:
         return request
     where = f"process.env[{places[capabilities.VARIABLE]}]" if capabilities.VARIABLE in places else ""
     request.capabilities, request.capabilities_origin = capabilities.choose(
-        values.get(capabilities.VARIABLE),
+        _bounded(capabilities.VARIABLE, values.get(capabilities.VARIABLE)),
         legacy=request.legacy,
         default=tuple(config.default_capabilities),
         supported=tuple(config.supported_capabilities),
@@ -194,8 +201,9 @@ def _devices(
     request: Request, mounted: list[Ask], values: dict[str, str], places: dict[str, int], config: Config
 ) -> None:
     said = values.get(DEVICES)
-    words = [] if said is None else [word for word in (part.strip() for part in said.split(",")) if word]
-    here = f"{DEVICES}={said} (process.env[{places[DEVICES]}])" if said is not None else ""
+    # One that is too long is not taken apart; whether that matters depends on who may ask.
+    words = [word for word in (part.strip() for part in (said or "")[: LONGEST + 1].split(",")) if word]
+    here = f"{DEVICES}={clipped(said)} (process.env[{places[DEVICES]}])" if said is not None else ""
     if said is not None and (not words or "void" in words):
         request.origin = f"{here}: nothing"
         return
@@ -220,7 +228,7 @@ def _devices(
             request.withheld.append(("all GPUs", "a legacy CUDA image asks, and [request] legacy-images is off"))
             return
         words = ["all"]
-        here = f"legacy CUDA image: CUDA_VERSION={values['CUDA_VERSION']} without NVIDIA_REQUIRE_CUDA"
+        here = f"legacy CUDA image: CUDA_VERSION={clipped(values['CUDA_VERSION'])} without NVIDIA_REQUIRE_CUDA"
     request.origin = here
     if config.env == "never" or (config.env == "privileged" and not request.privileged):
         reason = f'[request] env is "{config.env}"'
@@ -230,6 +238,7 @@ def _devices(
         request.warnings.append(f"the container starts without a GPU: {reason}")
         return
     request.driver = True
+    _bounded(DEVICES, said)
     if words == ["none"]:
         return
     if "none" in words:
@@ -248,12 +257,30 @@ def _requirements(request: Request, values: dict[str, str], config: Config) -> N
         if version:
             found.append(("CUDA_VERSION", f"cuda>={version}"))
         else:
-            request.warnings.append(f"CUDA_VERSION={values['CUDA_VERSION']} is no version: not checked")
+            request.warnings.append(f"CUDA_VERSION={clipped(values['CUDA_VERSION'])} is no version: not checked")
     request.requirements = tuple(found)
     if values.get("NVIDIA_DISABLE_REQUIRE", "").strip().lower() in _TRUE:
-        request.requirements_off = f"NVIDIA_DISABLE_REQUIRE={values['NVIDIA_DISABLE_REQUIRE']}"
+        request.requirements_off = f"NVIDIA_DISABLE_REQUIRE={values['NVIDIA_DISABLE_REQUIRE'].strip()}"
     elif config.disable_require:
         request.requirements_off = "[request] disable-require in the configuration"
+    else:
+        for name, value in found:
+            _bounded(name, value)
+
+
+def _bounded(name: str, value: str | None) -> str | None:
+    """The value, if a program could be started with it.
+
+    Raises:
+        Fault: it is longer than any program can be given.
+    """
+    if value is not None and len(name) + len(value) >= LONGEST:
+        raise Fault(
+            f"{name} is longer than {LONGEST >> 10} KiB",
+            where="process.env",
+            cure="No program can be started with such a variable",
+        )
+    return value
 
 
 def legacy_cuda(text: str) -> str:

@@ -5,7 +5,7 @@ Cost rule: hot, no imports of the library.
 
 from __future__ import annotations
 
-from gpu_oci_hook.errors import Fault, nearest
+from gpu_oci_hook.errors import Fault, clipped, nearest
 
 VARIABLE = "NVIDIA_DRIVER_CAPABILITIES"
 
@@ -41,10 +41,10 @@ def choose(
         return chosen, f"{VARIABLE} is not set: the default"
     for word in words:
         if word != "all" and word not in KNOWN:
-            near = nearest(word, (*KNOWN, "all"))
+            near = nearest(word[:100], (*KNOWN, "all"))
             hint = f' Did you mean "{near}"?' if near else ""
             raise Fault(
-                f'{VARIABLE} has the unknown word "{word}"',
+                f'{VARIABLE} has the unknown word "{clipped(word)}"',
                 where=where,
                 cure=f"Valid are {', '.join(KNOWN)} and all.{hint}".rstrip("."),
             )

@@ -5,7 +5,7 @@ Cost rule: hot, no imports of the library.
 
 from __future__ import annotations
 
-from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.errors import Fault, clipped
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -131,7 +131,7 @@ def _unknown(ask: Ask, gpus: list[Gpu]) -> Fault:
     known = "; ".join(f"{gpu.index} = {gpu.uuid} = {gpu.pci}" for gpu in gpus[:16])
     more = f"; and {len(gpus) - 16} more" if len(gpus) > 16 else ""
     return Fault(
-        f'there is no GPU "{ask.word}"',
+        f'there is no GPU "{clipped(ask.word)}"',
         where=ask.origin,
         cure=f"This machine has {known}{more}" if gpus else "This machine has no GPU",
     )

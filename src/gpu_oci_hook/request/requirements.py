@@ -8,7 +8,7 @@ is warned about. Cost rule: hot (every CUDA image has one), no imports of the li
 
 from __future__ import annotations
 
-from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.errors import Fault, clipped
 
 NAMES = ("cuda", "driver", "arch", "brand")
 OPERATORS = ("<=", ">=", "!=", "=", "<", ">")
@@ -70,23 +70,32 @@ def parse(variable: str, expression: str, warnings: list[str]) -> list[list[Term
         Fault: a syntax error, with its column (from 1).
     """
     alternatives = []
+    strangers: list[str] = []
     column = 0
     for group in expression.split(" "):
         terms = []
         start = column
         for text in group.split(","):
             if text.strip():
-                term = _term(variable, expression, text, start, warnings)
-                if term is not None:
+                term = _term(variable, expression, text, start)
+                if term.name in NAMES:
                     terms.append(term)
+                else:
+                    strangers.append(term.text)
             start += len(text) + 1
         if terms:
             alternatives.append(terms)
         column += len(group) + 1
+    if strangers:
+        more = f" and {len(strangers) - 1} more" if len(strangers) > 1 else ""
+        names = ", ".join(NAMES)
+        warnings.append(
+            f'{variable}: "{clipped(strangers[0])}"{more} names no property that we know ({names}): not checked'
+        )
     return alternatives
 
 
-def _term(variable: str, expression: str, text: str, start: int, warnings: list[str]) -> Term | None:
+def _term(variable: str, expression: str, text: str, start: int) -> Term:
     at = 0
     while at < len(text) and text[at] not in "=!<>":
         at += 1
@@ -95,21 +104,20 @@ def _term(variable: str, expression: str, text: str, start: int, warnings: list[
         end += 1
     name, operator, value = text[:at].strip().lower(), text[at:end], text[end:].strip()
     if not operator:
-        raise _syntax(variable, expression, start + len(text) + 1, f'"{text}" has no operator')
+        raise _syntax(variable, expression, start + len(text) + 1, f'"{clipped(text)}" has no operator')
     if operator not in OPERATORS:
-        raise _syntax(variable, expression, start + at + 1, f'"{operator}" is no operator')
+        raise _syntax(variable, expression, start + at + 1, f'"{clipped(operator)}" is no operator')
     if not name:
         raise _syntax(variable, expression, start + 1, "a name is missing")
     if not value:
         raise _syntax(variable, expression, start + end + 1, "a value is missing")
     if name not in NAMES:
-        warnings.append(f'{variable}: "{text}" names no property that we know ({", ".join(NAMES)}): not checked')
-        return None
+        return Term(name, operator, value, text.strip())
     if name == "brand":
         if operator not in ("=", "!="):
             raise _syntax(variable, expression, start + at + 1, f'brand has no order, "{operator}" means nothing')
     elif _numbers(value) is None:
-        raise _syntax(variable, expression, start + end + 1, f'"{value}" is no version')
+        raise _syntax(variable, expression, start + end + 1, f'"{clipped(value)}" is no version')
     return Term(name, operator, value, text.strip())
 
 
@@ -218,15 +226,18 @@ def _unmet(
         return sum(answer is not True for answer in answers[place]), place
 
     ranked = sorted(range(len(alternatives)), key=misses)
-    shown = [",".join(term.text for term in alternatives[place]) for place in ranked]
+    # The alternatives of an image can be of any length.
+    shown = [clipped(",".join(term.text for term in alternatives[place])) for place in ranked]
     names: list[str] = []
     for terms in alternatives:
         names += [term.name for term in terms if term.name not in names]
     host = ", ".join(f"{name} {'/'.join(values.words(name)) or 'unknown'}" for name in names)
-    failing = ", ".join(
-        term.text
-        for term, answer in zip(alternatives[ranked[0]], answers[ranked[0]], strict=True)
-        if answer is not True
+    failing = clipped(
+        ", ".join(
+            term.text
+            for term, answer in zip(alternatives[ranked[0]], answers[ranked[0]], strict=True)
+            if answer is not True
+        )
     )
     text = " or ".join(f'"{part}"' for part in shown[:_SHOWN])
     if len(shown) > _SHOWN:
