@@ -376,6 +376,13 @@ def test_the_users_own_mount_on_a_librarys_place_wins_and_is_said(name: str) -> 
     assert f"{LIBRARIES}/libcuda.so".encode() not in cache
 
 
+def test_a_choice_of_mounts_makes_no_directory_that_stays() -> None:
+    path = f"{OWN}/libcuda.so.1"
+    made = plan(spec={"mounts": [{"destination": path, "type": "bind", "source": "/home/me/libcuda"}]})
+    (directory,) = of(made, Directory)
+    assert directory.source.startswith(f"{facts().generated}/libraries-")
+
+
 def test_the_users_own_mount_on_a_programs_place_wins_and_is_said() -> None:
     made = plan(spec={"mounts": [{"destination": "/usr/bin/nvidia-smi", "type": "bind", "source": "/home/me/smi"}]})
     assert "/usr/bin/nvidia-smi" not in mounted(made)
@@ -516,6 +523,7 @@ def test_no_hook_where_there_is_nothing_to_hide(asked: str, params: bytes | None
     [
         ([], True, "no procfs"),
         ([{**PROC, "type": "bind"}], True, "no procfs"),
+        ([{**PROC, "options": ["nosuid", "subset=pid"]}], True, "no procfs"),
         ([PROC], False, "no /usr/bin/mount"),
     ],
 )

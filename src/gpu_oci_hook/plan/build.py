@@ -353,6 +353,7 @@ def _libraries(facts: Facts, plan: Plan, places: Places, files: list[tuple[Drive
     entries: dict[str, dict[str, str]] = {}
     mounts: list[Mount] = []
     links: list[Link] = []
+    prepared = facts.prepared
     open_to_links = {
         own: places.writable and places.cover(own) == "image"
         for own in (facts.image.library_dir, facts.image.library_dir32)
@@ -366,6 +367,8 @@ def _libraries(facts: Facts, plan: Plan, places: Places, files: list[tuple[Drive
             reason = f"the container has its own mount on {theirs}"
             plan.withheld.append(Withheld("library", _library_name(file), reason))
             found.append((file.soname, theirs, file.arch))
+            # Whoever chooses a container's mounts could else fill /run with a directory for every choice.
+            prepared = facts.generated
             continue
         inside = entries.setdefault(directory, {})
         inside[file.name] = ""
@@ -391,7 +394,7 @@ def _libraries(facts: Facts, plan: Plan, places: Places, files: list[tuple[Drive
         if directory not in directories:
             directories.append(directory)
         content = tuple(inside.items())
-        source = f"{facts.prepared}/{LIBRARIES}{state.digest(repr(content).encode())}"
+        source = f"{prepared}/{LIBRARIES}{state.digest(repr(content).encode())}"
         reason = "a place for the driver's libraries, with their links"
         plan.edits.append(Directory(source, directory, content, reason))
         plan.edits.append(Mount(source, directory, READ_ONLY, reason, make_way=False))
@@ -494,12 +497,14 @@ def _hide_params(facts: Facts, plan: Plan) -> None:
         plan.withheld.append(Withheld("file", f"{PARAMS} ({name})", reason))
         return
     proc = any(
-        member(mount, "destination") == "/proc" and member(mount, "type") == "proc"
+        member(mount, "destination") == "/proc"
+        and member(mount, "type") == "proc"
+        and "subset=pid" not in items(mount, "options")  # it has no drivers' files
         for mount in items(facts.spec, "mounts")
     )
     what = ""
     if not proc:
-        what = "the container has no procfs on /proc"
+        what = "the container has no procfs on /proc that shows it"
     elif not facts.mount_program:
         what = f"the host has no {MOUNT_PROGRAM}"
     elif member(facts.spec, "linux", "rootfsPropagation") in ("shared", "rshared"):
