@@ -110,3 +110,73 @@ def test_the_lock_lets_one_in_at_a_time(place: Path) -> None:
 def test_a_lock_that_never_comes_free_is_not_waited_for_for_ever(place: Path) -> None:
     with state.Lock("x"), state.Lock("x", patience=0.05):
         pass
+
+
+ENTRIES = (("liba.so.1.2", ""), ("liba.so.1", "liba.so.1.2"))
+
+
+def content(path: Path) -> list[tuple[str, str]]:
+    return sorted((p.name, os.readlink(p) if p.is_symlink() else p.read_text()) for p in path.iterdir())
+
+
+def test_a_prepared_directory_is_made_once(place: Path) -> None:
+    state.prepare(f"{place}/libraries-1", ENTRIES)
+    before = (place / "libraries-1").stat()
+    state.prepare(f"{place}/libraries-1", ENTRIES)
+    assert (place / "libraries-1").stat() == before
+    assert content(place / "libraries-1") == sorted((n, t) for n, t in ENTRIES)
+    assert os.listdir(place) == ["libraries-1"]
+
+
+SPOIL = {
+    "a library more": lambda path: (path / "libstdc++.so.6").write_text("evil"),
+    "a library less": lambda path: (path / "liba.so.1.2").unlink(),
+    "another link": lambda path: ((path / "liba.so.1").unlink(), (path / "liba.so.1").symlink_to("/evil")),
+    "a file for a link": lambda path: ((path / "liba.so.1").unlink(), (path / "liba.so.1").write_text("evil")),
+    "a link for a file": lambda path: ((path / "liba.so.1.2").unlink(), (path / "liba.so.1.2").symlink_to("/evil")),
+    "a FIFO for a file": lambda path: ((path / "liba.so.1.2").unlink(), os.mkfifo(path / "liba.so.1.2")),
+    "open to all": lambda path: path.chmod(0o777),
+    "a link to elsewhere": lambda path: (path.rename(path.parent / "else"), path.symlink_to("else")),
+    "a file": lambda path: (path.rename(path.parent / "else"), path.write_text("evil")),
+}
+
+
+@pytest.mark.parametrize("spoil", SPOIL)
+def test_a_prepared_directory_that_a_container_has_written_into_is_not_given_to_another(
+    spoil: str, place: Path
+) -> None:
+    path = place / "libraries-1"
+    state.prepare(str(path), ENTRIES)
+    SPOIL[spoil](path)
+    inode = path.lstat().st_ino
+    state.prepare(str(path), ENTRIES)
+    assert content(path) == sorted((n, t) for n, t in ENTRIES)
+    assert path.lstat().st_mode == 0o040755
+    # running containers have the old one mounted: to empty it would take their libraries away
+    assert inode in [other.lstat().st_ino for other in place.iterdir() if other != path]
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777])
+def test_a_run_directory_that_others_could_write_is_not_used(
+    mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(state, "DIRECTORY", "/proc/nowhere/run")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "user"))
+    (tmp_path / "user").mkdir(0o700)
+    assert state.write("x", b"abc")
+    (tmp_path / "user").chmod(mode)
+    assert state.read("x") is None
+    assert not state.write("y", b"abc")
+    assert state.place() == ""
+
+
+@pytest.mark.root
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give files away")
+def test_root_does_not_use_the_run_directory_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(state, "DIRECTORY", "/proc/nowhere/run")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "user"))
+    (tmp_path / "user").mkdir(0o700)
+    assert state.write("x", b"abc")
+    os.chown(tmp_path / "user", 1000, 1000)
+    assert state.read("x") is None
+    assert state.place() == ""

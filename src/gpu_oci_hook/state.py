@@ -26,9 +26,20 @@ def directories() -> list[str]:
     """The places where state may lie, best first."""
     places = [DIRECTORY]
     own = os.environ.get("XDG_RUNTIME_DIR", "")
-    if own.startswith("/"):
+    if own.startswith("/") and _own(own):
         places.append(own + "/gpu-oci-hook")
     return places
+
+
+def _own(path: str) -> bool:
+    """Whether a run directory is its user's alone: a root that came by `su` or `sudo` may have the user's in its
+    environment, who could swap what lies in it.
+    """
+    try:
+        status = os.stat(path)
+    except OSError:
+        return False
+    return status.st_uid == os.geteuid() and not status.st_mode & _OTHERS_WRITE
 
 
 def _trusted(fd: int) -> bool:
@@ -135,7 +146,7 @@ def _mark(data: bytes) -> bytes:
 
 
 def prepare(path: str, entries: tuple[tuple[str, str], ...]) -> None:
-    """Makes a directory with these links and empty files, whole or not at all, unless it is there.
+    """Makes a directory with these links and empty files, whole or not at all, unless it is there and whole.
 
     Arguments:
         path: its name must tell its content. entries: (name, link text), an empty text for an empty file.
@@ -143,9 +154,7 @@ def prepare(path: str, entries: tuple[tuple[str, str], ...]) -> None:
     Raises:
         OSError: it cannot be made.
     """
-    fd = _open_directory(path, create=False)
-    if fd >= 0:
-        os.close(fd)
+    if _prepared(path, entries):
         return
     parent = path.rpartition("/")[0]
     os.makedirs(parent, 0o755, exist_ok=True)
@@ -163,11 +172,43 @@ def prepare(path: str, entries: tuple[tuple[str, str], ...]) -> None:
                     os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444, dir_fd=fd))
         finally:
             os.close(fd)
-        os.rename(fresh, path)
+        try:
+            os.rename(fresh, path)
+        except OSError:
+            if _prepared(path, entries) or not os.path.lexists(path):
+                raise
+            # Not what its name says: a container that may mount anew has written into it. Others use it still,
+            # so it is kept.
+            os.rename(path, f"{path}.{os.urandom(8).hex()}")
+            os.rename(fresh, path)
     except OSError:
         _remove(fresh)
-        if not os.path.isdir(path):  # else somebody was faster, with the same content
+        if not _prepared(path, entries):  # else somebody was faster
             raise
+
+
+def _prepared(path: str, entries: tuple[tuple[str, str], ...]) -> bool:
+    """Whether a directory is there, ours, with these entries and no others."""
+    directory = _open_directory(path, create=False)
+    if directory < 0:
+        return False
+    wanted = dict(entries)
+    try:
+        with os.scandir(directory) as found:
+            for entry in found:
+                target = wanted.pop(entry.name, None)
+                if target is None:
+                    return False
+                if target:
+                    if os.readlink(entry.name, dir_fd=directory) != target:
+                        return False
+                elif not entry.is_file(follow_symlinks=False):
+                    return False
+    except OSError:
+        return False
+    finally:
+        os.close(directory)
+    return not wanted
 
 
 def _remove(path: str) -> None:
