@@ -313,6 +313,16 @@ def test_a_root_that_cannot_be_is_refused(root: object, tmp_path: Path, host: Pa
     assert "no such file or directory" not in text.lower()
 
 
+def test_the_machines_own_root_is_not_injected_into(
+    tmp_path: Path, host: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Another directory plays the machine's root: a test that fails shall not harm the one it runs on.
+    made = bundle(tmp_path / "bundle", spec(GPU0))
+    truly = os.stat
+    monkeypatch.setattr(os, "stat", lambda path, **more: truly(made / "rootfs" if path == "/" else path, **more))
+    assert "machine's own" in refused(made, settings(host))
+
+
 def test_a_rule_that_a_later_one_takes_back_is_not_taken_for_ours(tmp_path: Path, host: Path) -> None:
     config_json = spec(GPU0)
     allow = {"allow": True, "type": "c", "major": 195, "minor": 255, "access": "rwm"}

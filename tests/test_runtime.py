@@ -311,3 +311,9 @@ def test_a_changed_configuration_or_runtime_counts_at_the_next_call(machine: Pat
     (tmp_path / "config.toml").write_text(f'[runtime]\nlow-level = ["{other}"]\n')
     assert shim("state", "x").returncode == 0
     assert Path(f"{other}.args").read_text() == "other\n"
+
+
+def test_ctrl_c_ends_us_without_a_traceback() -> None:
+    code = "import os; from gpu_oci_hook import runtime\nruntime.known = lambda: os.kill(os.getpid(), 2)\n"
+    result = subprocess.run([sys.executable, "-c", code + "runtime.main()"], capture_output=True, timeout=60)
+    assert (result.returncode, result.stderr) == (-2, b"")

@@ -171,6 +171,7 @@ def prepare(spec: dict[str, object], config: Config, bundle: str, memory: Memory
     facts.generated = f"{outcome.bundle}/{GENERATED}"
     facts.prepared = state.place() or facts.generated
     outcome.rootfs = Rootfs(facts.rootfs)
+    _refuse_own_root(outcome.rootfs)
     facts.target = outcome.rootfs
     facts.image = outcome.image = image.survey(outcome.rootfs, os.uname().machine)
     plan = build.build(facts)
@@ -216,6 +217,17 @@ def root_path(spec: object, bundle: str) -> str:
     if not isinstance(path, str) or not path or "\0" in path:
         raise Fault('"root.path" is missing', where=f"{bundle}/config.json")
     return os.path.abspath(os.path.join(bundle, path))
+
+
+def _refuse_own_root(rootfs: Rootfs) -> None:
+    """Nothing is injected into the machine itself: its own driver would be replaced by links to nowhere."""
+    status = rootfs.status("/")
+    if status is not None and os.path.samestat(status, os.stat("/")):
+        raise Fault(
+            "the container's root file system is this machine's own, whose driver would be replaced",
+            where=rootfs.path,
+            cure="Start the container without asking for a GPU: it sees the machine's own driver and nodes",
+        )
 
 
 def check_requirements(

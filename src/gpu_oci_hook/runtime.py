@@ -7,6 +7,7 @@ container is known to ask.
 
 from __future__ import annotations
 
+import _signal  # type: ignore[import-not-found]  # `signal` brings enum
 import gc
 import marshal
 import os
@@ -216,8 +217,6 @@ def become(path: str, words: list[str]) -> None:
     Raises:
         OSError: the kernel cannot run it.
     """
-    import _signal  # type: ignore[import-not-found]  # `signal` brings enum
-
     # The interpreter ignores these two at its start, and what is ignored stays so across exec.
     _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)
     _signal.signal(_signal.SIGXFSZ, _signal.SIG_DFL)
@@ -228,6 +227,8 @@ def become(path: str, words: list[str]) -> None:
 def main() -> None:
     """The entry point: does not come back."""
     gc.disable()  # a process of 20 ms has nothing to collect; looking for it costs one of them
+    if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # Ctrl-C ends us as it ends runc, without a traceback
     words = sys.argv[1:]
     call = Call(words)
     try:
