@@ -6,10 +6,13 @@ import hashlib
 import json
 import os
 import stat
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import gpu_oci_hook
 from gpu_oci_hook import pipeline
+from gpu_oci_hook.cli.install import interpreter, search_paths
 from gpu_oci_hook.config import Config
 
 LIBRARIES = "/usr/lib/x86_64-linux-gnu"
@@ -124,3 +127,55 @@ def allowed(config: Spec) -> list[tuple[int, int]]:
     """The numbers that a spec's rules allow, in order."""
     rules = config["linux"].get("resources", {}).get("devices", [])
     return [(rule["major"], rule["minor"]) for rule in rules if rule["allow"] and rule.get("type") == "c"]
+
+
+LAUNCHER = """#!{python} -IS
+import sys
+sys.path += {paths!r}
+from gpu_oci_hook import state
+state.DIRECTORY = {state!r}
+from gpu_oci_hook.runtime import main
+main()
+"""
+
+# Puts what it finds in the bundle aside, as the low-level runtime that would start it.
+STUB = """#!/bin/sh
+while [ $# -gt 0 ]; do case "$1" in --bundle) cp "$2/config.json" "$0.spec"; esac; shift; done
+"""
+
+
+class Shim:
+    """The shim as an engine calls it, with a memory of its own and a low-level runtime that dumps the spec.
+
+    Arguments:
+        root: a directory for its files. host: the simulated host. extra: more lines of config.toml.
+    """
+
+    def __init__(self, root: Path, host: Path, extra: str = "") -> None:
+        root.mkdir(parents=True, exist_ok=True)
+        source = str(Path(gpu_oci_hook.__file__).resolve().parents[1])
+        self.stub = root / "stub"
+        self.stub.write_text(STUB)
+        self.path = root / "gpu-oci-runtime"
+        paths = search_paths(Path(source) / "gpu_oci_hook")
+        self.path.write_text(LAUNCHER.format(python=interpreter(), paths=paths, state=str(root / "state")))
+        for path in (self.stub, self.path):
+            path.chmod(0o755)
+        self.config = root / "config.toml"
+        self.config.write_text(
+            f'[host]\nroot = "{host}"\nload-modules = false\n[runtime]\nlow-level = ["{self.stub}"]\n{extra}'
+        )
+        self.env = {"GPU_OCI_HOOK_CONFIG": str(self.config), "PATH": "/usr/bin:/bin"}
+
+    def create(self, made: Path, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
+        """`create` of a bundle; the words come before the command."""
+        Path(f"{self.stub}.spec").unlink(missing_ok=True)
+        return subprocess.run(
+            [self.path, *words, "create", "--bundle", made, "id"],
+            env=self.env, capture_output=True, text=True, timeout=60, **more,
+        )  # fmt: skip
+
+    def spec(self) -> Spec:
+        """What the low-level runtime got."""
+        found: Spec = json.loads(Path(f"{self.stub}.spec").read_text())
+        return found

@@ -19,7 +19,7 @@ from typing import Any
 
 import jsonschema
 import pytest
-from hypothesis import HealthCheck, given
+from hypothesis import HealthCheck, assume, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
@@ -143,8 +143,14 @@ class World:
         finally:
             shutil.rmtree(place, ignore_errors=True)
 
-    def start(self, made: Path, settings_: Config | None = None) -> dict[str, Any] | None:
-        """One start under guard; the new config.json, None for a refusal. A second one changes nothing."""
+    def start(
+        self, made: Path, settings_: Config | None = None, *, stable: bool = True
+    ) -> dict[str, Any] | None:
+        """One start under guard; the new config.json, None for a refusal. A second one changes nothing.
+
+        Arguments:
+            stable: not so where an image has links to names that we make: they lead elsewhere afterwards.
+        """
         path = made / "config.json"
         before = path.read_bytes()
         victim = look(self.victim)
@@ -162,8 +168,11 @@ class World:
             else:
                 after = path.read_bytes()
                 result = json.loads(after)
-                inject(made, own)
-                assert path.read_bytes() == after, "a second time changed something"
+                try:
+                    inject(made, own)
+                except Fault:
+                    assert not stable
+                assert path.read_bytes() == after or not stable, "a second time changed something"
         assert look(self.victim) == victim, "the host was touched"
         assert not (made / "config.json.gpu-oci-hook-new").exists()
         return result
@@ -244,11 +253,18 @@ def specs(draw: st.DrawFn) -> Any:
     return made
 
 
+def _inside(directory: Path, made: Any) -> bool:
+    """Whether the root lies in the bundle: an engine's word for another place is taken, and this test has none."""
+    path = made.get("root", {}).get("path") if isinstance(made.get("root"), dict) else None
+    return not isinstance(path, str) or os.path.join(directory, path, "").startswith(f"{directory}/rootfs/")
+
+
 @given(made=specs())
 @examples(max_examples=250, **SLOW)
 def test_any_config_json(world: World, made: Any) -> None:
     with world.place() as place:
         directory = bundle(place / "bundle", made)
+        assume(_inside(directory, made))
         after = world.start(directory)
         if after is not None and isinstance(made, dict):
             assert set(made) <= set(after)
@@ -475,7 +491,7 @@ def test_any_image(world: World, image: list[tuple[str, str, str]], made: list[A
         for path, kind, text in image:
             make(rootfs, path, kind, text, world)
         write(place / "bundle", spec("NVIDIA_VISIBLE_DEVICES=0", ALL, mounts=made))
-        after = world.start(place / "bundle")
+        after = world.start(place / "bundle", stable=not any(kind == "link" for _, kind, _ in image))
         if after is not None:
             for mount in after["mounts"]:
                 assert not mount["source"].startswith(str(rootfs)), "a path of the image became a mount's source"

@@ -9,11 +9,16 @@ import os
 import traceback
 from typing import TYPE_CHECKING
 
+from gpu_oci_hook.errors import clipped, words
+
 if TYPE_CHECKING:
     from gpu_oci_hook.config import Config
     from gpu_oci_hook.pipeline import Outcome
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+
+# Warnings written for one start: an image has its word in some of them, and shall not fill the disk.
+_MOST = 50
 
 
 class _Line:
@@ -57,12 +62,15 @@ class Log:
 
     def done(self, bundle: str, outcome: Outcome, changed: list[str]) -> None:
         """A start that goes on, with its warnings."""
-        for warning in outcome.plan.warnings:
-            self._log.warning("warning", bundle=bundle, text=warning)
+        warnings = outcome.plan.warnings
+        for warning in warnings[:_MOST]:
+            self._log.warning("warning", bundle=bundle, text=clipped(warning, 2000))
+        if len(warnings) > _MOST:
+            self._log.warning("warning", bundle=bundle, text=f"and {len(warnings) - _MOST} more warnings")
         self._log.info(
             "injected" if outcome.rootfs is not None else outcome.plan.state,
             bundle=bundle,
-            origin=outcome.request.origin,
+            origin=clipped(outcome.request.origin, 2000),
             gpus=[gpu.uuid for gpu, _ in outcome.chosen],
             capabilities=list(outcome.request.capabilities),
             edits=len(outcome.plan.edits),
@@ -72,15 +80,17 @@ class Log:
             self._log.debug("changed", bundle=bundle, text=line)
 
 
-def open_log(config: Config) -> Log | None:
-    """The log that the configuration names, or None when it cannot be had."""
+def open_log(config: Config) -> Log | str:
+    """The log that the configuration names, or why it cannot be had."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         fd = os.open(config.log_file, flags, 0o640)
-    except (OSError, ValueError):
-        return None
+    except OSError as error:
+        return words(error)
+    except ValueError:
+        return "no file can have this name"
     try:
         return Log(fd, config.log_level)
-    except ImportError:
+    except ImportError as error:
         os.close(fd)
-        return None
+        return f"the launcher does not find {error.name}; gpu-oci-hook install writes one that does"

@@ -71,13 +71,14 @@ def parse(data: bytes, path: str) -> dict[str, object]:
     return found
 
 
-def inject(path: str, data: bytes, bundle: str, remembered: object) -> None:
+def inject(path: str, data: bytes, bundle: str, remembered: object, *, engine: bool = False) -> None:
     """Gives a container its GPUs: plans, writes below its root, then rewrites its config.json.
 
     Arguments:
         path: the bundle's config.json, whose bytes are `data`.
         bundle: the bundle's directory.
         remembered: the configuration as `Config.to_data` gave it; None when it could not be read.
+        engine: an engine has called: its stderr is the container's, so nothing is said there on success.
 
     Raises:
         Fault: the container asks for something that it cannot have, or the machine lacks what it needs.
@@ -92,7 +93,13 @@ def inject(path: str, data: bytes, bundle: str, remembered: object) -> None:
     if config.log_file:
         from gpu_oci_hook import log as log_module
 
-        log = log_module.open_log(config)
+        opened = log_module.open_log(config)
+        if not isinstance(opened, str):
+            log = opened
+        elif not engine:
+            from gpu_oci_hook import failure
+
+            failure.warn(f"{config.log_file}: the log cannot be written: {opened}")
     try:
         outcome = prepare(spec, config, bundle, state.Memory())
         changed = perform(outcome, spec, path, data)

@@ -241,7 +241,7 @@ def main() -> None:
             if data is not None and asks(data):
                 from gpu_oci_hook import pipeline
 
-                pipeline.inject(path, data, call.bundle or ".", entry[3])
+                pipeline.inject(path, data, call.bundle or ".", entry[3], engine=bool(call.log))
         become(entry[1], words)
     except Exception as error:
         from gpu_oci_hook import failure

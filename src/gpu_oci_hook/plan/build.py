@@ -400,7 +400,8 @@ def _libraries(facts: Facts, plan: Plan, places: Places, files: list[tuple[Drive
         plan.edits.append(Mount(source, directory, READ_ONLY, reason, make_way=False))
     plan.edits += mounts
     plan.edits += links
-    _loader(facts, plan, places, found, directories)
+    preferred = f"; the image's own libcuda comes first: {verdict.reason}" if uses_compat else ""
+    _loader(facts, plan, places, found, directories, preferred)
 
 
 def _link_in_image(facts: Facts, own: str, name: str, directory: str, *, small: bool) -> Link | None:
@@ -423,11 +424,16 @@ def _link_in_image(facts: Facts, own: str, name: str, directory: str, *, small: 
 
 
 def _loader(
-    facts: Facts, plan: Plan, places: Places, found: list[tuple[str, str, str]], directories: list[str]
+    facts: Facts,
+    plan: Plan,
+    places: Places,
+    found: list[tuple[str, str, str]],
+    directories: list[str],
+    preferred: str,
 ) -> None:
     result = loader.files(facts.image, found, directories)
     plan.warnings += result.notes
-    reason = "lets the container's loader find the libraries"
+    reason = f"lets the container's loader find the libraries{preferred}"
     fallback = result.environment
     for path, content in result.files:
         if places.cover(path) == "image" and places.writable:
