@@ -22,6 +22,7 @@ from gpu_oci_hook.host import versions
 from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.plan import build
 from gpu_oci_hook.plan.edits import Plan
+from gpu_oci_hook.plan.facts import Facts
 from gpu_oci_hook.request import devices, member, read, requirements
 
 TYPE_CHECKING = False
@@ -163,7 +164,7 @@ def prepare(spec: dict[str, object], config: Config, bundle: str, memory: Memory
             raise Fault(text)
     check_requirements(request, [gpu for gpu, _ in outcome.chosen], version, memory, outcome.plan.warnings)
 
-    facts = build.Facts()
+    facts = Facts()
     facts.spec, facts.request, facts.config, facts.inventory = spec, request, config, inventory
     facts.gpus, facts.chosen, facts.inside = outcome.gpus, outcome.chosen, inside
     defaults = host_nodes.params(host)

@@ -18,6 +18,7 @@ from gpu_oci_hook.container.rootfs import Rootfs
 from gpu_oci_hook.host.inventory import Gpu
 from gpu_oci_hook.plan import build
 from gpu_oci_hook.plan.edits import Plan
+from gpu_oci_hook.plan.facts import Facts
 
 from . import machine
 from .conftest import need
@@ -48,7 +49,7 @@ def test_the_container_sees_our_parameters_and_cannot_change_them(
         spec["linux"]["namespaces"].append({"type": "user"})
         whole = [{"containerID": 0, "hostID": 0, "size": 65536}]
         spec["linux"] |= {"uidMappings": whole, "gidMappings": whole}
-    facts = build.Facts()
+    facts = Facts()
     facts.spec, facts.config, facts.inside, facts.mount_program = spec, Config(), False, True
     gpu = Gpu(index=0, uuid="GPU-0", pci="0000:01:00.0", minor=0, model="A")
     facts.gpus, facts.chosen = [gpu], []

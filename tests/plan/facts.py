@@ -9,7 +9,7 @@ from typing import Any
 from gpu_oci_hook.config import Config
 from gpu_oci_hook.container.image import Image
 from gpu_oci_hook.host.inventory import DriverFile, Gpu, Inventory, Node
-from gpu_oci_hook.plan.build import Facts
+from gpu_oci_hook.plan.facts import Facts
 from gpu_oci_hook.request import devices, read
 
 VERSION = "550.163.01"
