@@ -10,6 +10,8 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 import gpu_oci_hook
 from gpu_oci_hook import pipeline
 from gpu_oci_hook.cli.install import interpreter, search_paths
@@ -127,6 +129,19 @@ def allowed(config: Spec) -> list[tuple[int, int]]:
     """The numbers that a spec's rules allow, in order."""
     rules = config["linux"].get("resources", {}).get("devices", [])
     return [(rule["major"], rule["minor"]) for rule in rules if rule["allow"] and rule.get("type") == "c"]
+
+
+def lacking(what: str) -> None:
+    """Skips, loudly, what this machine cannot test; with GPU_OCI_HOOK_E2E=require that is a failure."""
+    if os.environ.get("GPU_OCI_HOOK_E2E") == "require":
+        pytest.fail(f"GPU_OCI_HOOK_E2E=require, but not tested: {what}", pytrace=False)
+    pytest.skip(f"NOT TESTED: {what}")
+
+
+def nodes_needed(kind: str) -> Any:
+    """A parameter that names a kind of container; in a user namespace the simulated host's nodes must be real."""
+    lack = kind == "user namespace" and os.geteuid() != 0
+    return pytest.param(kind, marks=pytest.mark.skipif(lack, reason="NOT TESTED: only root can make device nodes"))
 
 
 LAUNCHER = """#!{python} -IS

@@ -27,6 +27,7 @@ from bundles import (
     destinations,
     devices,
     inject,
+    lacking,
     look,
     read,
     settings,
@@ -141,7 +142,7 @@ def test_r01_our_hook_under_a_real_runtime_sees_nothing_of_the_images_environmen
     runtime = shutil.which(program)
     busybox = shutil.which("busybox")
     if os.geteuid() != 0 or runtime is None or busybox is None:
-        pytest.skip(f"NOT TESTED: a real hook needs root, {program} and a static busybox")
+        lacking(f"a real hook needs root, {program} and a static busybox")
     simulate.build(tmp_path / "host", driver=DRIVER, gpus=2)
     params = (tmp_path / "host/proc/driver/nvidia/params").read_bytes()
     monkeypatch.setattr(pipeline, "_visible_params", lambda _: params)
@@ -209,7 +210,7 @@ def test_r03_a_configuration_of_the_incumbents_does_not_take_the_rules_away(tmp_
 
 def test_r03_in_a_user_namespace_the_nodes_are_bound_and_there_are_no_rules(tmp_path: Path, host: Path) -> None:
     if not stat.S_ISCHR((host / "dev/nvidia0").stat().st_mode if (host / "dev/nvidia0").exists() else 0):
-        pytest.skip("NOT TESTED: only root can make the nodes that are bound")
+        lacking("only root can make the nodes that are bound")
     linux = {
         "namespaces": [{"type": "mount"}, {"type": "pid"}, {"type": "user"}],
         "uidMappings": [{"containerID": 0, "hostID": 1000, "size": 1}],
@@ -404,7 +405,7 @@ def open_place() -> Iterator[Path]:
 def test_r19_a_user_in_a_user_namespace_gets_cache_and_bound_nodes(open_place: Path) -> None:
     unshare, setpriv = shutil.which("unshare"), shutil.which("setpriv")
     if os.geteuid() != 0 or unshare is None or setpriv is None:
-        pytest.skip("NOT TESTED: another user needs root, unshare and setpriv")
+        lacking("another user needs root, unshare and setpriv")
     simulate.build(open_place / "host", driver=DRIVER)
     shim = Shim(open_place / "shim", open_place / "host")
     made = bundle(open_place / "bundle", spec(GPU0, linux={"namespaces": [{"type": "mount"}]}))
@@ -418,7 +419,7 @@ def test_r19_a_user_in_a_user_namespace_gets_cache_and_bound_nodes(open_place: P
         env=shim.env, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     if "unshare failed" in done.stderr:
-        pytest.skip(f"NOT TESTED: this kernel gives users no user namespace ({done.stderr.strip()})")
+        lacking(f"this kernel gives users no user namespace ({done.stderr.strip()})")
     assert (done.returncode, done.stderr) == (0, "")
     dumped = shim.spec()
     assert not devices(dumped)
@@ -440,7 +441,7 @@ def test_r19_a_read_only_file_system_is_announced(
     cache: bool, tmp_path: Path, host: Path, explain: Explain
 ) -> None:
     if os.geteuid() != 0:
-        pytest.skip("NOT TESTED: a read-only file system needs root")
+        lacking("a read-only file system needs root")
     made = bundle(tmp_path / "bundle", spec(GPU0, mounts=[PROC, DEV]))
     rootfs = made / "rootfs"
     if cache:

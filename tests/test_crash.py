@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 import gpu_oci_hook
-from bundles import DEV, PROC, Spec, bundle, debian, inject, look, read, settings, spec, write
+from bundles import DEV, PROC, Spec, bundle, debian, inject, lacking, look, read, settings, spec, write
 from gpu_oci_hook import pipeline, simulate, state
 from gpu_oci_hook.config import Config
 from gpu_oci_hook.container.rootfs import Rootfs
@@ -183,7 +183,7 @@ def small(tmp_path: Path) -> Iterator[Callable[[str, str], Path]]:
     """Makes small file systems; needs root."""
     made: list[Path] = []
     if os.geteuid() != 0:
-        pytest.skip("NOT TESTED: a full disk needs root, for a small tmpfs")
+        lacking("a full disk needs root, for a small tmpfs")
 
     def mount(name: str, options: str) -> Path:
         place = tmp_path / name

@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import gpu_oci_hook
-from bundles import DEV, PROC, Spec, bundle, spec
+from bundles import DEV, PROC, Spec, bundle, lacking, nodes_needed, spec
 from gpu_oci_hook import simulate
 from gpu_oci_hook.cli.install import interpreter
 
@@ -163,7 +163,7 @@ def test_a_create_that_asks_for_nothing_loads_the_same(machine: Machine, tmp_pat
     assert machine.loaded("create", "--bundle", bundle(tmp_path / "b", spec()), "x") <= PASS_THROUGH
 
 
-@pytest.mark.parametrize("name", REQUESTS)
+@pytest.mark.parametrize("name", [nodes_needed(name) for name in REQUESTS])
 def test_the_way_of_a_gpu_container_loads_the_allow_list_and_nothing_else(
     name: str, machine: Machine, tmp_path: Path
 ) -> None:
@@ -197,7 +197,7 @@ def opened(machine: Machine, *words: str | Path, bare: bool = False) -> tuple[li
     """The paths that a call opens before it becomes the low-level runtime, and whether it becomes that."""
     strace = shutil.which("strace")
     if strace is None:
-        pytest.skip("NOT TESTED: what a call opens; strace is not installed")
+        lacking("what a call opens; strace is not installed")
     trace = machine.root / "trace"
     command = [interpreter(), "-IS", "-c", "pass"] if bare else [machine.launcher(), *words]
     subprocess.run(

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from bundles import Shim, bundle, inject, settings, spec
+from bundles import Shim, bundle, inject, lacking, settings, spec
 from gpu_oci_hook import log, simulate, state
 from gpu_oci_hook.config import Config
 from gpu_oci_hook.errors import Fault
@@ -148,7 +148,7 @@ def test_r34_a_log_that_cannot_be_opened_never_stops_a_start(
 def test_r34_as_another_user(tmp_path: Path, host: Path) -> None:
     """The very case: uid 1000 and a log below /root."""
     if os.geteuid() != 0:
-        pytest.skip("NOT TESTED: only root can become another user")
+        lacking("only root can become another user")
     secret = tmp_path / "secret"
     secret.mkdir(mode=0o700)
     path = subprocess.run(["mktemp", "-d"], capture_output=True, text=True, check=True).stdout.strip()

@@ -20,7 +20,9 @@ from bundles import (
     destinations,
     devices,
     inject,
+    lacking,
     look,
+    nodes_needed,
     read,
     settings,
     spec,
@@ -163,7 +165,7 @@ def params(monkeypatch: pytest.MonkeyPatch, host: Path) -> None:
     monkeypatch.setattr(pipeline, "_visible_params", lambda _: data)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [nodes_needed(kind) for kind in KINDS])
 @pytest.mark.parametrize("writable", [True, False], ids=["writable", "read-only"])
 def test_a_second_time_changes_nothing(
     kind: str, writable: bool, tmp_path: Path, host: Path, params: None, monkeypatch: pytest.MonkeyPatch
@@ -186,7 +188,7 @@ def test_a_second_time_changes_nothing(
                             (made / "config.json").read_bytes()) == []  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [nodes_needed(kind) for kind in KINDS])
 def test_killed_between_the_image_and_config_json_the_next_try_comes_to_the_same_end(
     kind: str, tmp_path: Path, host: Path, params: None
 ) -> None:
@@ -641,7 +643,7 @@ def test_rich_leftovers_never_stop_a_start(tmp_path: Path, host: Path) -> None:
 
 def test_what_is_written_below_the_root_belongs_to_the_directory_it_lands_in(tmp_path: Path, host: Path) -> None:
     if os.geteuid() != 0:
-        pytest.skip("only root can give files away")
+        lacking("only root can give files away")
     made = bundle(tmp_path / "bundle", spec(GPU0, ALL, mounts=[PROC]))
     rootfs = made / "rootfs"
     before = {str(path) for path in rootfs.rglob("*")}
