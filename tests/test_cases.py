@@ -61,6 +61,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(state, "DIRECTORY", str(tmp_path / "state"))
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    (tmp_path / "config.toml").touch(0o644)
     monkeypatch.setenv("GPU_OCI_HOOK_CONFIG", str(tmp_path / "config.toml"))
 
 

@@ -91,7 +91,9 @@ def test_attribute_names_are_unique_over_all_tables() -> None:
 
 
 def test_without_a_file_the_defaults_hold(tmp_path: Path) -> None:
-    loaded = config.load(str(tmp_path / "none.toml"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(config, "DEFAULT_PATH", str(tmp_path / "none.toml"))
+        loaded = config.load(str(tmp_path / "none.toml"))
     assert loaded.to_data() == Config().to_data()
     assert loaded.path == "" and loaded.low_level == ("runc", "crun") and loaded.missing_gpu == "fail"
 
@@ -155,11 +157,23 @@ def test_the_environment_names_the_file(monkeypatch: pytest.MonkeyPatch) -> None
     assert config.location() == "/etc/gpu-oci-hook/config.toml"
 
 
+def test_only_the_default_file_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "DEFAULT_PATH", str(tmp_path / "default.toml"))
+    monkeypatch.delenv("GPU_OCI_HOOK_CONFIG", raising=False)
+    assert config.load().to_data() == Config().to_data()
+    with pytest.raises(Fault, match=r"/typo: there is no such file$"):
+        config.load(str(tmp_path / "typo"))
+    monkeypatch.setenv("GPU_OCI_HOOK_CONFIG", str(tmp_path / "typo"))
+    with pytest.raises(Fault, match="GPU_OCI_HOOK_CONFIG names is missing"):
+        config.load()
+
+
 def test_taking_a_remembered_config_loads_no_toml_parser() -> None:
     code = (
         "import sys; before = set(sys.modules)\n"
+        "from gpu_oci_hook import config; config.DEFAULT_PATH = '/nonexistent/config.toml'\n"
         "from gpu_oci_hook.config import Config, load\n"
-        "assert Config.from_data(Config().to_data()); load('/nonexistent/config.toml')\n"
+        "assert Config.from_data(Config().to_data()); load(config.DEFAULT_PATH)\n"
         "print(*sorted(set(sys.modules) - before))"
     )
     src = str(ROOT / "src")

@@ -184,6 +184,7 @@ def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(state, "DIRECTORY", str(root / "state"))
         patch.delenv("XDG_RUNTIME_DIR", raising=False)
+        (root / "config.toml").touch(0o644)
         patch.setenv("GPU_OCI_HOOK_CONFIG", str(root / "config.toml"))
         yield World(root)
 

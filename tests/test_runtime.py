@@ -303,6 +303,21 @@ def test_a_broken_configuration_never_keeps_a_container_from_being_stopped_or_st
     assert b"config.toml" in result.stderr
 
 
+def test_a_named_configuration_that_is_missing_refuses_who_asks_for_a_gpu_and_nobody_else(
+    machine: Path, tmp_path: Path
+) -> None:
+    assert shim("state", "x").returncode == 0  # remembers the runtime
+    (tmp_path / "config.toml").unlink()
+    directory = bundle(tmp_path)
+    for words in (["kill", "x", "9"], ["create", "-b", str(directory), "x"]):
+        assert shim(*words).returncode == 0
+        assert Path(f"{machine}.args").read_text().split() == words
+    (directory / "config.json").write_text('{"process":{"env":["NVIDIA_VISIBLE_DEVICES=all"]}}')
+    result = shim("create", "-b", str(directory), "x")
+    assert result.returncode == 1
+    assert b"config.toml: the config file that GPU_OCI_HOOK_CONFIG names is missing" in result.stderr
+
+
 def test_a_changed_configuration_or_runtime_counts_at_the_next_call(machine: Path, tmp_path: Path) -> None:
     assert shim("state", "x").returncode == 0
     other = tmp_path / "other"

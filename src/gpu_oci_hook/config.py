@@ -148,14 +148,31 @@ def location() -> str:
 
 
 def load(path: str = "") -> Config:
-    """The configuration from `path` (default: `location()`); the defaults when there is no such file.
+    """The configuration from `path` (default: `location()`); the defaults when nobody has written DEFAULT_PATH.
 
     Raises:
-        Fault: not a regular file, not readable, too large, not to be trusted, not TOML, a wrong type.
+        Fault: not there though somebody named it, not a regular file, not readable, too large, not to be
+            trusted, not TOML, a wrong type.
     """
     path = path or location()
-    data = read(path)
+    data = read_named(path)
     return Config() if data is None else parse(data, path)
+
+
+def read_named(path: str) -> bytes | None:
+    """As `read`, but only DEFAULT_PATH may be missing: who mistypes a stricter file's name must not get the defaults.
+
+    Raises:
+        Fault: see `load`.
+    """
+    data = read(path)
+    if data is None and path != DEFAULT_PATH:
+        if path == os.environ.get("GPU_OCI_HOOK_CONFIG"):
+            what, cure = "the config file that GPU_OCI_HOOK_CONFIG names is missing", "Write it, or unset the variable"
+        else:
+            what, cure = "there is no such file", ""
+        raise Fault(what, where=path, cure=cure)
+    return data
 
 
 def parse(data: bytes, path: str) -> Config:

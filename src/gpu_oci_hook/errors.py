@@ -54,10 +54,17 @@ _WORDS = {
 }
 
 
-def words(error: OSError) -> str:
-    """The reason of an OSError in words that no engine mistakes for one of its own conditions."""
+_WRITING = {errno.ENOENT: "nothing can be made there", errno.EACCES: "this user may not write there"}
+
+
+def words(error: OSError, *, writing: bool = False) -> str:
+    """The reason of an OSError in words that no engine mistakes for one of its own conditions.
+
+    Arguments:
+        writing: something was to be made or changed there.
+    """
     number = error.errno or 0
-    return _WORDS.get(number) or os.strerror(number).lower()
+    return (writing and _WRITING.get(number)) or _WORDS.get(number) or os.strerror(number).lower()
 
 
 def printable(text: str) -> str:

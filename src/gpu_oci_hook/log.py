@@ -86,7 +86,7 @@ def open_log(config: Config) -> Log | str:
     try:
         fd = os.open(config.log_file, flags, 0o640)
     except OSError as error:
-        return words(error)
+        return words(error, writing=True)
     except ValueError:
         return "no file can have this name"
     try:

@@ -73,7 +73,8 @@ def test_a_mistake_of_ours_is_one_line_with_its_place(command: Command, monkeypa
 def test_a_hook_alias_says_that_the_runtime_does_the_work(command: Command, name: str) -> None:
     answer = command("prestart", name=name)
     assert answer.status == 1
-    assert "gpu-oci-runtime as its runtime" in answer.err
+    assert "docker run --runtime gpu-oci" in answer.err
+    assert '"default-runtime": "gpu-oci" in /etc/docker/daemon.json' in answer.err
 
 
 def test_a_missing_library_is_a_sentence(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,6 +92,23 @@ def test_a_reader_that_leaves_early_causes_no_complaint() -> None:
     run = subprocess.run([sys.executable, "-c", code], stdout=write, stderr=subprocess.PIPE, text=True)
     os.close(write)
     assert run.stderr == "" and run.returncode == 1
+
+
+@pytest.mark.parametrize("words", [["list"], ["config", "default"], ["--help"]])
+def test_an_output_that_takes_nothing_is_one_sentence(words: list[str]) -> None:
+    code = f"from gpu_oci_hook.cli import main; main({words!r})"
+    with open("/dev/full", "w") as full:
+        run = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert run.returncode == 1 and run.stderr.count("\n") == 1
+    assert run.stderr.startswith("gpu-oci-hook: ") and "the disk is full" in run.stderr
+
+
+@pytest.mark.parametrize("closed", [">&-", ">&- 2>&-"])
+def test_a_closed_output_is_one_sentence_or_none(closed: str) -> None:
+    code = "from gpu_oci_hook.cli import main; main(['list'])"
+    run = subprocess.run(["sh", "-c", f'"$0" -c "$1" {closed}', sys.executable, code], capture_output=True, text=True)
+    said = "" if "2>" in closed else "gpu-oci-hook: standard output is closed: there is nowhere to answer\n"
+    assert (run.returncode, run.stdout, run.stderr) == (1, "", said)
 
 
 def test_main_exits_with_the_status(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpu_oci_hook import pipeline, simulate, state
+from gpu_oci_hook import config, pipeline, simulate, state
 
 from .conftest import Answer, Command
 
@@ -39,7 +39,8 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """No test leaves anything in /run, none reads the machine's config."""
     monkeypatch.setattr(state, "DIRECTORY", str(tmp_path / "state"))
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.setenv("GPU_OCI_HOOK_CONFIG", str(tmp_path / "config.toml"))
+    monkeypatch.delenv("GPU_OCI_HOOK_CONFIG", raising=False)
+    monkeypatch.setattr(config, "DEFAULT_PATH", str(tmp_path / "config.toml"))
     return tmp_path / "state"
 
 
@@ -154,13 +155,13 @@ def test_explain_of_a_container_that_asks_for_nothing_says_so(command: Command, 
 
 
 def test_explain_says_who_may_not_ask(command: Command, host: Path, bundle: Bundle, tmp_path: Path) -> None:
-    config = tmp_path / "c.toml"
-    config.write_text("request.env = 'privileged'")
-    config.chmod(0o600)
+    file = tmp_path / "c.toml"
+    file.write_text("request.env = 'privileged'")
+    file.chmod(0o600)
     bundle.asks("NVIDIA_VISIBLE_DEVICES=all")
-    answer = command("explain", "--bundle", bundle.path, "--root", host, "--config", config, "--format", "json")
+    answer = command("explain", "--bundle", bundle.path, "--root", host, "--config", file, "--format", "json")
     document = validated(answer, "explain")
-    assert document["state"] == "nothing" and document["config"] == str(config)
+    assert document["state"] == "nothing" and document["config"] == str(file)
     assert "CAP_SYS_ADMIN" in document["withheld"][0]["reason"]
     assert "starts without a GPU" in document["warnings"][0]
 
@@ -237,6 +238,21 @@ def test_a_host_root_that_is_not_there_is_a_sentence(command: Command, bundle: B
     assert (answer.status, answer.err) == (1, f"gpu-oci-hook: {tmp_path}/none: there is no such directory\n")
     answer = command("list", "--config", tmp_path / "none.toml")
     assert (answer.status, answer.err) == (1, f"gpu-oci-hook: {tmp_path}/none.toml: there is no such file\n")
+
+
+def test_a_config_file_that_somebody_named_must_be_there(
+    command: Command, bundle: Bundle, host: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle.asks("NVIDIA_VISIBLE_DEVICES=0")
+    monkeypatch.setenv("GPU_OCI_HOOK_CONFIG", f"{tmp_path}/typo.toml")
+    for words in (["explain", "-b", bundle.path], ["apply", "-b", bundle.path], ["list"], ["config", "show"]):
+        answer = command(*words)
+        assert (answer.status, answer.out) == (1, "")
+        assert answer.err.startswith(
+            f"gpu-oci-hook: {tmp_path}/typo.toml: the config file that GPU_OCI_HOOK_CONFIG names is missing. "
+        )
+    assert command("config", "validate").status == 1
+    assert command("config", "show", "--config", tmp_path / "none.toml").err.endswith("there is no such file\n")
 
 
 def test_words_of_the_image_cannot_write_to_the_terminal(command: Command, host: Path, bundle: Bundle) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_oci_hook import config
 from gpu_oci_hook.config import KEYS
 
 from .conftest import Command
@@ -18,7 +19,8 @@ ROOT = Path(__file__).parents[2]
 @pytest.fixture
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "config.toml"
-    monkeypatch.setenv("GPU_OCI_HOOK_CONFIG", str(path))
+    monkeypatch.delenv("GPU_OCI_HOOK_CONFIG", raising=False)
+    monkeypatch.setattr(config, "DEFAULT_PATH", str(path))
     return path
 
 

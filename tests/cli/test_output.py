@@ -1,4 +1,4 @@
-"""Printing: aligned columns in a pipe, a drawn table on a terminal, nothing from an image as an escape."""
+"""Printing: aligned columns, colour where it is wanted, nothing from an image as an escape."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import io
 import json
 import sys
 
+import click
 import pytest
 
 from gpu_oci_hook.cli import output
@@ -18,17 +19,45 @@ def test_in_a_pipe_a_table_is_aligned_columns(capsys: pytest.CaptureFixture[str]
     assert capsys.readouterr().out == "id  what\na   long text\nbb  x\\x1b[31m\\n[bold]\n"
 
 
-def test_on_a_terminal_a_table_is_drawn_and_markup_stays_text(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Terminal(io.StringIO):
-        def isatty(self) -> bool:
-            return True
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
+
+def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """Called by the test itself: pytest has its own stdout while it makes fixtures."""
     terminal = Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
     monkeypatch.setenv("TERM", "xterm")
-    output.table(("id", "what"), ROWS)
-    text = terminal.getvalue()
-    assert "long text" in text and "x\\x1b[31m\\n[bold]" in text and "─" in text
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    return terminal
+
+
+def test_on_a_terminal_no_word_of_a_table_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = on_terminal(monkeypatch)
+    output.table(("id", "what"), [("a", "/long/path" * 20), *ROWS])
+    lines = click.unstyle(terminal.getvalue()).split("\n")
+    assert lines[1] == "a   " + "/long/path" * 20
+    assert lines[3] == "bb  x\\x1b[31m\\n[bold]"
+
+
+def test_on_a_terminal_only_what_has_a_style_has_escape_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal = on_terminal(monkeypatch)
+    output.line("plain")
+    output.line("green", colour="green")
+    output.heading("head")
+    assert terminal.getvalue() == "plain\n\x1b[32mgreen\x1b[0m\n\n\x1b[1mhead\x1b[0m\n"
+
+
+@pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])
+def test_who_wants_no_colour_gets_no_escape_sequence(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
+    terminal = on_terminal(monkeypatch)
+    monkeypatch.setenv(name, value)
+    output.line("green", colour="green")
+    output.heading("head")
+    output.table(("id", "what"), [("1", "x")])
+    assert "\x1b" not in terminal.getvalue()
 
 
 def test_a_json_document_names_its_schema_first_and_is_ascii(capsys: pytest.CaptureFixture[str]) -> None:

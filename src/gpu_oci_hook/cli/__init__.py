@@ -32,13 +32,20 @@ def run(arguments: list[str], name: str = "gpu-oci-hook") -> int:
         arguments: the words after the program's name.
         name: the program's name, as it was called.
     """
+    return _finished(_run(arguments, name))
+
+
+def _run(arguments: list[str], name: str) -> int:
     try:
         called = name.rpartition("/")[2]
         if called in _HOOKS:
             raise Fault(
-                f"{called} has nothing to do here: gpu-oci-runtime injects GPUs before it hands over",
-                cure="Start the container with gpu-oci-runtime as its runtime",
+                f"{called}: gpu-oci-hook injects GPUs as a runtime, not as a hook, so this container would get none",
+                cure="Start it with gpu-oci-runtime: docker run --runtime gpu-oci, or "
+                '"default-runtime": "gpu-oci" in /etc/docker/daemon.json',
             )
+        if sys.stdout is None:
+            raise Fault("standard output is closed: there is nowhere to answer")
         try:
             from gpu_oci_hook.cli.app import program
         except ModuleNotFoundError as error:
@@ -50,8 +57,6 @@ def run(arguments: list[str], name: str = "gpu-oci-hook") -> int:
         program.main(args=arguments, prog_name="gpu-oci-hook")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else FAILED if end.code else 0
-    except BrokenPipeError:
-        return _silenced()
     except Exception as error:
         _say(error)
         return FAILED
@@ -70,17 +75,29 @@ def _say(error: Exception) -> None:
         frames = traceback.extract_tb(error.__traceback__)
         place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
         text = f"a mistake in gpu-oci-hook itself: {type(error).__name__}: {error}{place}"
+    if sys.stderr is None:
+        return  # closed: nobody wants to hear it
     print(f"gpu-oci-hook: {printable(text)}", file=sys.stderr)
     caret = getattr(error, "caret", None)
     if caret is not None:
         print(caret(), file=sys.stderr)
 
 
-def _silenced() -> int:
-    """The reader of our output has gone (`| head`): no complaint, and none from the interpreter's end either."""
-    import os
+def _finished(status: int) -> int:
+    """Writes what is still to be written: what stdout does not take would else be the interpreter's complaint.
 
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, 1)
-    os.close(null)
-    return FAILED
+    Answers 1 when it takes no more; a reader that has gone (`| head`) is no reason for a sentence, and one is enough.
+    """
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        import os
+
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, 1)
+        os.close(null)
+        if status == 0 and not isinstance(error, BrokenPipeError):
+            _say(error)
+        return FAILED
+    return status

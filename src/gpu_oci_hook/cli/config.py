@@ -20,7 +20,7 @@ from gpu_oci_hook.errors import Fault
 _TOP = """\
 Configuration of gpu-oci-hook: /etc/gpu-oci-hook/config.toml, or the file that GPU_OCI_HOOK_CONFIG names.
 
-The file may be missing, and every key may be left out. The values below are the defaults; take the "#" away \
+The first may be missing, and every key may be left out. The values below are the defaults; take the "#" away \
 where you want another. `gpu-oci-hook config validate` checks a file, `gpu-oci-hook config show` prints what holds.\
 """
 
@@ -39,7 +39,7 @@ def show(form: str, config_path: str) -> None:
     The text form is itself a config file.
     """
     path = config_path or configuration.location()
-    data = configuration.read(path)
+    data = configuration.read_named(path)
     where: dict[tuple[str, ...], int] = {}
     effective = configuration.Config()
     if data is not None:
@@ -71,7 +71,7 @@ def show(form: str, config_path: str) -> None:
 @config.command()
 def default() -> None:
     """Print the commented default file: every key, its meaning and its default."""
-    click.echo(default_text(), nl=False)
+    output.document(default_text())
 
 
 @config.command()
@@ -84,7 +84,7 @@ def validate(form: str, file: str) -> None:
     fault: Fault | None = None
     missing = False
     try:
-        data = configuration.read(path)
+        data = configuration.read(path) if file else configuration.read_named(path)
         missing = data is None
         if missing and file:
             raise Fault("there is no such file", where=file)

@@ -61,7 +61,8 @@ def install(prefix: str, *, aliases: bool, force: bool) -> None:
         for name, target in links.items():
             _report(directory / name, link(directory / name, target), f" -> {target}")
     except OSError as error:
-        raise Fault(f"it cannot be written: {words(error)}", where=str(error.filename or directory)) from error
+        reason = words(error, writing=True)
+        raise Fault(f"it cannot be written: {reason}", where=str(error.filename or directory)) from error
     compiled = compileall.compile_dir(package, quiet=2)
     output.line(f"{'compiled' if compiled else 'could not compile all of'} {package}")
     output.line(f"runs with {python}, libraries from {', '.join(paths)}")

@@ -1,51 +1,76 @@
-"""Printing: tables and colour on a terminal, plain lines in a pipe, JSON with a name and a version."""
+"""Printing: aligned columns, colour on a terminal that wants it, JSON with a name and a version."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterable, Sequence
+from typing import TextIO
 
 import click
 
-from gpu_oci_hook.errors import printable
+from gpu_oci_hook.errors import Fault, printable, words
+
+
+def _echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
+    """Prints at once.
+
+    Raises:
+        Fault: the disk behind the stream is full, or the like. A reader that has gone is left to click.
+    """
+    try:
+        click.echo(text, file=sys.stderr if err else sys.stdout, nl=nl)
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        where = "standard error" if err else "standard output"
+        raise Fault(f"the answer cannot be written: {words(error, writing=True)}", where=where) from error
+
+
+def document(text: str) -> None:
+    """A whole text of our own, as it is."""
+    _echo(text, nl=False)
 
 
 def json_document(kind: str, content: dict[str, object]) -> None:
     """Prints a JSON document whose first key names its schema and version: "gpu-oci-hook.KIND/1"."""
-    click.echo(json.dumps({"schema": f"gpu-oci-hook.{kind}/1", **content}, indent=2, ensure_ascii=True))
+    _echo(json.dumps({"schema": f"gpu-oci-hook.{kind}/1", **content}, indent=2, ensure_ascii=True))
 
 
 def heading(text: str) -> None:
     """An empty line and a heading, bold on a terminal."""
-    click.echo()
-    click.secho(printable(text), bold=True)
+    _echo()
+    _echo(_styled(text, sys.stdout, bold=True))
 
 
 def line(text: str, *, colour: str | None = None) -> None:
     """One line, whatever the text holds; coloured on a terminal only."""
-    click.secho(printable(text), fg=colour)
+    _echo(_styled(text, sys.stdout, colour=colour))
 
 
 def warning(text: str) -> None:
     """A line on stderr that begins with "warning:"."""
-    click.secho(f"warning: {printable(text)}", fg="yellow", err=True)
+    _echo(_styled(f"warning: {text}", sys.stderr, colour="yellow"), err=True)
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """A table: drawn by rich on a terminal, aligned columns in a pipe, where a narrow width would cut words."""
+    """Aligned columns, on a terminal as in a pipe: words that somebody will copy are never cut or broken."""
     cells = [[printable(cell) for cell in row] for row in rows]
-    if sys.stdout.isatty():
-        from rich import box
-        from rich.console import Console
-        from rich.table import Table
-        from rich.text import Text
-
-        drawn = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
-        for row in cells:
-            drawn.add_row(*(Text(cell) for cell in row))
-        Console(highlight=False).print(drawn)
-        return
     widths = [max(len(cell) for cell in column) for column in zip(columns, *cells, strict=True)]
-    for row in [list(columns), *cells]:
-        click.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+    head, *body = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in [list(columns), *cells]]
+    line(head, colour="cyan")
+    for row in body:
+        line(row)
+
+
+def _styled(text: str, stream: TextIO | None, *, colour: str | None = None, bold: bool = False) -> str:
+    """The text on one line, with escape sequences only if there is something to show and somebody to see it.
+
+    NO_COLOR counts when it is not empty (no-color.org); a dumb terminal shows the sequences themselves.
+    """
+    text = printable(text)
+    wanted = stream is not None and stream.isatty() and not os.environ.get("NO_COLOR")
+    if not (colour or bold) or not wanted or os.environ.get("TERM") == "dumb":
+        return text
+    return click.style(text, fg=colour, bold=bold or None)

@@ -48,7 +48,8 @@ def _prepare(edit: Directory) -> None:
     try:
         state.prepare(edit.source, edit.entries)
     except OSError as error:
-        raise Fault(f"the libraries' directory cannot be made: {words(error)}", where=edit.source) from None
+        reason = words(error, writing=True)
+        raise Fault(f"the libraries' directory cannot be made: {reason}", where=edit.source) from None
 
 
 def _write(rootfs: Rootfs, edit: File) -> bool:
@@ -101,7 +102,7 @@ def replace(path: str, data: bytes, *, mode: int | None = None) -> None:
             os.unlink(fresh)
         except OSError:
             pass
-        raise Fault(f"it cannot be written: {words(error)}", where=path) from None
+        raise Fault(f"it cannot be written: {words(error, writing=True)}", where=path) from None
 
 
 def _generate(directory: str, edit: File) -> None:
@@ -111,7 +112,7 @@ def _generate(directory: str, edit: File) -> None:
     try:
         os.makedirs(directory, 0o755, exist_ok=True)
     except OSError as error:
-        raise Fault(f"a file for the container cannot be made: {words(error)}", where=path) from None
+        raise Fault(f"a file for the container cannot be made: {words(error, writing=True)}", where=path) from None
     replace(path, edit.content, mode=0o444)
 
 

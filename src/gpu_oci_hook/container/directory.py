@@ -150,7 +150,7 @@ class Directory:
         return sorted(found)
 
     def _fault(self, what: str, name: str, error: Exception) -> Fault:
-        return fault_of(what, f"{self.path.rstrip('/')}/{name}", error)
+        return fault_of(what, f"{self.path.rstrip('/')}/{name}", error, writing=True)
 
     def _replace(self, name: str, make: Callable[[str], None]) -> None:
         """Make the thing under a name of its own, then rename it over what is there."""
@@ -331,7 +331,7 @@ def error_of(number: int) -> OSError:
     return OSError(number, os.strerror(number))
 
 
-def fault_of(what: str, path: str, error: Exception) -> Fault:
+def fault_of(what: str, path: str, error: Exception, *, writing: bool = False) -> Fault:
     """The Fault for an OSError, or for a ValueError of a name that no file can have."""
-    reason = words(error) if isinstance(error, OSError) else "no file can have this name"
+    reason = words(error, writing=writing) if isinstance(error, OSError) else "no file can have this name"
     return Fault(f"{what}: {reason}", where=path)

@@ -88,7 +88,7 @@ class Rootfs:
         try:
             return self._directory(path, create=create)
         except (OSError, ValueError) as error:
-            raise fault_of("cannot use the directory", path, error) from error
+            raise fault_of("cannot use the directory", path, error, writing=create) from error
 
     def resolve(self, path: str) -> str | None:
         """The same place without links; None when it is missing, loops or leads through a file."""
@@ -167,7 +167,7 @@ class Rootfs:
         except FileNotFoundError:
             return False
         except (OSError, ValueError) as error:
-            raise fault_of("cannot make room for a file", path, error) from error
+            raise fault_of("cannot make room for a file", path, error, writing=True) from error
         return where.clear(name)
 
     def writable(self) -> bool:
@@ -195,7 +195,7 @@ class Rootfs:
         try:
             return self._parent(path, create=True)
         except (OSError, ValueError) as error:
-            raise fault_of("cannot make the directory above it", path, error) from error
+            raise fault_of("cannot make the directory above it", path, error, writing=True) from error
 
     def _parent(self, path: str, *, create: bool) -> tuple[Directory, str]:
         """The directory that holds the last name of a path, and that name ("" when there is none)."""

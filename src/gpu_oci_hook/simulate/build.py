@@ -107,7 +107,8 @@ def build(
         with Rootfs(str(root)) as files:
             return _fill(files, root, settings, gpus, driver, model, layout, machine, cache=cache)
     except OSError as error:
-        raise Fault(f"cannot make the simulated host: {words(error)}", where=str(error.filename or root)) from error
+        reason = words(error, writing=True)
+        raise Fault(f"cannot make the simulated host: {reason}", where=str(error.filename or root)) from error
 
 
 def _fill(

@@ -161,7 +161,7 @@ class Module:
                 # The descriptor is an O_PATH one; chmod by name undoes the umask. Nobody else works in this tree.
                 os.chmod(name, mode, dir_fd=directory.fd)
             except OSError as error:
-                self.left_out.append(f"device nodes below /dev: {words(error)}; only root can make them")
+                self.left_out.append(f"device nodes below /dev: {words(error, writing=True)}; only root can make them")
                 return
             self.made.append(path)
 

@@ -165,7 +165,7 @@ class Userland:
                 # By the descriptor: a socket's path may have 107 bytes only, and a test's directory is often longer.
                 listener.bind(f"/proc/self/fd/{directory.fd}/{name}")
             except OSError as error:
-                self.left_out.append(f"socket {path}: {words(error)}")
+                self.left_out.append(f"socket {path}: {words(error, writing=True)}")
 
     def _cache(self) -> None:
         """The loader cache as ldconfig would write it for this tree."""
