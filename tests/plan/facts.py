@@ -37,6 +37,10 @@ class Target:
         found = self.destination(path)
         return found if found in (*self.there, *self.files) else None
 
+    def names(self, path: str, limit: int = 20000) -> list[str]:
+        below = [name[len(path) + 1 :] for name in self.there + self.files if name.startswith(f"{path}/")]
+        return sorted({name.partition("/")[0] for name in below})[:limit]
+
     def status(self, path: str, *, follow: bool = False) -> os.stat_result | None:
         if path not in (*self.there, *self.files):
             return None

@@ -389,6 +389,26 @@ def test_the_users_own_mount_on_a_programs_place_wins_and_is_said() -> None:
     assert "own mount" in reasons(made)["/usr/bin/nvidia-smi"]
 
 
+@pytest.mark.parametrize(
+    ("links", "lost"),
+    [
+        # below the libraries' directory, which is read-only
+        ({"/lib/firmware": LIBRARIES}, f"/lib/firmware/nvidia/{VERSION}/gsp_tu10x.bin"),
+        # on one of the libraries
+        ({"/usr/bin": LIBRARIES}, "/usr/bin/nvidia-smi"),
+        # below a file, the other way round
+        ({"/etc/OpenCL": "/usr/bin/nvidia-smi"}, "/etc/OpenCL/vendors/nvidia.icd"),
+    ],
+)
+def test_links_of_the_image_that_bring_two_files_together_cost_the_second_one(
+    links: dict[str, str], lost: str
+) -> None:
+    made = plan("0", "all", target=Target(links))
+    assert "another driver file" in reasons(made)[lost]
+    where = [edit.destination for edit in of(made, Mount)]
+    assert len(where) == len(set(where))
+
+
 def test_a_container_without_any_place_for_libraries_is_refused_with_a_cure() -> None:
     with pytest.raises(Fault, match=r"no place for the driver's libraries.*tmpfs"):
         plan(image=Image(library_dir=OWN, writable=False))

@@ -140,3 +140,35 @@ def test_a_root_that_cannot_be_written_has_only_the_mount_points_that_are_there(
     destination, reason = found.mount_point("/etc/other")
     assert destination == ""
     assert "cannot be written and has no /etc/other" in reason
+
+
+OWN = "/usr/lib/x86_64-linux-gnu"
+
+
+@pytest.mark.parametrize(
+    ("links", "there", "directory"),
+    [
+        # Made for programs with fixed paths: a mount there would hide the C library.
+        ({NVIDIA: OWN}, (OWN, f"{OWN}/libc.so.6"), "/usr/lib/gpu-oci-hook/lib64"),
+        ({"/usr/local/nvidia": "/usr"}, ("/usr/lib", "/usr/lib/os-release"), "/usr/lib/gpu-oci-hook/lib64"),
+        # Nothing is hidden.
+        ({"/usr/local": "/opt/local"}, (), "/opt/local/nvidia/lib64"),
+        ({"/usr/local": "/opt/local"}, ("/opt/local/nvidia/lib64", "/opt/local/nvidia/lib"), "/opt/local/nvidia/lib64"),
+        # The image's own, by its own name: what an earlier driver has left there shall be hidden.
+        ({}, (NVIDIA, f"{NVIDIA}/libcuda.so.1"), NVIDIA),
+        # The runtime makes /dev/null after our directory.
+        ({"/usr/local/nvidia": "/dev/null"}, (), "/usr/lib/gpu-oci-hook/lib64"),
+    ],
+)
+def test_a_link_of_the_image_never_has_us_hide_what_is_there(
+    links: dict[str, str], there: tuple[str, ...], directory: str
+) -> None:
+    found = places(mount("/dev", "tmpfs"), target=Target(links, there))
+    assert found.libraries == directory
+
+
+def test_a_link_of_the_image_into_dev_gets_no_mount_point() -> None:
+    found = places(mount("/dev", "tmpfs"), target=Target({"/etc/vulkan": "/dev/null"}))
+    where, why = found.mount_point("/etc/vulkan/icd.d/nvidia_icd.json")
+    assert where == ""
+    assert "/dev/null/icd.d/nvidia_icd.json" in why

@@ -267,21 +267,37 @@ def _loader(
 
 
 def _others(facts: Facts, plan: Plan, places: Places, files: list[tuple[DriverFile, str]]) -> None:
-    """Programs, sockets, firmware and configuration: each optional, each at its fixed place."""
+    """Programs, sockets, firmware and configuration: each optional, each at its fixed place.
+
+    An image's links can bring two of them to one place, or one below another, where the runtime would fail.
+    """
+    taken = {edit.destination for edit in plan.edits if isinstance(edit, Mount)}
+    above = {place for destination in taken for place in _above(destination)}
     for file, why in files:
         if not file.container:
             continue
         destination, reason = places.mount_point(file.container, follow=file.kind == "directory")
         if destination and places.mounted(destination) and not _same_mount(facts.spec, destination, file.source):
             destination, reason = "", f"the container has its own mount on {file.container}"
+        way = _above(destination)
+        if destination in taken or destination in above or not taken.isdisjoint(way):
+            destination, reason = "", f"links of the image bring it to the place of another driver file, {destination}"
         if not destination:
             plan.withheld.append(Withheld(file.kind, file.container, reason))
             continue
+        taken.add(destination)
+        above.update(way)
         options = SOCKET if file.kind in ("socket", "directory") else READ_ONLY
         make_way = places.writable and places.covered(destination) == "image"
         plan.edits.append(
             Mount(file.source, destination, options, why, make_way=make_way and file.kind != "directory")
         )
+
+
+def _above(path: str) -> list[str]:
+    """The directories above a path, the root left out."""
+    parts = path.split("/")
+    return ["/".join(parts[:count]) for count in range(2, len(parts))]
 
 
 def _same_mount(spec: object, destination: str, source: str) -> bool:

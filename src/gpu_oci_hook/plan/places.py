@@ -23,6 +23,9 @@ if TYPE_CHECKING:
         def resolve(self, path: str) -> str | None:
             """See `Rootfs.resolve`."""
 
+        def names(self, path: str, limit: int = ...) -> list[str]:
+            """See `Rootfs.names`."""
+
         def status(self, path: str, *, follow: bool = False) -> os.stat_result | None:
             """See `Rootfs.status`."""
 
@@ -87,6 +90,8 @@ class Places:
         cover = self.covered(place) if place else "foreign"
         if any(destination.startswith(f"{place}/") for destination, _ in self._mounts):
             return ""  # ours would hide a mount of the container's
+        if place != path and self.covered(path) == "image" and (cover != "image" or self._target.names(place, 1)):
+            return ""  # an image's link into its own libraries, or to /dev/null: ours would hide what is there
         if cover != "image":
             return place if cover == "fresh" else ""
         status = self._target.status(place)
@@ -132,6 +137,8 @@ class Places:
             place = place and f"{place.rstrip('/')}/{name}"
         if not place:
             return "", f"the image has something else than a directory on the way to {path}"
+        if place.startswith("/dev/") and not path.startswith("/dev/"):
+            return "", f"a link of the image leads from {path} to {place}, where the runtime makes nodes"
         cover = self.covered(place)
         if cover == "fresh" or (cover == "foreign" and self.mounted(place)):
             return place, ""
