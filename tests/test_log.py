@@ -186,3 +186,13 @@ def test_no_log_no_structlog(tmp_path: Path, host: Path) -> None:
         [sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
     )
     assert done.stdout == "False\n"
+
+
+def test_an_image_with_much_to_say_does_not_fill_the_disk(tmp_path: Path, host: Path) -> None:
+    path = tmp_path / "log"
+    env = [f"NVIDIA_VISIBLE_DEVICES={'x' * 9000}{number}" for number in range(100)]
+    env += [f"NVIDIA_REQUIRE_{number}={'a=1 ' * 1000}" for number in range(200)]
+    inject(bundle(tmp_path / "bundle", spec(*env, GPU0)), settings(host, log_file=str(path)))
+    assert path.stat().st_size < 50_000
+    texts = [line["text"] for line in lines(path) if line["event"] == "warning"]
+    assert texts[-1] == "and 151 more warnings"
