@@ -168,7 +168,8 @@ def _device(path: Path) -> None:
 
 def _huge(path: Path) -> None:
     with path.open("r+b") as file:
-        file.truncate((32 << 20) + 1)
+        file.seek(32 << 20)
+        file.write(b'"NVIDIA_VISIBLE_DEVICES=0"')
 
 
 BROKEN = {
@@ -183,6 +184,24 @@ BROKEN = {
     "too deep": (lambda path: path.write_text('{"NVIDIA_VISIBLE_DEVICES":' + "[" * 100000), "nested too deeply"),
     "two values": (lambda path: path.write_text('{"NVIDIA_VISIBLE_DEVICES":1} {}'), "extra data at line 1 column 30"),
 }
+
+
+@pytest.mark.parametrize("at", [0, (1 << 20) - 3, 33 << 20])
+def test_a_huge_config_json_that_asks_for_nothing_is_the_runtimes_alone(
+    at: int, machine: Path, tmp_path: Path
+) -> None:
+    directory = bundle(tmp_path)
+    with (directory / "config.json").open("wb") as file:
+        file.write(b" " * at + b"NVIDIA_VISIBLE_DEVICE!")
+        file.truncate(40 << 20)
+    before = identity(directory / "config.json")
+    assert shim("create", "--bundle", str(directory), "id").returncode == 0
+    assert Path(f"{machine}.args").exists()
+    assert identity(directory / "config.json") == before
+    with (directory / "config.json").open("r+b") as file:
+        file.seek(at)
+        file.write(b"NVIDIA_VISIBLE_DEVICES")
+    assert b"larger than 32 MiB" in shim("create", "--bundle", str(directory), "id").stderr
 
 
 @pytest.mark.parametrize("name", BROKEN)

@@ -184,6 +184,28 @@ def read_config_json(path: str) -> bytes | None:
         os.close(fd)
 
 
+def huge_and_silent(path: str) -> bool:
+    """Whether a config.json is larger than we read and asks for nothing: that one is the runtime's alone.
+
+    It is looked at in pieces, so that its size costs time and no memory.
+    """
+    try:
+        if os.stat(path).st_size <= CONFIG_JSON_LIMIT:
+            return False
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            tail = b""
+            while part := os.read(fd, 1 << 20):
+                if asks(tail + part):
+                    return False
+                tail = part[-64:]  # longer than every trigger
+        finally:
+            os.close(fd)
+    except (OSError, ValueError):
+        return False
+    return True
+
+
 def _refused(path: str, reason: str) -> Exception:
     from gpu_oci_hook.errors import Fault
 
@@ -237,7 +259,7 @@ def main() -> None:
         entry = known()
         if call.command in ("create", "run"):
             path = call.config_json()
-            data = read_config_json(path)
+            data = None if huge_and_silent(path) else read_config_json(path)
             if data is not None and asks(data):
                 from gpu_oci_hook import pipeline
 
