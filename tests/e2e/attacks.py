@@ -200,6 +200,17 @@ def newline_environment(root: Path, watched: Path, version: str) -> list[str]:
     return ["EVIL=a\nNVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute\nutility"]
 
 
+def inside(*links: tuple[str, str]) -> Attack:
+    """Links to other places of the image, where a mount of ours would hide or hit something; all files asked for."""
+
+    def attack(root: Path, watched: Path, version: str) -> Sequence[str]:
+        for place, target in links:
+            clear(root / place).symlink_to(target)
+        return ["NVIDIA_DRIVER_CAPABILITIES=all"]
+
+    return attack
+
+
 def lying_cache() -> bytes:
     """A loader cache that promises four billion entries."""
     return b"glibc-ld.so.cache1.1" + b"\xff\xff\xff\xff" * 2 + b"\x02" + b"\x00" * 3 + b"\xff" * 64
@@ -209,7 +220,18 @@ def lying_cache() -> bytes:
 # are tried on us alone, with `true` as the low-level runtime.
 RUNC_FALLS_FOR = ("dev is a link",)
 
+# What these keep out is optional: the container starts all the same.
+MUST_START: dict[str, Attack] = {
+    "our directory is the image's libraries": inside(("usr/local/nvidia/lib64", f"/{LIBRARY}")),
+    "our directory is usr": inside(("usr/local/nvidia", "..")),
+    "our directory is a node": inside(("usr/local/nvidia", "/dev/null")),
+    "configuration goes to a node": inside(("etc/vulkan", "/dev/null"), ("etc/OpenCL", "/dev/zero")),
+    "configuration goes to our directory": inside(("etc/vulkan", "/usr/local/nvidia/lib64")),
+    "files meet in one place": inside(("etc/OpenCL", "/usr/bin/nvidia-smi"), ("etc/vulkan", "/usr/bin")),
+}
+
 ATTACKS: dict[str, Attack] = {
+    **MUST_START,
     "library directory is an absolute link": linked(LIBRARY),
     "library directory is a climbing link": linked(LIBRARY, climb=True),
     "usr/lib is a link": linked("usr/lib"),
