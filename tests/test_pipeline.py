@@ -426,9 +426,9 @@ def no_files(root: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "said"),
     [
-        (no_module, ("the kernel module nvidia is not loaded", "no nvidia in /proc/devices", "are installed")),
-        (no_gpu, (f"the kernel module {DRIVER} is loaded but has no GPU", "driver libraries are installed")),
-        (no_files, ("the kernel module nvidia is not loaded", "no driver libraries are installed")),
+        (no_module, ("nvidia is not loaded", "no nvidia in /proc/devices", "are installed. Load the driver, or ")),
+        (no_gpu, (f"the kernel module {DRIVER} is loaded but has no GPU", "Look for the reason in the kernel's log")),
+        (no_files, ("nvidia is not loaded", "no driver libraries are installed", "driver-root or library-paths")),
     ],
 )
 def test_a_machine_without_a_gpu(spoil: Any, said: tuple[str, ...], own: Path, tmp_path: Path) -> None:

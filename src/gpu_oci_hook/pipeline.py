@@ -32,6 +32,9 @@ if TYPE_CHECKING:
 
 GENERATED = "gpu-oci-hook"
 
+# What to do when the module has found no GPU.
+NO_GPUS = "look for the reason in the kernel's log (dmesg | grep -i nvrm) and for the card (lspci -d 10de:)"
+
 
 class Outcome:
     """What became of one bundle's request.
@@ -289,23 +292,24 @@ def _missing(
     """No GPU on the machine: fails or warns, by policy, with what is missing."""
     found = host_inventory.load(host, driver_host(host, config), config.library_paths, version, memory)
     missing = []
+    libraries = any(file.kind == "library" for file in found.files)
     if version is None:
         loaded = "its device numbers are there" if numbers.loaded else "no nvidia in /proc/devices"
         missing.append(f"the kernel module nvidia is not loaded ({loaded}, no /proc/driver/nvidia/version)")
     elif not outcome.gpus:
         missing.append(f"the kernel module {version} is loaded but has no GPU in /proc/driver/nvidia/gpus")
-    missing.append(
-        "driver libraries are installed"
-        if any(file.kind == "library" for file in found.files)
-        else "no driver libraries are installed (see gpu-oci-hook list)"
-    )
+    if not libraries:
+        missing.append("no driver libraries are installed where they are looked for (see gpu-oci-hook list)")
+    elif version is None:
+        missing.append("driver libraries are installed")
     text = f"this machine has no NVIDIA GPU to give: {'; '.join(missing)}"
     if config.missing_gpu == "fail":
-        raise Fault(
-            text,
-            where=outcome.request.origin,
-            cure='Install or load the driver, or set [request] missing-gpu = "warn" to start without a GPU',
-        )
+        cures = [NO_GPUS if version else "load the driver" if libraries else "install and load the driver"]
+        if not libraries:
+            cures.append("set [host] driver-root or library-paths if its files lie elsewhere")
+        cures.append('set [request] missing-gpu = "warn" to start without a GPU')
+        cure = ", or ".join(cures)
+        raise Fault(text, where=outcome.request.origin, cure=cure[0].upper() + cure[1:])
     outcome.plan.warnings.append(f"{text}; the container starts without a GPU")
     return outcome
 

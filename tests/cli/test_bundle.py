@@ -118,6 +118,7 @@ def test_explain_as_text_says_the_same(command: Command, host: Path, bundle: Bun
     assert "the container gets the driver, 2 of 2 GPUs\n" in answer.out
     assert "capabilities  utility (NVIDIA_DRIVER_CAPABILITIES=utility)\n" in answer.out
     goes_in, withheld = answer.out.split("\nwithheld\n")
+    assert "asked for by" not in goes_in
     assert "libnvidia-ml.so.1" in goes_in and "libcuda.so.1" not in goes_in
     assert "  needs capability compute:\n" in withheld and "    library   libcuda.so.1\n" in withheld
 
@@ -144,6 +145,46 @@ def test_explain_as_a_diff_is_what_apply_does(command: Command, host: Path, bund
     removed = [line[1:] for line in changes if line[0] == "-"]
     assert len(after) == len(before) + len(added) - len(removed)
     assert set(added) <= set(after) and set(removed) <= set(before)
+
+
+def test_explain_as_text_says_each_thing_once_and_warnings_first(command: Command, host: Path, bundle: Bundle) -> None:
+    (bundle.path / "rootfs/usr/bin/nvidia-smi").touch()
+    bundle.asks("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_X=colour=red", "NVIDIA_REQUIRE_Y=cuda>=12 shape=round")
+    lines = command("explain", "-b", bundle.path, "--root", host).out.split("\n")
+    assert "requirement   NVIDIA_REQUIRE_X: colour=red (not checked: it names nothing that we know)" in lines
+    assert "requirement   NVIDIA_REQUIRE_Y: cuda>=12 shape=round (met, as far as we know its words)" in lines
+    titles = ["  devices", "  directory of the libraries", "  libraries", "  programs and other files"]
+    order = ["warnings", "GPUs", "goes in", *titles, "  generated files", "  links", "withheld"]
+    assert [lines.index(title) for title in order] == sorted(lines.index(title) for title in order)
+    assert "      /dev/nvidia1           c 195:1 rw" in lines
+    assert f"    capability compute, from {host}/usr/lib/x86_64-linux-gnu:" in lines
+    assert "      libcuda.so.550.163.01" in lines
+    assert sum("ro,nosuid,nodev,rbind,rprivate" in line for line in lines) == 1
+    assert not [line for line in lines if "lets the container open" in line]
+
+
+def test_explain_takes_a_config_json_for_its_bundle(command: Command, host: Path, bundle: Bundle) -> None:
+    bundle.asks("NVIDIA_VISIBLE_DEVICES=0")
+    directory, file = (
+        command("explain", "-b", path, "--root", host).out for path in (bundle.path, bundle.path / "config.json")
+    )
+    assert directory == file and f"bundle        {bundle.path}\n" in file
+    assert command("apply", "-b", bundle.path / "config.json", "--root", host).status == 0
+    assert command("apply", "-b", bundle.path, "--root", host).out == "nothing to do: all is there\n"
+
+
+def test_explain_of_a_running_bundle_takes_no_mount_point_for_a_leftover_and_repeats_nothing_that_is_done(
+    command: Command, host: Path, bundle: Bundle
+) -> None:
+    bundle.asks("NVIDIA_VISIBLE_DEVICES=0")
+    command("apply", "-b", bundle.path, "--root", host)
+    for mount in json.loads((bundle.path / "config.json").read_text())["mounts"]:
+        place = bundle.path / "rootfs" / mount["destination"].lstrip("/")
+        if mount["destination"].startswith("/usr/bin/"):
+            place.touch()  # as runc does
+    answer = command("explain", "-b", bundle.path, "--root", host)
+    assert answer.status == 0 and "leftover" not in answer.out
+    assert command("explain", "-b", bundle.path, "--root", host, "--format", "diff").out == ""
 
 
 def test_explain_of_a_container_that_asks_for_nothing_says_so(command: Command, host: Path, bundle: Bundle) -> None:
@@ -219,6 +260,11 @@ def test_a_directory_without_config_json_is_a_sentence(command: Command, tmp_pat
         assert (
             answer.err == f"gpu-oci-hook: {tmp_path}: there is no config.json in it. Name a bundle with --bundle DIR\n"
         )
+        answer = command(name, "--bundle", tmp_path / "none")
+        assert (answer.status, answer.err) == (
+            1,
+            f"gpu-oci-hook: {tmp_path}/none: there is no such directory. Name a bundle with --bundle DIR\n",
+        )
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'{"process": {"env": 3}, "root": 1}'])
@@ -253,6 +299,18 @@ def test_a_config_file_that_somebody_named_must_be_there(
         )
     assert command("config", "validate").status == 1
     assert command("config", "show", "--config", tmp_path / "none.toml").err.endswith("there is no such file\n")
+
+
+@pytest.mark.parametrize(
+    ("root", "said"), [("usr", "not an absolute path"), ("/nope", "no such directory"), ("/etc/ld.so.cache", "no such")]
+)
+def test_a_driver_root_that_is_none_is_a_sentence(
+    command: Command, bundle: Bundle, host: Path, root: str, said: str
+) -> None:
+    bundle.asks("NVIDIA_VISIBLE_DEVICES=0")
+    for words in (["list"], ["explain", "-b", bundle.path]):
+        answer = command(*words, "--root", host, "--driver-root", root)
+        assert (answer.status, answer.out) == (1, "") and said in answer.err
 
 
 def test_words_of_the_image_cannot_write_to_the_terminal(command: Command, host: Path, bundle: Bundle) -> None:
@@ -307,6 +365,9 @@ def test_list_names_gpus_driver_files_and_the_places_looked_at(command: Command,
     document = validated(command("list", "--root", host, "--format", "json"), "list")
     for gpu in document["gpus"]:
         assert gpu["uuid"] in answer.out and gpu["pci"] in answer.out
+        assert (gpu["arch"], gpu["brands"]) == ("8.0", ["nvidia", "tesla"])
+    assert ", arch 8.0, brand nvidia or tesla\n" in answer.out
+    assert max(map(len, answer.out.split("\n"))) <= 90, "a line that 80 columns would break in the middle"
     (cuda,) = (one for one in document["files"] if one["soname"] == "libcuda.so.1" and one["arch"] != "i386")
     assert cuda["capability"] == "compute" and cuda["found"]
     for one in document["files"]:
@@ -332,8 +393,30 @@ def test_list_of_a_machine_without_a_driver_is_no_failure(command: Command, tmp_
     answer = command("list", "--root", tmp_path / "empty")
     assert answer.status == 0
     assert "kernel module  not loaded\n" in answer.out and "\nno GPUs\n" in answer.out
+    assert "libraries      none found\n" in answer.out
+    assert answer.out.endswith(
+        "\nNo driver was found: install it. If it lies elsewhere, name its root in [host] driver-root "
+        "or its directory in [host] library-paths\n"
+    )
     document = validated(command("list", "--root", tmp_path / "empty", "--format", "json"), "list")
     assert document["gpus"] == [] and document["files"] == [] and document["places"]
+
+
+@pytest.mark.parametrize(
+    ("gone", "advice"),
+    [
+        (("proc/driver/nvidia", "sys/module/nvidia"), "modprobe nvidia"),
+        (("proc/driver/nvidia/gpus",), "dmesg"),
+        (("usr/lib",), "libraries were not found"),
+    ],
+)
+def test_list_of_a_machine_that_lacks_a_part_ends_with_the_next_step(
+    command: Command, tmp_path: Path, gone: tuple[str, ...], advice: str
+) -> None:
+    command("simulate", tmp_path / "h")
+    for place in gone:
+        (tmp_path / "h" / place).rename(tmp_path / place.replace("/", "-"))
+    assert advice in command("list", "--root", tmp_path / "h").out.rstrip("\n").rpartition("\n")[2]
 
 
 # --- simulate --------------------------------------------------------------------------------------

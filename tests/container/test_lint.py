@@ -56,6 +56,13 @@ def test_leftovers_are_counted_and_named(root: Rootfs, debian: Path) -> None:
     )
 
 
+def test_what_the_bundle_mounts_is_no_leftover(root: Rootfs, debian: Path) -> None:
+    (debian / "usr/bin/nvidia-smi").write_bytes(b"")
+    found = image.survey(root, "x86_64")
+    assert lint.findings(root, found, FILES, {}, ["/bin/nvidia-smi", "/usr/bin/nvidia-smi", "/nowhere"]) == []
+    assert len(lint.findings(root, found, FILES, {}, ["/usr/bin/other"])) == 1
+
+
 def test_links_and_files_of_the_same_version_are_no_leftovers(root: Rootfs, debian: Path) -> None:
     (debian / MULTIARCH / f"libnvidia-ml.so.{VERSION}").write_text("the same")
     (debian / MULTIARCH / "libnvidia-ml.so.1").symlink_to(f"libnvidia-ml.so.{VERSION}")

@@ -16,18 +16,24 @@ from typing import Any
 import click
 
 from gpu_oci_hook import pipeline, runtime, state
-from gpu_oci_hook.cli import output
+from gpu_oci_hook.cli import explanation, output
 from gpu_oci_hook.cli.app import config_file, formats, host_roots
 from gpu_oci_hook.cli.common import Silent, settings_for
 from gpu_oci_hook.config import Config
 from gpu_oci_hook.container import spec as spec_edits
+from gpu_oci_hook.container.apply import generated_name
 from gpu_oci_hook.errors import Fault, printable
 from gpu_oci_hook.pipeline import Outcome
 from gpu_oci_hook.plan.edits import Edit, File, Link, Mount
-from gpu_oci_hook.request import Request, read
+from gpu_oci_hook.request import Request, items, member, read, requirements
 
 _bundle = click.option(
-    "--bundle", "-b", metavar="DIR", default=".", show_default=True, help="The OCI bundle: it has config.json."
+    "--bundle",
+    "-b",
+    metavar="PATH",
+    default=".",
+    show_default=True,
+    help="The OCI bundle: the directory with config.json, or that file.",
 )
 
 # What became of a request, for people; the keys are the values of "state" in the JSON form.
@@ -43,18 +49,21 @@ class Bundle:
     """A bundle's config.json, as bytes and as an object.
 
     Arguments:
-        directory: the bundle.
+        place: the bundle, or the config.json in it.
 
     Raises:
         Fault: there is none, or it is no JSON object.
     """
 
-    def __init__(self, directory: str) -> None:
-        self.directory = directory
-        self.path = os.path.join(directory, "config.json")
+    def __init__(self, place: str) -> None:
+        self.directory = place
+        self.path = os.path.join(place, "config.json")
+        if os.path.isfile(place):
+            self.directory, self.path = os.path.dirname(place) or ".", place
         data = runtime.read_config_json(self.path)
         if data is None:
-            raise Fault("there is no config.json in it", where=directory, cure="Name a bundle with --bundle DIR")
+            what = "there is no config.json in it" if os.path.isdir(place) else "there is no such directory"
+            raise Fault(what, where=place, cure="Name a bundle with --bundle DIR")
         self.data = data
         self.spec = pipeline.parse(data, self.path)
 
@@ -73,7 +82,7 @@ def explain(bundle: str, form: str, config_path: str, root: str, driver_root: st
     settings = settings_for(config_path, root, driver_root)
     settings.load_modules = False  # looking at a bundle must not change the machine
     try:
-        outcome = pipeline.prepare(made.spec, settings, bundle, Silent())
+        outcome = pipeline.prepare(made.spec, settings, made.directory, Silent())
     except Fault as fault:
         if form != "json":
             raise
@@ -84,7 +93,7 @@ def explain(bundle: str, form: str, config_path: str, root: str, driver_root: st
     if form == "diff":
         _print_diff(made, after, outcome)
     elif form == "json":
-        output.json_document("explain", document(made, outcome, settings, _warnings(outcome)))
+        output.json_document("explain", document(made, outcome, settings, _warnings(made, outcome)))
     else:
         _print_text(made, outcome, changed=after != made.spec)
 
@@ -99,7 +108,8 @@ def apply(bundle: str, config_path: str, root: str, driver_root: str) -> None:
     Doing it again changes nothing. The shim does the same by itself.
     """
     made = Bundle(bundle)
-    outcome = pipeline.prepare(made.spec, settings_for(config_path, root, driver_root), bundle, state.Memory())
+    settings = settings_for(config_path, root, driver_root)
+    outcome = pipeline.prepare(made.spec, settings, made.directory, state.Memory())
     done = pipeline.perform(outcome, made.spec, made.path, made.data)
     for sentence in outcome.plan.warnings:
         output.warning(sentence)
@@ -181,7 +191,7 @@ def _withheld(outcome: Outcome) -> list[tuple[str, str, str]]:
     return list(dict.fromkeys(found))
 
 
-def _warnings(outcome: Outcome) -> list[str]:
+def _warnings(made: Bundle, outcome: Outcome) -> list[str]:
     """The plan's warnings, and what only a look into the image can tell."""
     warnings = list(outcome.plan.warnings)
     if outcome.rootfs is None or outcome.image is None or outcome.inventory is None:
@@ -190,7 +200,8 @@ def _warnings(outcome: Outcome) -> list[str]:
 
     sources = {edit.source for edit in outcome.plan.edits if isinstance(edit, Mount)}
     files = [file for file in outcome.inventory.files if file.source in sources]
-    warnings += lint.findings(outcome.rootfs, outcome.image, files, outcome.request.environment)
+    mounted = [place for mount in items(made.spec, "mounts") if isinstance(place := member(mount, "destination"), str)]
+    warnings += lint.findings(outcome.rootfs, outcome.image, files, outcome.request.environment, mounted)
     if not outcome.image.writable and os.geteuid() != 0:
         warnings.append(
             "this user cannot write the root file system, so this is the plan for a read-only one; "
@@ -207,40 +218,50 @@ def _print_text(made: Bundle, outcome: Outcome, *, changed: bool) -> None:
         origin = f" ({request.capabilities_origin})" if request.capabilities_origin else ""
         output.line(f"capabilities  {', '.join(request.capabilities)}{origin}")
     for name, text in request.requirements:
-        output.line(f"requirement   {name}: {text} ({request.requirements_off or 'met'})")
+        output.line(f"requirement   {name}: {text} ({_checked(request, name, text)})")
     if outcome.inventory:
         output.line(f"driver        {outcome.inventory.version}")
-    counted = f", {len(outcome.chosen)} of {len(outcome.gpus)} GPUs" if plan.state == "inject" else ""
+    counted = ""
+    if plan.state == "inject":
+        counted = f", {len(outcome.chosen)} of {len(outcome.gpus)} GPU{'' if len(outcome.gpus) == 1 else 's'}"
     output.line(f"the container {_STATES.get(plan.state, plan.state)}{counted}")
-    if outcome.chosen:
-        output.heading("GPUs")
-        output.table(
-            ("index", "uuid", "pci", "model", "asked for by"),
-            [(str(gpu.index), gpu.uuid, gpu.pci, gpu.model, origin) for gpu, origin in outcome.chosen],
-        )
-    if plan.edits:
-        output.heading("goes in" + ("" if changed else " (config.json has it already)"))
-        _by_reason([(edit.kind, edit.describe(), edit.reason) for edit in plan.edits])
-    withheld = _withheld(outcome)
-    if withheld:
-        output.heading("withheld")
-        _by_reason(withheld)
-    warnings = _warnings(outcome)
+    warnings = _warnings(made, outcome)
     if warnings:
         output.heading("warnings")
         for sentence in warnings:
             output.line(f"- {sentence}", colour="yellow")
+    if outcome.chosen:
+        output.heading("GPUs")
+        output.gpus([gpu for gpu, _ in outcome.chosen])
+    if plan.edits:
+        output.heading("goes in" + ("" if changed else " (config.json has it already)"))
+        output.line(f"  mount options, where not said otherwise: {explanation.USUAL}")
+        for title, group in explanation.sections(plan.edits, f"{outcome.bundle}/{pipeline.GENERATED}"):
+            output.line(f"  {title}", bold=True)
+            _print_group(group, "    ")
+    withheld: dict[str, list[str]] = {}
+    for kind, name, reason in _withheld(outcome):
+        withheld.setdefault(reason, []).append(f"{kind:<9} {name}")
+    if withheld:
+        output.heading("withheld")
+        _print_group(withheld, "  ")
 
 
-def _by_reason(things: list[tuple[str, str, str]]) -> None:
-    """Kind and description of each thing, under its reason: many share one."""
-    grouped: dict[str, list[tuple[str, str]]] = {}
-    for kind, text, reason in things:
-        grouped.setdefault(reason, []).append((kind, text))
-    for reason, members in grouped.items():
-        output.line(f"  {reason}:", colour="cyan")
-        for kind, text in members:
-            output.line(f"    {kind:<9} {text}")
+def _print_group(group: explanation.Group, indent: str) -> None:
+    for reason, lines in group.items():
+        output.line(f"{indent}{reason}:", colour="cyan")
+        for text in lines:
+            output.line(f"{indent}  {text}")
+
+
+def _checked(request: Request, name: str, text: str) -> str:
+    """What became of a requirement of a container that starts."""
+    if request.requirements_off:
+        return f"not checked: {request.requirements_off}"
+    strangers: list[str] = []
+    if not requirements.parse(name, text, strangers):
+        return "not checked: it names nothing that we know"
+    return "met, as far as we know its words" if strangers else "met"
 
 
 def _print_diff(made: Bundle, after: dict[str, Any], outcome: Outcome) -> None:
@@ -252,9 +273,22 @@ def _print_diff(made: Bundle, after: dict[str, Any], outcome: Outcome) -> None:
         colour = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
         output.line(line, colour=colour)
     for edit in outcome.plan.edits:
-        if _below_root(edit):
+        if _due(edit, outcome):
             output.line(f"# {edit.kind} {edit.describe()}  ({edit.reason})")
 
 
-def _below_root(edit: Edit) -> bool:
-    return isinstance(edit, Link | File)
+def _due(edit: Edit, outcome: Outcome) -> bool:
+    """Whether an edit is one below the root that is not made yet."""
+    if outcome.rootfs is None:
+        return False
+    try:
+        if isinstance(edit, Link):
+            return outcome.rootfs.readlink(edit.path) != edit.target
+        if isinstance(edit, File):
+            if edit.mounted:
+                place = Path(outcome.bundle, pipeline.GENERATED, generated_name(edit.path))
+                return not place.is_file() or place.read_bytes() != edit.content
+            return outcome.rootfs.read(edit.path, len(edit.content)) != edit.content
+    except (Fault, OSError):
+        return True
+    return False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import stat
 from pathlib import Path
 
 from gpu_oci_hook import config as configuration
@@ -10,6 +11,7 @@ from gpu_oci_hook import state
 from gpu_oci_hook.cli import output
 from gpu_oci_hook.config import Config
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.host.root import Host
 
 
 class Silent(state.Memory):
@@ -40,7 +42,7 @@ def settings_for(path: str, root: str, driver_root: str) -> Config:
         root, driver_root: in place of the config's keys; empty keeps those.
 
     Raises:
-        Fault: the file or the root is not there, or the file cannot be used.
+        Fault: the file or a root is not there, or the file cannot be used.
     """
     settings = configuration.load(path)
     if path and not settings.path:
@@ -52,7 +54,14 @@ def settings_for(path: str, root: str, driver_root: str) -> Config:
         if not Path(settings.root).is_dir():
             raise Fault("there is no such directory", where=settings.root)
     if driver_root:
-        settings.driver_root = "/" + driver_root.lstrip("/")
+        if not driver_root.startswith("/"):
+            cure = "Name it as it is seen from the host root"
+            raise Fault("the driver root is not an absolute path", where=driver_root, cure=cure)
+        host = Host(settings.root)
+        status = host.status(driver_root)
+        if status is None or not stat.S_ISDIR(status.st_mode):
+            raise Fault("there is no such directory", where=host.path(driver_root))
+        settings.driver_root = driver_root
     return settings
 
 

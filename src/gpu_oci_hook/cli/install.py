@@ -31,7 +31,7 @@ MARKER = b"# Launcher of gpu-oci-hook, written by `gpu-oci-hook install`"
 
 # Kernels before 5.1 cut a script's first line after 127 characters (BINPRM_BUF_SIZE in binfmts.h).
 _FIRST_LINE = 127
-_DEPENDENCIES = ("click", "rich", "structlog", "jsonschema", "nvidia-ml-py")
+_DEPENDENCIES = ("click", "structlog", "nvidia-ml-py")
 
 
 @click.command()

@@ -10,9 +10,15 @@ from gpu_oci_hook import simulate as simulation
 from gpu_oci_hook.cli import output
 from gpu_oci_hook.cli.app import config_file, formats, host_roots
 from gpu_oci_hook.cli.common import Silent, settings_for, toml
+from gpu_oci_hook.config import Config
 from gpu_oci_hook.host import gpus as host_gpus
 from gpu_oci_hook.host import inventory as host_inventory
+from gpu_oci_hook.host import versions
+from gpu_oci_hook.host.inventory import DriverFile
 from gpu_oci_hook.host.root import Host
+from gpu_oci_hook.pipeline import NO_GPUS
+
+_MANY = {"library": "libraries", "binary": "programs", "socket": "sockets", "directory": "directories"}
 
 
 @click.command("list")
@@ -39,7 +45,16 @@ def list_(form: str, config_path: str, root: str, driver_root: str) -> None:
                 "driver_root": settings.driver_root,
                 "driver": {"module": version or None, "libraries": found.libraries or None},
                 "gpus": [
-                    {"index": g.index, "uuid": g.uuid, "pci": g.pci, "minor": g.minor, "model": g.model} for g in gpus
+                    {
+                        "index": g.index,
+                        "uuid": g.uuid,
+                        "pci": g.pci,
+                        "minor": g.minor,
+                        "model": g.model,
+                        "arch": versions.arch(g.model) or None,
+                        "brands": list(versions.brands(g.model)),
+                    }
+                    for g in gpus
                 ],
                 "files": [
                     {
@@ -62,24 +77,53 @@ def list_(form: str, config_path: str, root: str, driver_root: str) -> None:
         )
         return
     output.line(f"kernel module  {version or 'not loaded'}")
-    output.line(f"libraries      {found.libraries or ('none' if not found.files else 'of no single version')}")
+    libraries = any(file.kind == "library" for file in found.files)
+    output.line(f"libraries      {found.libraries or ('of no single version' if libraries else 'none found')}")
     output.heading("GPUs" if gpus else "no GPUs")
-    if gpus:
-        output.table(
-            ("index", "uuid", "pci", "minor", "model"),
-            [(str(gpu.index), gpu.uuid, gpu.pci, str(gpu.minor), gpu.model) for gpu in gpus],
-        )
+    output.gpus(gpus)
     output.heading("driver files" if found.files else "no driver files")
-    if found.files:
-        rows = [
-            (_capability(file.capability, file.arch), file.kind, file.soname or file.name, file.path, file.found)
-            for file in found.files
-        ]
-        output.table(("capability", "kind", "name", "path", "found in"), sorted(rows))
+    for title, paths in _by_origin(found.files).items():
+        output.line(f"  {title}:", colour="cyan")
+        for path in paths:
+            output.line(f"    {path}")
     output.heading("places looked at")
     output.table(("place", "found"), found.places)
     for sentence in problems:
         output.warning(sentence)
+    advice = _advice(settings, driver, module=bool(version), libraries=libraries, gpus=bool(gpus))
+    if advice:
+        output.line("")
+        output.line(advice, bold=True)
+
+
+def _by_origin(files: tuple[DriverFile, ...]) -> dict[str, list[str]]:
+    """The paths of driver files, by capability, kind, and the place that told of them where their path does not."""
+    found: dict[tuple[str, str, str], list[str]] = {}
+    for file in files:
+        told = "" if file.path.startswith(file.found) else file.found
+        found.setdefault((_capability(file.capability, file.arch), file.kind, told), []).append(file.path)
+    return {
+        f"{capability}: {_MANY.get(kind, kind)}" + (f", found in {told}" if told else ""): sorted(
+            found[capability, kind, told]
+        )
+        for capability, kind, told in sorted(found)
+    }
+
+
+def _advice(settings: Config, driver: Host, *, module: bool, libraries: bool, gpus: bool) -> str:
+    """What to do next on a machine that has no GPU to give; "" when it has."""
+    if not libraries and settings.driver_root != "/" and not driver.names("/"):
+        return (
+            f"The driver root {driver.root} is empty or missing: start the driver container, or mend [host] driver-root"
+        )
+    elsewhere = "If it lies elsewhere, name its root in [host] driver-root or its directory in [host] library-paths"
+    if not module and not libraries:
+        return f"No driver was found: install it. {elsewhere}"
+    if not libraries:
+        return f"The kernel module is loaded, but its libraries were not found. {elsewhere}"
+    if not module:
+        return "The libraries are there, but the kernel module is not loaded: modprobe nvidia"
+    return "" if gpus else f"{NO_GPUS[0].upper()}{NO_GPUS[1:]}"
 
 
 def _capability(capability: str, arch: str) -> str:

@@ -6,11 +6,15 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
-from typing import TextIO
+from typing import TYPE_CHECKING, TextIO
 
 import click
 
 from gpu_oci_hook.errors import Fault, printable, words
+from gpu_oci_hook.host import versions
+
+if TYPE_CHECKING:
+    from gpu_oci_hook.host.inventory import Gpu
 
 
 def _echo(text: str = "", *, err: bool = False, nl: bool = True) -> None:
@@ -44,9 +48,9 @@ def heading(text: str) -> None:
     _echo(_styled(text, sys.stdout, bold=True))
 
 
-def line(text: str, *, colour: str | None = None) -> None:
-    """One line, whatever the text holds; coloured on a terminal only."""
-    _echo(_styled(text, sys.stdout, colour=colour))
+def line(text: str, *, colour: str | None = None, bold: bool = False) -> None:
+    """One line, whatever the text holds; coloured and bold on a terminal only."""
+    _echo(_styled(text, sys.stdout, colour=colour, bold=bold))
 
 
 def warning(text: str) -> None:
@@ -62,6 +66,18 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     line(head, colour="cyan")
     for row in body:
         line(row)
+
+
+def gpus(found: Iterable[Gpu]) -> None:
+    """Two lines per GPU: all by which it can be asked for, and what a requirement can ask about it.
+
+    Architecture and brand are those of our tables; NVML, which is not asked here, knows them of every GPU.
+    """
+    for gpu in found:
+        line(f"{gpu.index}  {gpu.uuid}  {gpu.model}")
+        arch = versions.arch(gpu.model) or "unknown to our tables"
+        brand = " or ".join(versions.brands(gpu.model)) or "unknown to our tables"
+        line(f"   {gpu.pci}, /dev/nvidia{gpu.minor}, arch {arch}, brand {brand}")
 
 
 def _styled(text: str, stream: TextIO | None, *, colour: str | None = None, bold: bool = False) -> str:

@@ -27,19 +27,20 @@ _SYMBOL_VERSION = re.compile(rb"GLIBC_2\.(\d{1,3})(?:\.\d{1,3})?\0")
 
 
 def findings(
-    rootfs: Rootfs, image: Image, files: Iterable[DriverFile], env: Mapping[str, str]
+    rootfs: Rootfs, image: Image, files: Iterable[DriverFile], env: Mapping[str, str], mounted: Iterable[str] = ()
 ) -> list[str]:
     """Warnings about an image.
 
     Arguments:
         files: the driver files that would go in.
         env: the container's environment.
+        mounted: where the bundle mounts something: the runtime has made empty files there as mount points.
     """
     files = list(files)
     version = _host_version(files)
     libraries = list(_libraries(rootfs, image))
     result = [
-        *_leftovers(rootfs, files, libraries, version),
+        *_leftovers(rootfs, files, libraries, version, frozenset(map(rootfs.resolve, mounted))),
         *_libcudas(image, libraries, version),
         *_stubs(rootfs, image, env),
         *_musl(rootfs, image, files),
@@ -93,7 +94,11 @@ def _libraries(rootfs: Rootfs, image: Image) -> Iterable[tuple[str, str, int]]:
 
 
 def _leftovers(
-    rootfs: Rootfs, files: list[DriverFile], libraries: list[tuple[str, str, int]], version: str
+    rootfs: Rootfs,
+    files: list[DriverFile],
+    libraries: list[tuple[str, str, int]],
+    version: str,
+    mounted: frozenset[str | None],
 ) -> list[str]:
     """Empty driver files are mount points of an earlier container; other versions came with a package."""
     stems = {file.name.partition(".so")[0] for file in files if file.kind == "library"}
@@ -110,6 +115,7 @@ def _leftovers(
             info = rootfs.status(file.container)
             if info is not None and stat.S_ISREG(info.st_mode) and info.st_size == 0:
                 found.append(file.container)
+    found = [path for path in found if not mounted or rootfs.resolve(path) not in mounted]
     if not found:
         return []
     files_ = "file" if len(found) == 1 else "files"
