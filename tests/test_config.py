@@ -6,6 +6,7 @@ import datetime
 import json
 import marshal
 import os
+import re
 import subprocess
 import sys
 import time
@@ -155,6 +156,18 @@ def test_the_environment_names_the_file(monkeypatch: pytest.MonkeyPatch) -> None
     assert config.location() == "/etc/gpu-oci-hook/config.toml"
     monkeypatch.delenv("GPU_OCI_HOOK_CONFIG")
     assert config.location() == "/etc/gpu-oci-hook/config.toml"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[host]\nroot = '/a'\nroot = '/b'\n", "line 3, column 12: not TOML: this key is set twice"),
+        ("[host]\n[inject]\n[host]\n", "line 3, column 6: not TOML: the table [host] is there twice"),
+    ],
+)
+def test_what_is_there_twice_is_said_to_be(text: str, said: str) -> None:
+    with pytest.raises(Fault, match=re.escape(said)):
+        config.parse(text.encode(), "c.toml")
 
 
 def test_only_the_default_file_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,6 +53,18 @@ def test_a_start_is_one_line_with_what_it_got(tmp_path: Path, host: Path) -> Non
     assert path.stat().st_mode & 0o777 == 0o640
 
 
+def test_the_lines_name_the_container_and_the_bundle_from_wherever_the_engine_calls(
+    tmp_path: Path, host: Path
+) -> None:
+    shim = Shim(tmp_path / "shim", host, f'log-file = "{tmp_path}/log"\n')
+    made = bundle(tmp_path / "bundle", spec(GPU0))
+    for env in (GPU0, "NVIDIA_VISIBLE_DEVICES=9"):
+        (made / "config.json").write_text(json.dumps(spec(env)))
+        subprocess.run([shim.path, "create", "web-1"], env=shim.env, cwd=made, capture_output=True, timeout=60)
+    events = [(line["event"], line["container"], line["bundle"]) for line in lines(tmp_path / "log")]
+    assert events == [("injected", "web-1", str(made)), ("refused", "web-1", str(made))]
+
+
 def test_a_refusal_has_its_sentence(tmp_path: Path, host: Path) -> None:
     path = tmp_path / "log"
     made = bundle(tmp_path / "bundle", spec("NVIDIA_VISIBLE_DEVICES=9"))

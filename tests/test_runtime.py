@@ -73,6 +73,21 @@ def test_the_bundle_is_found_in_all_its_forms(line: str, path: str) -> None:
     assert call(line)[1] == path
 
 
+@pytest.mark.parametrize(
+    ("line", "container"),
+    [
+        ("--root /r create --bundle /b --pid-file p --no-pivot id", "id"),
+        ("run id", "id"),
+        ("create id --bundle /b", "id"),
+        ("create -b /b -- --id", "--id"),
+        ("create --bundle /b", ""),
+        ("start id", ""),
+    ],
+)
+def test_the_container_is_the_word_that_is_no_flag(line: str, container: str) -> None:
+    assert Call(line.split()).container == container
+
+
 def test_the_log_is_a_global_flag_in_both_forms() -> None:
     assert call("--log /l --log-format json create x")[2:] == ("/l", "json")
     assert call("--log=/l --log-format=text create --log /other x")[2:] == ("/l", "text")

@@ -138,6 +138,9 @@ def document_of(data: bytes, path: str) -> tuple[dict[str, object], str]:
 def _located(error: ValueError, path: str, text: str) -> TomlFault:
     """The parser's complaint with its place taken out of the text (an attribute only from Python 3.14 on)."""
     message = str(error)
+    # What tomllib (Python 3.11 to 3.14) says of something that is there twice.
+    message = message.replace("Cannot overwrite a value", "this key is set twice")
+    message = re.sub(r"^Cannot declare \('(\w+)',\) twice", r"the table [\1] is there twice", message)
     lines = text.replace("\r\n", "\n").split("\n")
     place = re.search(r" \(at line (\d+), column (\d+)\)$", message)
     if place:

@@ -38,9 +38,13 @@ class _Line:
 
 
 class Log:
-    """What is told of a start."""
+    """What is told of a start.
 
-    def __init__(self, fd: int, level: str) -> None:
+    Arguments:
+        container: the id that the engine has given; "" when there is none.
+    """
+
+    def __init__(self, fd: int, level: str, container: str = "") -> None:
         import structlog
 
         self._log = structlog.wrap_logger(
@@ -52,6 +56,8 @@ class Log:
             ],
             wrapper_class=structlog.make_filtering_bound_logger(_LEVELS.get(level, 20)),
         )
+        if container:
+            self._log = self._log.bind(container=clipped(container))
 
     def failed(self, bundle: str, error: Exception) -> None:
         """A start that does not happen; the traceback is for debugging alone."""
@@ -80,7 +86,7 @@ class Log:
             self._log.debug("changed", bundle=bundle, text=line)
 
 
-def open_log(config: Config) -> Log | str:
+def open_log(config: Config, container: str = "") -> Log | str:
     """The log that the configuration names, or why it cannot be had."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -90,7 +96,7 @@ def open_log(config: Config) -> Log | str:
     except ValueError:
         return "no file can have this name"
     try:
-        return Log(fd, config.log_level)
+        return Log(fd, config.log_level, container)
     except ImportError as error:
         os.close(fd)
         return f"the launcher does not find {error.name}; gpu-oci-hook install writes one that does"

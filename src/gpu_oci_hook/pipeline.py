@@ -75,7 +75,9 @@ def parse(data: bytes, path: str) -> dict[str, object]:
     return found
 
 
-def inject(path: str, data: bytes, bundle: str, remembered: object, *, engine: bool = False) -> None:
+def inject(
+    path: str, data: bytes, bundle: str, remembered: object, *, engine: bool = False, container: str = ""
+) -> None:
     """Gives a container its GPUs: plans, writes below its root, then rewrites its config.json.
 
     Arguments:
@@ -83,6 +85,7 @@ def inject(path: str, data: bytes, bundle: str, remembered: object, *, engine: b
         bundle: the bundle's directory.
         remembered: the configuration as `Config.to_data` gave it; None when it could not be read.
         engine: an engine has called: its stderr is the container's, so nothing is said there on success.
+        container: its id, for the log.
 
     Raises:
         Fault: the container asks for something that it cannot have, or the machine lacks what it needs.
@@ -97,7 +100,7 @@ def inject(path: str, data: bytes, bundle: str, remembered: object, *, engine: b
     if config.log_file:
         from gpu_oci_hook import log as log_module
 
-        opened = log_module.open_log(config)
+        opened = log_module.open_log(config, container)
         if not isinstance(opened, str):
             log = opened
         elif not engine:
@@ -109,10 +112,10 @@ def inject(path: str, data: bytes, bundle: str, remembered: object, *, engine: b
         changed = perform(outcome, spec, path, data)
     except Exception as error:
         if log is not None:
-            log.failed(bundle, error)
+            log.failed(os.path.abspath(bundle), error)
         raise
     if log is not None:
-        log.done(bundle, outcome, changed)
+        log.done(outcome.bundle, outcome, changed)
 
 
 def _config_again(spec: dict[str, object]) -> Config | None:

@@ -52,9 +52,10 @@ class Call:
         log, log_format: where the engine wants the reason of a failure, and as "json" or text.
         bundle: the bundle's directory as given; empty means the current directory.
         config: crun's `--config`, relative to the bundle; "config.json" otherwise.
+        container: the id of what is to be created; empty for every other command.
     """
 
-    __slots__ = ("bundle", "command", "config", "log", "log_format")
+    __slots__ = ("bundle", "command", "config", "container", "log", "log_format")
 
     def __init__(self, words: list[str]) -> None:
         self.command = ""
@@ -62,6 +63,7 @@ class Call:
         self.log_format = "text"
         self.bundle = ""
         self.config = "config.json"
+        self.container = ""
         rest = self._globals(words)
         if self.command in ("create", "run"):
             self._create(rest)
@@ -99,8 +101,10 @@ class Call:
             word = words[at]
             at += 1
             if word == "--":
+                self.container = words[-1] if at < len(words) else self.container
                 return
             if len(word) < 2 or word[0] != "-":
+                self.container = word
                 continue
             name, equals, value = word.lstrip("-").partition("=")
             wanted = name in ("b", "bundle", "f", "config")
@@ -263,7 +267,9 @@ def main() -> None:
             if data is not None and asks(data):
                 from gpu_oci_hook import pipeline
 
-                pipeline.inject(path, data, call.bundle or ".", entry[3], engine=bool(call.log))
+                pipeline.inject(
+                    path, data, call.bundle or ".", entry[3], engine=bool(call.log), container=call.container
+                )
         become(entry[1], words)
     except Exception as error:
         from gpu_oci_hook import failure

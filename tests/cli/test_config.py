@@ -31,7 +31,40 @@ def test_default_prints_the_file_that_the_project_ships(command: Command) -> Non
 def test_the_shipped_file_is_valid(command: Command) -> None:
     path = ROOT / "config/config.toml"
     answer = command("config", "validate", path)
-    assert (answer.status, answer.out, answer.err) == (0, f"{path}: valid\n", "")
+    assert (answer.status, answer.out) == (0, f"{path}: valid\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[host]\nroot = "{0}/none"', "host.root: {0}/none is not a directory"),
+        ('[host]\nroot = "{0}"\ndriver-root = "/none"', "host.driver-root: {0}/none is not a directory (now)"),
+        ('[host]\nroot = "{0}"\nlibrary-paths = ["/none"]', "host.library-paths: {0}/none is not a directory"),
+        (
+            '[runtime]\nlow-level = ["/none"]',
+            "runtime.low-level: no low-level runtime is installed: looked for /none in",
+        ),
+        ('[runtime]\nlog-file = "{0}/none/log"', "runtime.log-file: there is no directory {0}/none"),
+        (
+            '[request]\nsupported-capabilities = ["utility"]',
+            "request.default-capabilities: compute not among request.supported-capabilities",
+        ),
+    ],
+)
+def test_validate_warns_about_what_this_machine_does_not_have(
+    command: Command, file: Path, tmp_path: Path, text: str, said: str
+) -> None:
+    file.write_text(text.format(tmp_path))
+    answer = command("config", "validate")
+    assert (answer.status, answer.out) == (0, f"{file}: valid\n")
+    assert f"warning: {said.format(tmp_path)}" in answer.err
+    document = json.loads(command("config", "validate", "--format", "json").out)
+    assert document["valid"] is True and any(said.format(tmp_path) in one for one in document["warnings"])
+
+
+def test_nothing_is_warned_about_where_all_is_there(command: Command, file: Path, tmp_path: Path) -> None:
+    file.write_text(f"runtime.low-level = ['/bin/sh']\nruntime.log-file = '{tmp_path}/log'\n")
+    assert command("config", "validate").err == ""
 
 
 def test_show_prints_every_value_as_toml_with_its_origin(command: Command, file: Path) -> None:
@@ -108,6 +141,7 @@ def test_validate_as_json_holds_findings_with_places(command: Command, file: Pat
         "schema": "gpu-oci-hook.config-findings/1",
         "path": str(file),
         "valid": False,
+        "warnings": [],
         "findings": [
             {"key": "host.root", "line": 2, "column": 0, "kind": "wrong", "what": '"x" is not an absolute path'}
         ],

@@ -149,6 +149,21 @@ def test_a_relative_prefix_is_taken_from_the_current_directory(
     assert f"wrote {tmp_path}/here/bin/gpu-oci-hook" in command("install", "--prefix", "here").out
 
 
+def test_an_empty_prefix_is_a_sentence(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = command("install", "--prefix", "")
+    assert (answer.status, answer.err.partition(".")[0]) == (1, "gpu-oci-hook: --prefix is empty")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_compiled_is_not_said_to_be(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install.compileall, "compile_dir", lambda *_, **__: False)
+    answer = command("install", "--prefix", tmp_path)
+    assert answer.status == 0 and "could not be compiled by this user" in answer.out
+
+
 def test_a_prefix_that_cannot_be_written_is_a_sentence(command: Command, tmp_path: Path) -> None:
     (tmp_path / "bin").write_text("")
     answer = command("install", "--prefix", tmp_path)

@@ -46,7 +46,7 @@ def test_a_word_names_the_gpus_that_it_means(words: list[str], indices: list[int
 
 @pytest.mark.parametrize(
     "word",
-    ["9", "4", "GPU-9999", "0000:09:00.0", "0-9", "-1", "+1", "1e0", "0x0", "two", "1.0", "\u0663", "9" * 5000, ""],
+    ["9", "4", "GPU-9999", "0000:09:00.0", "-1", "+1", "1e0", "0x0", "two", "1.0", "\u0663", "9" * 5000, ""],
 )
 def test_an_unknown_word_fails_and_names_the_ids_that_exist(word: str) -> None:
     with pytest.raises(Fault) as caught:
@@ -55,6 +55,42 @@ def test_an_unknown_word_fails_and_names_the_ids_that_exist(word: str) -> None:
     assert "there is no GPU" in text
     for gpu in GPUS:
         assert f"{gpu.index} = {gpu.uuid} = {gpu.pci}" in text
+
+
+@pytest.mark.parametrize(
+    ("word", "absent"),
+    [("0-9", "GPUs 4 to 9 do not exist"), ("2-4", "GPU 4 does not exist"), ("7-8", "GPUs 7 to 8 do not exist")],
+)
+def test_a_range_that_goes_too_far_says_which_gpus_there_are_not(word: str, absent: str) -> None:
+    with pytest.raises(Fault, match=absent) as caught:
+        chosen(word)
+    assert GPUS[3].uuid in caught.value.cure
+
+
+@pytest.mark.parametrize("word", ["GPU-", "GPU-4", "gpu-44b"])
+def test_a_beginning_that_is_too_short_says_how_long_it_has_to_be(word: str) -> None:
+    with pytest.raises(Fault, match="too short") as caught:
+        chosen(word)
+    assert caught.value.cure == "Give at least 4 digits after GPU-"
+
+
+@pytest.mark.parametrize(("word", "meant"), [("al", "all"), ("alll", "all"), ("NONE", "none"), ("viod", "void")])
+def test_a_mistyped_word_is_told_what_it_may_have_meant(word: str, meant: str) -> None:
+    with pytest.raises(Fault, match=f'Did you mean "{meant}"') as caught:
+        chosen(word)
+    assert 'PCI address, "all" and "none"' in caught.value.cure
+
+
+def test_on_a_machine_with_many_gpus_the_ids_stay_one_short_line() -> None:
+    many = [
+        Gpu(index=n, uuid=f"GPU-{n:08d}-aaaa-0000-0000-000000000000", pci=f"0000:{n:02x}:00.0", minor=n, model="x")
+        for n in range(20)
+    ]
+    with pytest.raises(Fault) as caught:
+        resolve((Ask("77", "here"),), many)
+    assert caught.value.cure.startswith("This machine has 0 = GPU-00000000, 1 = GPU-00000001, ")
+    assert caught.value.cure.endswith("15 = GPU-00000015 and 4 more; gpu-oci-hook list shows all their names")
+    assert resolve((Ask("GPU-00000015", "here"),), many)[0][0].index == 15
 
 
 def test_a_beginning_of_two_uuids_fails_and_names_both() -> None:

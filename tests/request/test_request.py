@@ -145,9 +145,7 @@ def test_an_unknown_capability_names_the_valid_ones_and_the_nearest() -> None:
 def test_a_capability_that_the_administrator_excludes_fails_by_name_and_all_means_what_is_left() -> None:
     supported = ("compute", "utility")
     with pytest.raises(Fault, match='"graphics", which'):
-        words(
-            spec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=graphics"), supported_capabilities=supported
-        )
+        words(spec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=graphics"), supported_capabilities=supported)
     request = read(
         spec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all"), Config(supported_capabilities=supported)
     )
@@ -199,6 +197,27 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=20,
 )
+
+
+def test_void_beside_other_words_is_warned_about() -> None:
+    request = read(spec("NVIDIA_VISIBLE_DEVICES=0,void"), Config())
+    assert not request.driver
+    assert request.warnings == [
+        'NVIDIA_VISIBLE_DEVICES has "void" beside other words (0,void): the container gets nothing'
+    ]
+    assert read(spec("NVIDIA_VISIBLE_DEVICES=void"), Config()).warnings == []
+
+
+def test_compat32_alone_is_warned_about() -> None:
+    for said, warned in (("compat32", True), ("compat32,compute", False)):
+        request = read(spec("NVIDIA_VISIBLE_DEVICES=0", f"NVIDIA_DRIVER_CAPABILITIES={said}"), Config())
+        assert any("brings no library" in text for text in request.warnings) is warned
+
+
+def test_an_empty_capability_variable_is_not_said_to_be_unset() -> None:
+    for env, said in ((("NVIDIA_DRIVER_CAPABILITIES=",), "empty"), ((), "not set")):
+        request = read(spec("NVIDIA_VISIBLE_DEVICES=0", *env), Config())
+        assert request.capabilities_origin == f"NVIDIA_DRIVER_CAPABILITIES is {said}: the default"
 
 
 @given(env=JSON, capabilities=JSON, mounts=JSON, linux=JSON)

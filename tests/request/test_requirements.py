@@ -59,6 +59,28 @@ def test_a_failure_names_variable_alternatives_host_values_and_the_nearest() -> 
         assert part in text
 
 
+@pytest.mark.parametrize(
+    ("expression", "remedy"),
+    [
+        ("cuda>=99", "Update the host's driver or use an image for an older CUDA; NVIDIA_DISABLE"),
+        ("driver=999", "Update the host's driver"),
+        ("driver<400", "Use an older driver or a newer image; NVIDIA_DISABLE"),
+        ("driver=400", "Use an older driver"),
+        ("driver!=555.42.02", "Use another driver"),
+        ("arch>=99", "Choose another GPU or an image that is made for this one; NVIDIA_DISABLE"),
+        ("brand=tesla", "Choose another GPU"),
+        ("cuda>=99,arch>=99", "for an older CUDA, and choose another GPU"),
+    ],
+)
+def test_the_remedy_is_that_of_the_property_that_fails(expression: str, remedy: str) -> None:
+    assert remedy in verdict(expression)
+
+
+def test_a_value_of_the_host_is_named_once() -> None:
+    assert verdict("driver>=600,driver<601").count("has driver ") == 1
+    assert "driver 555.42.02, driver" not in verdict("driver>=600,driver<601")
+
+
 def test_a_long_list_of_alternatives_is_cut() -> None:
     text = verdict(" ".join(f"brand=tesla,driver>={n},driver<{n + 1}" for n in range(60)))
     assert "or 54 more" in text

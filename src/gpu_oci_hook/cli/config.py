@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 import sys
 import textwrap
 from importlib import resources
@@ -11,11 +13,14 @@ from typing import Any
 import click
 
 from gpu_oci_hook import config as configuration
-from gpu_oci_hook import config_check
+from gpu_oci_hook import config_check, lowlevel
 from gpu_oci_hook.cli import output
 from gpu_oci_hook.cli.app import config_file, formats
 from gpu_oci_hook.cli.common import toml
+from gpu_oci_hook.config import Config
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.host.root import Host
+from gpu_oci_hook.pipeline import driver_host
 
 _TOP = """\
 Configuration of gpu-oci-hook: /etc/gpu-oci-hook/config.toml, or the file that GPU_OCI_HOOK_CONFIG names.
@@ -78,9 +83,13 @@ def default() -> None:
 @formats()
 @click.argument("file", required=False, default="")
 def validate(form: str, file: str) -> None:
-    """Check FILE, or the config file that holds; exit status 1 when something is wrong with it."""
+    """Check FILE, or the config file that holds; exit status 1 when something is wrong with it.
+
+    What the file says rightly and this machine does not have is a warning.
+    """
     path = file or configuration.location()
     findings: list[dict[str, object]] = []
+    doubts: list[str] = []
     fault: Fault | None = None
     missing = False
     try:
@@ -89,6 +98,8 @@ def validate(form: str, file: str) -> None:
         if missing and file:
             raise Fault("there is no such file", where=file)
         found = config_check.check(*config_check.document_of(data, path)) if data is not None else []
+        if not any(one.kind == "wrong" for one in found):
+            doubts = _doubts(configuration.parse(data, path) if data is not None else configuration.Config())
         findings = [
             {"key": one.key, "line": one.line, "column": 0, "kind": one.kind, "what": one.what} for one in found
         ]
@@ -99,14 +110,51 @@ def validate(form: str, file: str) -> None:
         place = {"line": getattr(error, "line", 0), "column": getattr(error, "column", 0)}
         findings = [{"key": "", **place, "kind": "unreadable", "what": str(error)}]
     if form == "json":
-        output.json_document("config-findings", {"path": path, "valid": not findings, "findings": findings})
+        output.json_document(
+            "config-findings", {"path": path, "valid": not findings, "findings": findings, "warnings": doubts}
+        )
     elif fault is None:
         for one in found:
             output.line(f"{path}: {one}", colour="red")
         if not found:
             output.line(f"{path} is missing: the defaults hold" if missing else f"{path}: valid")
+        for sentence in doubts:
+            output.warning(sentence)
     if findings:
         sys.exit(1)
+
+
+def _doubts(settings: Config) -> list[str]:
+    """What a valid configuration names and this machine does not have, one sentence each."""
+    host = Host(settings.root)
+    driver = driver_host(host, settings)
+    found = []
+    if not _directory(host, "/"):
+        found.append(f"host.root: {settings.root} is not a directory")
+    elif not _directory(driver, "/"):
+        found.append(f"host.driver-root: {driver.root} is not a directory (now)")
+    else:
+        for path in settings.library_paths:
+            if not _directory(driver, path):
+                found.append(f"host.library-paths: {driver.path(path)} is not a directory")
+    try:
+        lowlevel.find(settings.low_level)
+    except Fault as fault:
+        found.append(f"runtime.low-level: {fault.what}")
+    above = os.path.dirname(settings.log_file)
+    if above and not os.path.isdir(above):
+        found.append(f"runtime.log-file: there is no directory {above}")
+    supported = settings.supported_capabilities
+    if "all" not in supported:
+        refused = [word for word in settings.default_capabilities if word != "all" and word not in supported]
+        if refused:
+            found.append(f"request.default-capabilities: {', '.join(refused)} not among request.supported-capabilities")
+    return found
+
+
+def _directory(host: Host, path: str) -> bool:
+    status = host.status(path)
+    return status is not None and stat.S_ISDIR(status.st_mode)
 
 
 def schema() -> dict[str, Any]:

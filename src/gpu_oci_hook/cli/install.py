@@ -44,6 +44,8 @@ def install(prefix: str, *, aliases: bool, force: bool) -> None:
     Every file is replaced in one step, and doing it again changes nothing. Nothing is written when one of the
     names is taken by somebody else's file.
     """
+    if not prefix:
+        raise Fault("--prefix is empty", cure="Name a directory, or leave the option out")
     directory = Path(prefix).absolute() / "bin"
     python = interpreter()
     package = Path(gpu_oci_hook.__file__).resolve().parent
@@ -64,7 +66,11 @@ def install(prefix: str, *, aliases: bool, force: bool) -> None:
         reason = words(error, writing=True)
         raise Fault(f"it cannot be written: {reason}", where=str(error.filename or directory)) from error
     compiled = compileall.compile_dir(package, quiet=2)
-    output.line(f"{'compiled' if compiled else 'could not compile all of'} {package}")
+    output.line(
+        f"the compiled code of {package} is up to date"
+        if compiled
+        else f"{package} could not be compiled by this user: every start compiles it again, and is slower"
+    )
     output.line(f"runs with {python}, libraries from {', '.join(paths)}")
     if os.geteuid() == 0:
         for sentence in open_doors([python, str(package), *paths, str(directory)]):

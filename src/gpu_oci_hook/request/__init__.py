@@ -190,6 +190,10 @@ def read(spec: object, config: Config) -> Request:
         supported=tuple(config.supported_capabilities),
         where=where,
     )
+    if request.capabilities == ("compat32",):
+        request.warnings.append(
+            "capability compat32 alone brings no library: name those beside it whose 32-bit libraries are wanted"
+        )
     _requirements(request, values, config)
     for name, thing in LATER:
         if values.get(name, "") not in ("", "void", "none"):
@@ -206,6 +210,9 @@ def _devices(
     here = f"{DEVICES}={clipped(said)} (process.env[{places[DEVICES]}])" if said is not None else ""
     if said is not None and (not words or "void" in words):
         request.origin = f"{here}: nothing"
+        if len(words) > 1:
+            text = f'{DEVICES} has "void" beside other words ({clipped(said)}): the container gets nothing'
+            request.warnings.append(text)
         return
     if mounted and config.volume_mounts:
         request.asks = tuple(ask for ask in mounted if not ask.word.startswith("imex/"))

@@ -38,7 +38,7 @@ def choose(
         if legacy and said is None:
             return allowed, "legacy CUDA image: everything supported"
         chosen = allowed if "all" in default else tuple(word for word in allowed if word in default)
-        return chosen, f"{VARIABLE} is not set: the default"
+        return chosen, f"{VARIABLE} is {'not set' if said is None else 'empty'}: the default"
     for word in words:
         if word != "all" and word not in KNOWN:
             near = nearest(word[:100], (*KNOWN, "all"))

@@ -5,7 +5,7 @@ Cost rule: hot, no imports of the library.
 
 from __future__ import annotations
 
-from gpu_oci_hook.errors import Fault, clipped
+from gpu_oci_hook.errors import Fault, clipped, nearest
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,6 +16,10 @@ _HEX = frozenset("0123456789abcdef")
 
 # A shorter beginning of a UUID is more likely a mistyped index.
 _SHORTEST_UUID = 4
+
+# GPUs that an error names by every word for them; of more, only index and the beginning of the UUID, and so many.
+_WHOLE = 4
+_SHORT = 16
 
 
 def resolve(asks: tuple[Ask, ...], gpus: list[Gpu]) -> list[tuple[Gpu, str]]:
@@ -51,7 +55,13 @@ def _matching(ask: Ask, gpus: list[Gpu]) -> list[Gpu]:
             begin = lower.removeprefix("gpu-")
             found = [gpu for gpu in gpus if gpu.uuid.lower().removeprefix("gpu-").startswith(begin)]
     if not found:
-        raise _unknown(ask, gpus)
+        if lower.startswith("gpu-") and len(lower) < len("gpu-") + _SHORTEST_UUID:
+            raise Fault(
+                f'"{word}" is too short for the beginning of a UUID',
+                where=ask.origin,
+                cure=f"Give at least {_SHORTEST_UUID} digits after GPU-",
+            )
+        raise _unknown(ask, gpus, word=True)
     if len(found) > 1:
         raise Fault(
             f'"{word}" is the beginning of {len(found)} UUIDs: {", ".join(gpu.uuid for gpu in found)}',
@@ -77,7 +87,9 @@ def _range(ask: Ask, first: int, last: int, gpus: list[Gpu]) -> list[Gpu]:
     if first > last:
         raise Fault(f'the range "{ask.word}" runs backwards', where=ask.origin, cure=f"Say {last}-{first}")
     if last >= len(gpus):
-        raise _unknown(ask, gpus)
+        least = max(first, len(gpus))
+        absent = f"GPU {last} does not exist" if least == last else f"GPUs {least} to {last} do not exist"
+        raise Fault(f'the range "{ask.word.strip()}" goes too far: {absent}', where=ask.origin, cure=_inventory(gpus))
     return [gpu for gpu in gpus if first <= gpu.index <= last]
 
 
@@ -127,11 +139,21 @@ def pci_address(text: str) -> str:
     return f"{values[0]:04x}:{values[1]:02x}:{values[2]:02x}.{values[3]:x}"
 
 
-def _unknown(ask: Ask, gpus: list[Gpu]) -> Fault:
-    known = "; ".join(f"{gpu.index} = {gpu.uuid} = {gpu.pci}" for gpu in gpus[:16])
-    more = f"; and {len(gpus) - 16} more" if len(gpus) > 16 else ""
-    return Fault(
-        f'there is no GPU "{clipped(ask.word)}"',
-        where=ask.origin,
-        cure=f"This machine has {known}{more}" if gpus else "This machine has no GPU",
-    )
+def _unknown(ask: Ask, gpus: list[Gpu], *, word: bool = False) -> Fault:
+    """A word that names no GPU; `word` says that it is no number, so that it may be meant for another one."""
+    cure = _inventory(gpus)
+    if word:
+        near = nearest(ask.word[:100], ("all", "none", "void"))
+        hint = f'. Did you mean "{near}"?' if near else ""
+        cure += f'. Valid are index, range, UUID or its beginning, PCI address, "all" and "none"{hint}'
+    return Fault(f'there is no GPU "{clipped(ask.word)}"', where=ask.origin, cure=cure)
+
+
+def _inventory(gpus: list[Gpu]) -> str:
+    if not gpus:
+        return "This machine has no GPU"
+    if len(gpus) <= _WHOLE:
+        return "This machine has " + "; ".join(f"{gpu.index} = {gpu.uuid} = {gpu.pci}" for gpu in gpus)
+    known = ", ".join(f"{gpu.index} = {gpu.uuid[:12]}" for gpu in gpus[:_SHORT])
+    more = f" and {len(gpus) - _SHORT} more" if len(gpus) > _SHORT else ""
+    return f"This machine has {known}{more}; gpu-oci-hook list shows all their names"

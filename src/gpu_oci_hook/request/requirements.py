@@ -230,15 +230,20 @@ def _unmet(
     shown = [clipped(",".join(term.text for term in alternatives[place])) for place in ranked]
     names: list[str] = []
     for terms in alternatives:
-        names += [term.name for term in terms if term.name not in names]
+        for term in terms:
+            if term.name not in names:
+                names.append(term.name)
     host = ", ".join(f"{name} {'/'.join(values.words(name)) or 'unknown'}" for name in names)
-    failing = clipped(
-        ", ".join(
-            term.text
-            for term, answer in zip(alternatives[ranked[0]], answers[ranked[0]], strict=True)
-            if answer is not True
-        )
-    )
+    failed = [
+        term for term, answer in zip(alternatives[ranked[0]], answers[ranked[0]], strict=True) if answer is not True
+    ]
+    failing = clipped(", ".join(term.text for term in failed))
+    remedies: list[str] = []
+    for term in failed:
+        remedy = _remedy(term, values)
+        if remedy not in remedies:
+            remedies.append(remedy)
+    cure = ", and ".join(remedies)
     text = " or ".join(f'"{part}"' for part in shown[:_SHOWN])
     if len(shown) > _SHOWN:
         text += f" or {len(shown) - _SHOWN} more"
@@ -246,5 +251,17 @@ def _unmet(
     return Fault(
         f"the requirement {text} is not met: {values.label} has {host}{nearest}",
         where=variable,
-        cure="Update the host's driver or use an image for an older CUDA; NVIDIA_DISABLE_REQUIRE=1 skips the check",
+        cure=f"{cure[0].upper()}{cure[1:]}; NVIDIA_DISABLE_REQUIRE=1 skips the check",
     )
+
+
+def _remedy(term: Term, values: Values) -> str:
+    """What would make a failed term hold."""
+    if term.name in ("arch", "brand"):
+        return "choose another GPU or an image that is made for this one"
+    if term.operator == "!=":
+        return "use another driver or another image"
+    words = values.words(term.name)
+    if "<" in term.operator or (term.operator == "=" and words and compare(words[0], term.value) > 0):
+        return "use an older driver or a newer image"
+    return "update the host's driver or use an image for an older CUDA"
