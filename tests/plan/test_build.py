@@ -535,7 +535,10 @@ def test_a_root_that_shares_its_mounts_with_the_host_gets_no_hook() -> None:
     [("all", PARAMS), ("0,1", PARAMS), ("0", None), ("0", PARAMS.replace(b"s: 1", b"s: 0")), ("0", b"")],
 )
 def test_no_hook_where_there_is_nothing_to_hide(asked: str, params: bytes | None) -> None:
-    assert not of(hidden(asked, params), Hook)
+    made = hidden(asked, params)
+    assert not of(made, Hook)
+    reason = reasons(made).get("/proc/driver/nvidia/params (ModifyDeviceFiles: 0)", "")
+    assert ("shows containers no such file" in reason) is (params is None)
 
 
 @pytest.mark.parametrize(

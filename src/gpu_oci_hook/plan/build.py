@@ -71,7 +71,12 @@ def _hide_params(facts: Facts, plan: Plan) -> None:
     Else NVIDIA's libraries in the container try to make the missing nodes. runc refuses mounts below /proc in
     a spec, so a hook binds a file there; below a procfs of the container's, which no image can redirect.
     """
-    if len(facts.chosen) == len(facts.gpus) or facts.params is None:
+    if len(facts.chosen) == len(facts.gpus):
+        return
+    name = "ModifyDeviceFiles: 0"
+    if facts.params is None:
+        reason = "the kernel of this machine shows containers no such file (simulated GPUs)"
+        plan.withheld.append(Withheld("file", f"{PARAMS} ({name})", reason))
         return
     text = b"".join(
         b"ModifyDeviceFiles: 0\n" if line.startswith(b"ModifyDeviceFiles:") else line
@@ -79,7 +84,6 @@ def _hide_params(facts: Facts, plan: Plan) -> None:
     )
     if text == facts.params:
         return
-    name = "ModifyDeviceFiles: 0"
     if not facts.config.hide_device_files:
         reason = "[inject] hide-device-files is off in the configuration"
         plan.withheld.append(Withheld("file", f"{PARAMS} ({name})", reason))

@@ -78,7 +78,7 @@ def _required(facts: Facts, brought: dict[str, str]) -> None:
             raise Fault(
                 f"{soname} is required for capability {capability}, and the host has none that fits: {why}",
                 where=f"driver {facts.inventory.version}",
-                cure="Install the driver's libraries, or name their directory in [host] library-paths; "
+                cure="Install the driver's libraries, or set [host] driver-root or library-paths to where they are; "
                 "gpu-oci-hook list shows every place that was looked at",
             )
 
@@ -160,12 +160,8 @@ def _libraries(facts: Facts, plan: Plan, places: Places, files: list[tuple[Drive
     directories: list[str] = [verdict.directory] if uses_compat else []
     entries: dict[str, dict[str, str]] = {}
     mounts: list[Mount] = []
-    links: list[Link] = []
+    plugins: dict[str, list[Link]] = {}
     prepared = facts.prepared
-    open_to_links = {
-        own: places.writable and places.cover(own) == "image"
-        for own in (facts.image.library_dir, facts.image.library_dir32)
-    }
     for file, why in files:
         small = file.arch in ("i386", "armhf")
         directory = places.libraries32 if small else places.libraries
@@ -186,18 +182,14 @@ def _libraries(facts: Facts, plan: Plan, places: Places, files: list[tuple[Drive
         names = [file.soname]
         for name in file.links:
             if "/" in name:  # a plug-in, looked for in a subdirectory of the image's own library directory
-                if open_to_links[own]:
-                    target = f"{directory}/{file.soname}"
-                    links.append(Link(f"{own}/{name}", target, "the name that it is loaded by"))
+                link = Link(f"{own}/{name}", f"{directory}/{file.soname}", "the name that it is loaded by")
+                plugins.setdefault(own, []).append(link)
             else:
                 inside[name] = file.soname
                 names.append(name)
         for name in names:
             uses = uses_compat and not small and name in facts.image.compat_names
             found.append((name, f"{verdict.directory if uses else directory}/{name}", file.arch))
-            link = _link_in_image(facts, own, name, directory, small=small) if open_to_links[own] else None
-            if link is not None:
-                links.append(link)
     for directory, inside in entries.items():
         if directory not in directories:
             directories.append(directory)
@@ -207,28 +199,38 @@ def _libraries(facts: Facts, plan: Plan, places: Places, files: list[tuple[Drive
         plan.edits.append(Directory(source, directory, content, reason))
         plan.edits.append(Mount(source, directory, READ_ONLY, reason, make_way=False))
     plan.edits += mounts
-    plan.edits += links
+    for own, directory in (
+        (facts.image.library_dir, places.libraries),
+        (facts.image.library_dir32, places.libraries32),
+    ):
+        if places.writable and places.cover(own) == "image":
+            plan.edits += _links_in_image(facts, own, directory, entries.get(directory, {}), plugins.get(own, []))
     preferred = f"; the image's own libcuda comes first: {verdict.reason}" if uses_compat else ""
     _loader(facts, plan, places, found, directories, preferred)
 
 
-def _link_in_image(facts: Facts, own: str, name: str, directory: str, *, small: bool) -> Link | None:
-    """A link in the image's own library directory, where one is due.
+def _links_in_image(
+    facts: Facts, own: str, directory: str, names: dict[str, str], plugins: list[Link]
+) -> list[Link]:
+    """The links in one of the image's own library directories.
 
     Programs that look for a file rather than ask the loader, and those with their own loader, expect the main
     libraries there. Any other name is touched only when a leftover of a committed GPU container has it: an
-    empty file or a link would hide ours from whoever puts that directory into LD_LIBRARY_PATH.
+    empty file or a link would hide ours from whoever puts that directory into LD_LIBRARY_PATH. An image
+    without a directory for 32-bit libraries has no program that would load a plug-in from there.
     """
-    path = f"{own}/{name}"
-    if not small and name in _MAIN:
-        return Link(path, f"{directory}/{name}", "where programs look for it that do not ask the loader")
-    status = facts.target.status(path)
-    if status is None:
-        return None
-    kind = status.st_mode & 0o170000
-    if kind == 0o100000 and status.st_size > 0:
-        return None
-    return Link(path, f"{directory}/{name}", "the image has a leftover there")
+    links = []
+    there = facts.target.statuses(own, names)
+    main = own == facts.image.library_dir
+    for name in names:
+        status = there.get(name)
+        if main and name in _MAIN:
+            links.append(Link(f"{own}/{name}", f"{directory}/{name}", "for programs that do not ask the loader"))
+        elif status is not None and (status.st_mode & 0o170000 != 0o100000 or status.st_size == 0):
+            links.append(Link(f"{own}/{name}", f"{directory}/{name}", "the image has a leftover there"))
+    if main or facts.target.status(own) is not None:
+        links += plugins
+    return links
 
 
 def _loader(
