@@ -22,6 +22,7 @@ README = (ROOT / "README.md").read_text()
 RUNTIME = "/usr/local/bin/gpu-oci-runtime"
 SNIPPETS = {
     "docker/daemon.json": ("runtimes", "gpu-oci", "path"),
+    "docker/daemon-default.json": ("runtimes", "gpu-oci", "path"),
     "containerd/config-v2.toml": (
         "plugins", "io.containerd.grpc.v1.cri", "containerd", "runtimes", "gpu-oci", "options", "BinaryName",
     ),
@@ -65,7 +66,12 @@ def test_containerd_snippets_have_their_versions_keys_and_a_runtime_type() -> No
         document = parsed(f"containerd/config-v{version}.toml")
         (plugin,) = document["plugins"].values()
         assert plugin["containerd"]["runtimes"]["gpu-oci"]["runtime_type"] == "io.containerd.runc.v2"
-        assert plugin["containerd"]["runtimes"]["gpu-oci"]["options"]["SystemdCgroup"] is True
+        assert plugin["containerd"]["runtimes"]["gpu-oci"]["options"]["SystemdCgroup"] is False
+
+
+def test_the_default_runtime_of_docker_is_the_one_that_the_file_defines() -> None:
+    document = parsed("docker/daemon-default.json")
+    assert document["default-runtime"] in document["runtimes"]
 
 
 def test_podman_gets_json_errors_under_both_names() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterable
 from typing import Any
 
 from gpu_oci_hook.config import Config
@@ -46,6 +47,10 @@ class Target:
             return None
         kind = stat.S_IFDIR if path in self.there else stat.S_IFREG
         return os.stat_result((kind | 0o755, 1, 1, 1, 0, 0, 7, 0, 0, 0))
+
+    def statuses(self, path: str, names: Iterable[str]) -> dict[str, os.stat_result]:
+        found = {name: self.status(f"{path}/{name}") for name in names}
+        return {name: status for name, status in found.items() if status is not None}
 
 
 def library(

@@ -30,6 +30,7 @@ from gpu_oci_hook.container.directory import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from types import TracebackType
 
 LINKS = 40  # as the kernel: path_resolution(7)
@@ -120,6 +121,19 @@ class Rootfs:
             return None if missing else os.fstat(found.fd)
         except (OSError, ValueError):
             return None
+
+    def statuses(self, path: str, names: Iterable[str]) -> dict[str, os.stat_result]:
+        """What is there of these names in one directory, links not followed: the way there is walked once."""
+        found: dict[str, os.stat_result] = {}
+        try:
+            where = self._directory(path, create=False)
+            for name in names:
+                status = where.status(name)
+                if status is not None:
+                    found[name] = status
+        except (OSError, ValueError):
+            pass
+        return found
 
     def readlink(self, path: str) -> str | None:
         """The text of a symbolic link, or None for anything else."""

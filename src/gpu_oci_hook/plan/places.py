@@ -12,6 +12,7 @@ from gpu_oci_hook.request import items, member
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterable
     from typing import Protocol
 
     class Target(Protocol):
@@ -28,6 +29,9 @@ if TYPE_CHECKING:
 
         def status(self, path: str, *, follow: bool = False) -> os.stat_result | None:
             """See `Rootfs.status`."""
+
+        def statuses(self, path: str, names: Iterable[str]) -> dict[str, os.stat_result]:
+            """See `Rootfs.statuses`."""
 
 
 # Where the driver's libraries are mounted, best first. CUDA images have had the first in LD_LIBRARY_PATH since
