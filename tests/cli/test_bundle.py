@@ -157,7 +157,10 @@ def test_explain_as_text_says_each_thing_once_and_warnings_first(command: Comman
     order = ["warnings", "GPUs", "goes in", *titles, "  generated files", "  links", "withheld"]
     assert [lines.index(title) for title in order] == sorted(lines.index(title) for title in order)
     assert "      /dev/nvidia1           c 195:1 rw" in lines
-    assert f"    capability compute, from {host}/usr/lib/x86_64-linux-gnu:" in lines
+    assert f"  sources, where not said otherwise, lie below {host}" in lines
+    assert "    capability compute, from /usr/lib/x86_64-linux-gnu:" in lines
+    assert "      /usr/bin/nvidia-smi" in lines
+    assert "      /var/run/nvidia-persistenced/socket <- /run/nvidia-persistenced/socket (nosuid" in "\n".join(lines)
     assert "      libcuda.so.550.163.01" in lines
     assert sum("ro,nosuid,nodev,rbind,rprivate" in line for line in lines) == 1
     assert not [line for line in lines if "lets the container open" in line]

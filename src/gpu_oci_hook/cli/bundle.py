@@ -95,7 +95,7 @@ def explain(bundle: str, form: str, config_path: str, root: str, driver_root: st
     elif form == "json":
         output.json_document("explain", document(made, outcome, settings, _warnings(made, outcome)))
     else:
-        _print_text(made, outcome, changed=after != made.spec)
+        _print_text(made, outcome, settings, changed=after != made.spec)
 
 
 @click.command()
@@ -210,7 +210,7 @@ def _warnings(made: Bundle, outcome: Outcome) -> list[str]:
     return warnings
 
 
-def _print_text(made: Bundle, outcome: Outcome, *, changed: bool) -> None:
+def _print_text(made: Bundle, outcome: Outcome, settings: Config, *, changed: bool) -> None:
     request, plan = outcome.request, outcome.plan
     output.line(f"bundle        {Path(made.directory).absolute()}")
     output.line(f"asked         {request.origin}")
@@ -236,7 +236,10 @@ def _print_text(made: Bundle, outcome: Outcome, *, changed: bool) -> None:
     if plan.edits:
         output.heading("goes in" + ("" if changed else " (config.json has it already)"))
         output.line(f"  mount options, where not said otherwise: {explanation.USUAL}")
-        for title, group in explanation.sections(plan.edits, f"{outcome.bundle}/{pipeline.GENERATED}"):
+        if settings.root != "/":
+            output.line(f"  sources, where not said otherwise, lie below {settings.root}")
+        generated = f"{outcome.bundle}/{pipeline.GENERATED}"
+        for title, group in explanation.sections(plan.edits, generated, settings.root):
             output.line(f"  {title}", bold=True)
             _print_group(group, "    ")
     withheld: dict[str, list[str]] = {}

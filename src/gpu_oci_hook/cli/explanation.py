@@ -33,12 +33,14 @@ _GENERATED, _LINKS, _REST, _DROPPED = "generated files", "links", "environment, 
 _ORDER = (_DEVICES, _PLACE, _LIBRARIES, _OTHERS, _GENERATED, _LINKS, _REST, _DROPPED)
 
 
-def sections(edits: Iterable[Edit], generated: str) -> list[tuple[str, Group]]:
+def sections(edits: Iterable[Edit], generated: str, root: str = "/") -> list[tuple[str, Group]]:
     """The edits in sections of one kind, each a title and its lines by their reason.
 
     Arguments:
         generated: the bundle's directory for files that are bind-mounted; their mounts belong to their files.
+        root: the host's; what lies below it is named as it is seen from there.
     """
+    prefix = root.rstrip("/")
     edits = list(edits)
     found: dict[str, Group] = {title: {} for title in _ORDER}
     places = {edit.destination for edit in edits if isinstance(edit, Directory)}
@@ -56,13 +58,13 @@ def sections(edits: Iterable[Edit], generated: str) -> list[tuple[str, Group]]:
                 continue  # the line of the directory, or of the file, has it
             above, name = split(edit.destination)
             if edit.options == NODE:
-                title, text = _DEVICES, _bound(edit, rule)
+                title, text = _DEVICES, _bound(edit, rule, prefix)
             elif above in places:
-                origin, own = split(edit.source)
+                origin, own = split(_seen(edit.source, prefix))
                 title, text = _LIBRARIES, name if name == own else f"{name} <- {own}"
                 reason += f", from {origin}" + (f" to {above}" if len(places) > 1 else "")
             else:
-                title, text = _OTHERS, _mount(edit)
+                title, text = _OTHERS, _mount(edit, prefix)
         else:
             title = _title(edit)
         lines = found[title].setdefault(reason, [])
@@ -89,14 +91,23 @@ def _node(edit: DeviceNode, rule: DeviceRule | None) -> str:
     return f"{edit.path:<22} c {edit.major}:{edit.minor}{access}{mode}{owner}"
 
 
-def _bound(edit: Mount, rule: DeviceRule | None) -> str:
+def _seen(path: str, prefix: str) -> str:
+    """A path of this process as it is seen from the host's root."""
+    return path.removeprefix(prefix) if path.startswith(f"{prefix}/") else path
+
+
+def _source(edit: Mount, prefix: str) -> str:
+    """A mount's source, where it is another path than its destination."""
+    source = _seen(edit.source, prefix)
+    return "" if source == edit.destination else f" <- {source}"
+
+
+def _bound(edit: Mount, rule: DeviceRule | None, prefix: str) -> str:
     numbers = f" c {rule.major}:{rule.minor} {rule.access}" if rule else ""
-    source = "" if edit.source == edit.destination else f" <- {edit.source}"
-    return f"{edit.destination:<22}{numbers}{source}".rstrip()
+    return f"{edit.destination:<22}{numbers}{_source(edit, prefix)}".rstrip()
 
 
-def _mount(edit: Mount) -> str:
-    """A mount, its source only where it is another path, its options only where they are not the usual ones."""
-    source = "" if edit.source == edit.destination else f" <- {edit.source}"
+def _mount(edit: Mount, prefix: str) -> str:
+    """A mount, its options only where they are not the usual ones."""
     options = ",".join(edit.options)
-    return f"{edit.destination}{source}" + ("" if options == USUAL else f" ({options})")
+    return edit.destination + _source(edit, prefix) + ("" if options == USUAL else f" ({options})")

@@ -83,7 +83,7 @@ def list_(form: str, config_path: str, root: str, driver_root: str) -> None:
     output.gpus(gpus)
     output.heading("driver files" if found.files else "no driver files")
     for title, paths in _by_origin(found.files).items():
-        output.line(f"  {title}:", colour="cyan")
+        output.line(f"  {title}", colour="cyan")
         for path in paths:
             output.line(f"    {path}")
     output.heading("places looked at")
