@@ -42,10 +42,23 @@ packages() {
     return "$status"
 }
 
+# The Python to use: the system's before one in somebody's home, which other users (rootless podman) cannot run.
+interpreter() {
+    local python
+    for python in /usr/bin/python3 python3; do
+        if "$python" -c 'import sys, venv; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; then
+            echo "$python"
+            return 0
+        fi
+    done
+    echo "Python 3.11 or later with its venv module is needed (on Debian: apt-get install python3-venv)." >&2
+    return 1
+}
+
 # Makes .venv with the project in it, editable. Argument: the extra to install, or nothing.
 environment() {
     local extra=${1:+[$1]} mark=.venv/.installed-${1:-plain}
-    [ -x .venv/bin/python ] || python3 -m venv .venv
+    [ -x .venv/bin/python ] || "$(interpreter)" -m venv .venv
     # Not again until the dependencies change: it needs the network.
     if [ ! "$mark" -nt pyproject.toml ]; then
         PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 .venv/bin/python -m pip install --quiet -e ".$extra"
