@@ -60,6 +60,7 @@ INJECTION = PASS_THROUGH | {
     "gpu_oci_hook.formats.ldcache",
     "gpu_oci_hook.formats.proc",
     "gpu_oci_hook.host",
+    "gpu_oci_hook.host.extra",
     "gpu_oci_hook.host.gpus",
     "gpu_oci_hook.host.inventory",
     "gpu_oci_hook.host.nodes",

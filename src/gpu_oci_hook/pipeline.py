@@ -19,6 +19,7 @@ from gpu_oci_hook.host import gpus as host_gpus
 from gpu_oci_hook.host import inventory as host_inventory
 from gpu_oci_hook.host import nodes as host_nodes
 from gpu_oci_hook.host import versions
+from gpu_oci_hook.host.extra import Extra
 from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.plan import build
 from gpu_oci_hook.plan.edits import Plan
@@ -172,6 +173,7 @@ def prepare(spec: dict[str, object], config: Config, bundle: str, memory: Memory
     facts.gpu_nodes = {
         gpu.minor: host_nodes.gpu_node(host, numbers, gpu.minor, defaults, problems) for gpu, _ in outcome.chosen
     }
+    facts.extra = extras(host, numbers, defaults, outcome, config, problems)
     facts.params = _visible_params(host)
     facts.mount_program = os.path.exists(build.MOUNT_PROGRAM)
     facts.datacenter = all(versions.datacenter(gpu.model) for gpu, _ in outcome.chosen)
@@ -187,6 +189,18 @@ def prepare(spec: dict[str, object], config: Config, bundle: str, memory: Memory
     plan.warnings += [*problems, *inventory.problems]
     outcome.plan = plan
     return outcome
+
+
+def extras(
+    host: Host,
+    numbers: host_nodes.Majors,
+    defaults: host_nodes.Params,
+    outcome: Outcome,
+    config: Config,
+    problems: list[str],
+) -> Extra:
+    """Everything beside the driver's own nodes and files; each kind's module is imported only when it is asked for."""
+    return Extra()
 
 
 def perform(outcome: Outcome, spec: dict[str, object], path: str, data: bytes) -> list[str]:

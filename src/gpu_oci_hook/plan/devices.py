@@ -58,6 +58,7 @@ def add(facts: Facts, plan: Plan, brought: dict[str, str]) -> None:
             f"{path} is required for {brought.get('compute', 'the driver')}, but {reason}",
             cure=f"Load it: modprobe {module.replace('-', '_')}, or nvidia-modprobe -u -c=0",
         )
+    wanted += facts.extra.nodes
     groups: list[int] = []
     for node, why in wanted:
         if not bound:

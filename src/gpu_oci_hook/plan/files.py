@@ -45,7 +45,10 @@ def add(facts: Facts, plan: Plan, brought: dict[str, str]) -> None:
     ours = _our_mounts(facts)
     places = Places(facts.spec, facts.target, ours, writable=facts.image.writable)
     _libraries(facts, plan, places, [(file, why) for file, why in files if file.kind == "library"])
-    _others(facts, plan, places, [(file, why) for file, why in files if file.kind != "library"])
+    others = [(file, why) for file, why in files if file.kind != "library"]
+    _others(facts, plan, places, others + facts.extra.files)
+    for path, target, why in facts.extra.links:
+        _link(plan, places, path, target, why)
     wanted = {(edit.source, edit.destination) for edit in plan.edits if isinstance(edit, Mount)}
     plan.edits[:0] = [
         DropMount(source, destination, "left from another driver")
@@ -282,6 +285,13 @@ def _others(facts: Facts, plan: Plan, places: Places, files: list[tuple[DriverFi
         plan.edits.append(
             Mount(file.source, destination, options, why, make_way=make_way and file.kind != "directory")
         )
+
+
+def _link(plan: Plan, places: Places, path: str, target: str, why: str) -> None:
+    if places.writable and places.cover(path) == "image":
+        plan.edits.append(Link(path, target, why))
+    else:
+        plan.withheld.append(Withheld("link", path, "it would lie in another mount, or the root cannot be written"))
 
 
 def _same_mount(spec: object, destination: str, source: str) -> bool:

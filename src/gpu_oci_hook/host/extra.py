@@ -1,0 +1,31 @@
+"""What goes in beside the driver's own nodes and files: one object that every kind of extra adds to.
+
+Cost rule: hot, no imports; the modules that find extras are imported only for a request that has one.
+"""
+
+from __future__ import annotations
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpu_oci_hook.host.inventory import DriverFile, Node
+
+
+class Extra:
+    """Nodes and files with their reasons.
+
+    Attributes:
+        nodes: (node, reason): made or bound as the driver's own are, with a rule each.
+        files: (file, reason): mounted at their `container` place; optional as all files that are no libraries.
+        links: (path in the container, target, reason): symbolic links below the container's root.
+        withheld: (kind, name, reason).
+        warnings: sentences for people.
+    """
+
+    __slots__ = ("files", "links", "nodes", "warnings", "withheld")
+
+    def __init__(self) -> None:
+        self.nodes: list[tuple[Node, str]] = []
+        self.files: list[tuple[DriverFile, str]] = []
+        self.links: list[tuple[str, str, str]] = []
+        self.withheld: list[tuple[str, str, str]] = []
+        self.warnings: list[str] = []
