@@ -48,8 +48,10 @@ def show(form: str, config_path: str) -> None:
     for sentence in effective.warnings:
         output.warning(sentence)
     rows: dict[str, list[tuple[str, object, str]]] = {}
-    for table, key, default, _ in configuration.KEYS:
+    for table, key, default, rule in configuration.KEYS:
         value = getattr(effective, key.replace("-", "_"))
+        if value and rule == "files":
+            value = [_file(entry) for entry in value]
         number = where.get((table, key)) or (where.get((table,)) if value != default else 0)
         rows.setdefault(table, []).append((key, value, f"{path}:{number}" if number else "default"))
     if form == "json":
@@ -107,6 +109,12 @@ def validate(form: str, file: str) -> None:
             output.line(f"{path} is missing: the defaults hold" if missing else f"{path}: valid")
     if findings:
         sys.exit(1)
+
+
+def _file(values: tuple[object, ...]) -> dict[str, object]:
+    """What a table of [[inject.extra]] says beside the defaults."""
+    rows = zip(configuration.FILE, values, strict=True)
+    return {key: value for (key, default, _), value in rows if value != default}
 
 
 def schema() -> dict[str, Any]:
