@@ -183,7 +183,7 @@ def prepare(spec: dict[str, object], config: Config, bundle: str, memory: Memory
     outcome.rootfs = Rootfs(facts.rootfs)
     _refuse_own_root(outcome.rootfs)
     facts.target = outcome.rootfs
-    facts.image = outcome.image = image.survey(outcome.rootfs, os.uname().machine)
+    facts.image = outcome.image = image.survey(outcome.rootfs, host.machine)
     plan = build.build(facts)
     plan.warnings += [text for text in outcome.plan.warnings if text not in plan.warnings]
     plan.warnings += [*problems, *inventory.problems]

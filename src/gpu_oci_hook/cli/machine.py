@@ -10,6 +10,7 @@ from gpu_oci_hook import simulate as simulation
 from gpu_oci_hook.cli import output
 from gpu_oci_hook.cli.app import config_file, formats, host_roots
 from gpu_oci_hook.cli.common import Silent, settings_for, toml
+from gpu_oci_hook.formats import MACHINES, SMALL
 from gpu_oci_hook.host import gpus as host_gpus
 from gpu_oci_hook.host import inventory as host_inventory
 from gpu_oci_hook.host.root import Host
@@ -85,7 +86,7 @@ def list_(form: str, config_path: str, root: str, driver_root: str) -> None:
 def _capability(capability: str, arch: str) -> str:
     """The capability that brings a file; 32-bit ones go in with compat32 only."""
     word = capability or "always"
-    return f"{word}+compat32" if arch in ("i386", "armhf") else word
+    return f"{word}+compat32" if arch in SMALL else word
 
 
 @click.command()
@@ -100,8 +101,16 @@ def _capability(capability: str, arch: str) -> str:
     type=click.Choice(simulation.LAYOUTS),
     help="Where the driver's files lie.",
 )
+@click.option(
+    "--arch",
+    default="",
+    type=click.Choice(("", *MACHINES)),
+    show_choices=False,
+    metavar="MACHINE",
+    help=f"The machine that it is: {' or '.join(MACHINES)}; this machine's kind by default.",
+)
 @formats()
-def simulate(directory: str, gpus: int, driver: str, model: str, layout: str, form: str) -> None:
+def simulate(directory: str, gpus: int, driver: str, model: str, layout: str, arch: str, form: str) -> None:
     """Build a GPU host made of files in DIRECTORY: /proc, /dev, driver libraries that load, a loader cache.
 
     For tests of GPU container set-ups on a machine without a GPU: name it as [host] root, or look at it
@@ -109,7 +118,7 @@ def simulate(directory: str, gpus: int, driver: str, model: str, layout: str, fo
     holds anything else is refused; a host made before is made anew.
     """
     place = str(Path(directory).absolute())
-    report = simulation.build(place, gpus=gpus, driver=driver, model=model, layout=layout)
+    report = simulation.build(place, gpus=gpus, driver=driver, model=model, layout=layout, arch=arch)
     if form == "json":
         output.json_document(
             "simulate",

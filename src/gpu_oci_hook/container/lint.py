@@ -11,8 +11,9 @@ import stat
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from gpu_oci_hook.container.image import COMPAT, TUPLES, driver_version
+from gpu_oci_hook.container.image import COMPAT, driver_version
 from gpu_oci_hook.errors import Fault, printable
+from gpu_oci_hook.formats import ARCHITECTURES
 
 if TYPE_CHECKING:
     from gpu_oci_hook.container.image import Image
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 LIBC_LIMIT = 8 << 20
 SHOWN = 10
 # The CUDA toolkit's directories with a libcuda to link against, which answers every call with error 34.
-STUBS = ("/usr/local/cuda/lib64/stubs", "/usr/local/cuda/targets/x86_64-linux/lib/stubs")
+STUBS = "/usr/local/cuda/lib64/stubs"
+TARGET_STUBS = "/usr/local/cuda/targets/{}/lib/stubs"
 _SYMBOL_VERSION = re.compile(rb"GLIBC_2\.(\d{1,3})(?:\.\d{1,3})?\0")
 
 
@@ -50,7 +52,7 @@ def findings(
 
 def libc_version(rootfs: Rootfs, image: Image) -> str | None:
     """The newest GLIBC_2.x that the image's libc.so.6 names ("2.31"); None when there is none to be read."""
-    tuple_ = TUPLES.get(image.arch, "")
+    tuple_ = ARCHITECTURES[image.arch].triple if image.arch in ARCHITECTURES else ""
     for directory in (image.library_dir, f"/lib/{tuple_}", f"/usr/lib/{tuple_}", "/lib64", "/usr/lib64",
                       "/lib", "/usr/lib"):  # fmt: skip
         data = rootfs.read(f"{directory}/libc.so.6", LIBC_LIMIT)
@@ -74,7 +76,7 @@ def _libraries(rootfs: Rootfs, image: Image) -> Iterable[tuple[str, str, int]]:
     wanted = [image.library_dir, image.library_dir32, "/usr/local/lib"]
     wanted += ["/usr/local/nvidia/lib64", "/usr/local/nvidia/lib"]
     for top in ("/usr/lib", "/lib"):
-        wanted += [f"{top}/{tuple_}" for tuple_ in TUPLES.values()]
+        wanted += [f"{top}/{tuple_}" for tuple_ in [known.triple for known in ARCHITECTURES.values()]]
         wanted += [f"{top}64", f"{top}32", top]
     seen = set()
     for path in wanted:
@@ -147,7 +149,8 @@ def _stubs(rootfs: Rootfs, image: Image, env: Mapping[str, str]) -> list[str]:
             result.append(
                 f"LD_LIBRARY_PATH has {directory}: error 34 risk, the stub libcuda there does nothing"
             )
-    for directory in STUBS:
+    targets = ARCHITECTURES[image.arch].toolkit if image.arch in ARCHITECTURES else ()
+    for directory in (STUBS, *[TARGET_STUBS.format(target) for target in targets]):
         if rootfs.status(f"{directory}/libcuda.so.1", follow=True) is not None:
             result.append(f"{directory} has a libcuda.so.1: error 34 risk, programs may load the stub")
     if image.cache is not None and b"/stubs/libcuda.so" in image.cache:

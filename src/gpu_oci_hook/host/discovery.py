@@ -22,26 +22,24 @@ if TYPE_CHECKING:
 _BINARIES = "/usr/bin"  # where programs get to in a container
 
 
-def discover(host: Host, driver: Host, library_paths: tuple[str, ...], version: str, machine: str = "") -> Remembered:
+def discover(host: Host, driver: Host, library_paths: tuple[str, ...], version: str) -> Remembered:
     """Everything that the driver brought, for `inventory.load`.
 
     Arguments:
         host: the machine. driver: the root with the driver's files.
         library_paths: where to look first, below the driver's root.
         version: of the running kernel module, "" when it is not loaded.
-        machine: `uname -m` of the host, "" for this machine's.
 
     Returns:
         (witnesses, `Inventory.to_data()`, what to look at every time).
     """
-    system = os.uname()
     catalogue = catalogues.load()
     search = Search(driver)
-    libraries = Libraries(search, catalogue, version, machine or system.machine)
+    libraries = Libraries(search, catalogue, version, host.machine)
     libraries.discover(library_paths)
     own = libraries.version if any(file.kind == "library" for file in libraries.files) else ""
     around = _Around(search, catalogue, list(libraries.directories), version or own)
-    files = [*libraries.files, *around.binaries(), *around.firmware(host, system.release), *around.config()]
+    files = [*libraries.files, *around.binaries(), *around.firmware(host, os.uname().release), *around.config()]
     places = [(place.label, place.said()) for place in libraries.places]
     problems: list[str] = []
     if version and own and own != version:

@@ -231,10 +231,9 @@ def load(host: Host, driver: Host, library_paths: tuple[str, ...], version: str 
         version: of the running kernel module, None when it is not loaded.
         memory: where to remember; of many processes that find nothing remembered, one searches.
     """
-    system = os.uname()
     key = (
-        "inventory", VERSION, sys.hexversion, version or "", host.root, driver.root, library_paths, system.machine,
-        system.release,
+        "inventory", VERSION, sys.hexversion, version or "", host.root, driver.root, library_paths, host.machine,
+        os.uname().release,
     )  # fmt: skip
     name = _name(host.root + "\0" + driver.root)
     found = _recall(memory.get(name), key)

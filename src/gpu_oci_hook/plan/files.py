@@ -9,6 +9,7 @@ from gpu_oci_hook import state
 from gpu_oci_hook.container import loader
 from gpu_oci_hook.container.apply import generated_name
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.formats import SMALL
 from gpu_oci_hook.plan import compat
 from gpu_oci_hook.plan.edits import Directory, DropMount, Env, File, Link, Mount, Plan, Withheld
 from gpu_oci_hook.plan.facts import needs
@@ -115,7 +116,7 @@ def _select(facts: Facts, plan: Plan, brought: dict[str, str]) -> list[tuple[Dri
 
 
 def _library_name(file: DriverFile) -> str:
-    return f"{file.soname} ({file.arch})" if file.arch in ("i386", "armhf") else file.soname
+    return f"{file.soname} ({file.arch})" if file.arch in SMALL else file.soname
 
 
 def _file_reason(
@@ -125,7 +126,7 @@ def _file_reason(
         return False, "[inject] sockets is off"
     if file.kind == "firmware" and not facts.config.firmware:
         return False, "[inject] firmware is off"
-    if file.arch in ("i386", "armhf") and "compat32" not in chosen:
+    if file.arch in SMALL and "compat32" not in chosen:
         return False, "needs capability compat32"
     capability = file.capability
     if not capability:
@@ -170,7 +171,7 @@ def _libraries(facts: Facts, plan: Plan, places: Places, files: list[tuple[Drive
         for own in (facts.image.library_dir, facts.image.library_dir32)
     }
     for file, why in files:
-        small = file.arch in ("i386", "armhf")
+        small = file.arch in SMALL
         directory = places.libraries32 if small else places.libraries
         own = facts.image.library_dir32 if small else facts.image.library_dir
         theirs = next((f"{own}/{name}" for name in (file.soname, file.name) if places.mounted(f"{own}/{name}")), "")

@@ -19,6 +19,7 @@ from typing import Any
 
 from gpu_oci_hook.container.rootfs import Rootfs
 from gpu_oci_hook.errors import Fault, words
+from gpu_oci_hook.formats import MACHINES
 from gpu_oci_hook.simulate import kernel, userland
 
 _MARKER = ".gpu-oci-hook-simulate"
@@ -97,10 +98,10 @@ def build(
     if not model.strip() or not model.isprintable() or len(model) > 200:
         raise Fault(f"{model!r} cannot be the name of a GPU")
     machine = arch or {"arm64": "aarch64"}.get(platform.machine(), platform.machine())
-    if not arch and machine not in userland.TRIPLES:
+    if not arch and machine not in MACHINES:
         machine = "x86_64"
-    if machine not in userland.TRIPLES:
-        raise Fault(f"cannot simulate a machine of kind {arch!r}", cure=f"Known are {', '.join(userland.TRIPLES)}")
+    if machine not in MACHINES:
+        raise Fault(f"cannot simulate a machine of kind {arch!r}", cure=f"Known are {', '.join(MACHINES)}")
     root = Path(directory)
     try:
         _claim(root)
