@@ -178,8 +178,9 @@ def test_requirement_variables_are_all_taken_but_jetpacks() -> None:
 
 
 def test_what_is_not_handed_out_yet_is_said() -> None:
-    request = read(spec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_GDS=enabled", "NVIDIA_IMEX_CHANNELS=void"), Config())
-    assert [name for name, _ in request.withheld] == ["GPUDirect Storage"]
+    more = ("NVIDIA_MIG_CONFIG_DEVICES=all", "NVIDIA_MIG_MONITOR_DEVICES=void")
+    request = read(spec("NVIDIA_VISIBLE_DEVICES=0", *more), Config())
+    assert [name for name, _ in request.withheld] == ["MIG configuration"]
 
 
 @pytest.mark.parametrize(
