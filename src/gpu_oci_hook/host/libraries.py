@@ -135,7 +135,7 @@ class Libraries:
             place.text = f"no driver library among {len(names)}" if names else "no library"
             everything = thorough or len(names) <= _SMALL
             for name in names:
-                if everything or self._interesting(name):
+                if everything or self.interesting(name):
                     self._consider(place, f"{found}/{name}", name)
         self.places.append(place)
 
@@ -159,10 +159,10 @@ class Libraries:
             if flags & 0xFF00 not in kinds or not flags & 1 or hwcap:
                 continue
             name = os.fsdecode(raw)
-            if self._interesting(name):
+            if self.interesting(name):
                 self._consider(place, os.fsdecode(raw_path), name)
 
-    def _interesting(self, name: str) -> bool:
+    def interesting(self, name: str) -> bool:
         """Whether a file's name alone makes it worth opening."""
         base = stem(name)
         if base in self.catalogue.withheld:
@@ -221,8 +221,12 @@ class Libraries:
             elif key not in chosen or (candidate.version and not chosen[key].version):
                 chosen[key] = candidate
         self._closure(chosen, strangers)
-        for key in chosen:
+        for key, candidate in chosen.items():
             self.refused.pop(key, None)
+            entry = self.catalogue.libraries.get(candidate.stem)
+            opens = [name.replace("{version}", self.version) for name in entry.opens] if entry else []
+            more = [name for name in opens if (name, candidate.arch) in chosen and name not in candidate.needs]
+            candidate.needs += tuple(more)
         for _, candidate in sorted(chosen.items(), key=lambda item: (item[0][1] != self.arch, item[0])):
             candidate.place.used += 1
             self.search.watch(candidate.real)

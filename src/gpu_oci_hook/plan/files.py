@@ -25,11 +25,17 @@ if TYPE_CHECKING:
 # Mount options (design 5). The runtime resolves nothing more: every source and destination is absolute.
 READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 SOCKET = ("nosuid", "nodev", "noexec", "rbind", "rprivate")
+# Kinds of files that are directories: a daemon's, one that is read-only, and one in the place of /dev/shm.
+DIRECTORIES = ("directory", "tree", "shm")
 # How the names of prepared directories begin.
 LIBRARIES = "libraries-"
+LINKS = "links-"
+
+# Where X servers have their modules: Debian's and Arch's, and Fedora's.
+_MODULES, _MODULES64 = "/usr/lib/xorg/modules", "/usr/lib64/xorg/modules"
 
 # What programs look for by its path in the image's own library directory.
-_MAIN = ("libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1")
+MAIN = ("libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1")
 
 
 def add(facts: Facts, plan: Plan, brought: dict[str, str]) -> None:
@@ -42,14 +48,26 @@ def add(facts: Facts, plan: Plan, brought: dict[str, str]) -> None:
         Fault: a file that a capability cannot work without is not there, or there is no place for it.
     """
     _required(facts, brought)
-    files = _select(facts, plan, brought)
+    files = _select(facts, plan, brought) + facts.extra.files
     ours = _our_mounts(facts)
     places = Places(facts.spec, facts.target, ours, writable=facts.image.writable)
-    _libraries(facts, plan, places, [(file, why) for file, why in files if file.kind == "library"])
+    libraries = [(file, why) for file, why in files if file.kind == "library"]
+    _libraries(facts, plan, places, libraries)
     others = [(file, why) for file, why in files if file.kind != "library"]
-    _others(facts, plan, places, others + facts.extra.files)
-    for path, target, why in facts.extra.links:
-        _link(plan, places, path, target, why)
+    _others(facts, plan, places, others)
+    there = {file.container for file, _ in others}
+    plan.warnings += [
+        f"{name} needs {soname}, not found on host"
+        for container, name, soname in facts.inventory.incomplete
+        if container in there
+    ]
+    by_path = [file for file, _ in others if file.kind == "config" and any("/" in name for name in file.needs)]
+    if by_path or facts.extra.links or facts.extra.texts:
+        from gpu_oci_hook.plan import extras
+
+        extras.astray(facts, plan, places, by_path, [file for file, _ in libraries])
+        extras.texts(facts, plan, places)
+        extras.links(facts, plan, places)
     wanted = {(edit.source, edit.destination) for edit in plan.edits if isinstance(edit, Mount)}
     plan.edits[:0] = [
         DropMount(source, destination, "left from another driver")
@@ -64,11 +82,12 @@ def _our_mounts(facts: Facts) -> list[tuple[str, str]]:
     """
     found: list[tuple[str, str]] = []
     directories: list[str] = []
+    prefixes = tuple([f"{top}/{kind}" for top in (facts.prepared, facts.generated) for kind in (LIBRARIES, LINKS)])
     for mount in items(facts.spec, "mounts"):
         source, destination = member(mount, "source"), member(mount, "destination")
         if not isinstance(source, str) or not isinstance(destination, str):
             continue
-        if source.startswith((f"{facts.prepared}/{LIBRARIES}", f"{facts.generated}/{LIBRARIES}")):
+        if source.startswith(prefixes):
             directories.append(destination + "/")
             found.append((source, destination))
         elif source.startswith(f"{facts.generated}/") or destination.startswith(tuple(directories)):
@@ -93,9 +112,14 @@ def _select(facts: Facts, plan: Plan, brought: dict[str, str]) -> list[tuple[Dri
     taken: dict[tuple[str, str], tuple[DriverFile, str]] = {}
     left: list[DriverFile] = []
     for file in facts.inventory.files:
+        refused = facts.extra.refused.get(file.source)
+        if refused:
+            name = _library_name(file) if file.kind == "library" else file.container or file.name
+            plan.withheld.append(Withheld(file.kind, name, refused))
+            continue
         why = _file_reason(file, chosen, brought, facts)
         if why[0]:
-            taken[file.soname or file.path, file.arch] = (file, why[1])
+            taken[file.container or file.soname or file.path, file.arch] = (file, why[1])
         else:
             left.append(file)
             if file.kind != "library":
@@ -105,9 +129,10 @@ def _select(facts: Facts, plan: Plan, brought: dict[str, str]) -> list[tuple[Dri
     queue = [file for file, _ in taken.values() if file.needs]
     for file in queue:
         for soname in file.needs:
+            soname = soname.rpartition("/")[2]  # a manifest may name its library by a path
             needed = libraries.pop((soname, file.arch), None)
             if needed is not None:
-                taken[soname, file.arch] = (needed, f"needed by {file.soname}")
+                taken[soname, file.arch] = (needed, f"needed by {file.soname or file.name}")
                 queue.append(needed)
     for file in libraries.values():
         reason = _file_reason(file, chosen, brought, facts)[1]
@@ -130,7 +155,8 @@ def _file_reason(
         return False, "needs capability compat32"
     capability = file.capability
     if not capability:
-        return True, "every GPU container needs it"
+        listed = file.found.partition(".csv:")[1]  # of a Jetson, where a list decides
+        return True, f"listed in {file.found}" if listed else "every GPU container needs it"
     if capability not in brought:
         return False, needs(capability)
     by = brought[capability]
@@ -143,7 +169,10 @@ def _libraries(facts: Facts, plan: Plan, places: Places, files: list[tuple[Drive
     """Mounts of the libraries, the links beside them, and what makes the container's loader find them."""
     if not files:
         return
-    if not places.libraries:
+    fixed = [(file, why) for file, why in files if file.container]
+    if fixed:
+        files = [(file, why) for file, why in files if not file.container]
+    if files and not places.libraries:
         raise Fault(
             "the container has no place for the driver's libraries: its root file system cannot be written, has "
             "no directory /usr/local/nvidia/lib64, and neither /run nor /dev is a tmpfs",
@@ -190,9 +219,12 @@ def _libraries(facts: Facts, plan: Plan, places: Places, files: list[tuple[Drive
         names = [file.soname]
         for name in file.links:
             if "/" in name:  # a plug-in, looked for in a subdirectory of the image's own library directory
+                target = f"{directory}/{file.soname}"
                 if open_to_links[own]:
-                    target = f"{directory}/{file.soname}"
                     links.append(Link(f"{own}/{name}", target, "the name that it is loaded by"))
+                else:
+                    reason = f"{own} lies in another mount, or cannot be written"
+                    plan.withheld.append(Withheld("link", f"{own}/{name}", reason))
             else:
                 inside[name] = file.soname
                 names.append(name)
@@ -212,6 +244,14 @@ def _libraries(facts: Facts, plan: Plan, places: Places, files: list[tuple[Drive
         plan.edits.append(Mount(source, directory, READ_ONLY, reason, make_way=False))
     plan.edits += mounts
     plan.edits += links
+    if fixed:
+        from gpu_oci_hook.plan import fixed as fixed_places
+
+        names_there, more = fixed_places.add(facts, plan, places, fixed)
+        for name, path, arch in names_there:
+            uses = uses_compat and arch not in SMALL and name in facts.image.compat_names
+            found.append((name, f"{verdict.directory}/{name}" if uses else path, arch))
+        directories += more
     preferred = f"; the image's own libcuda comes first: {verdict.reason}" if uses_compat else ""
     _loader(facts, plan, places, found, directories, preferred)
 
@@ -224,7 +264,7 @@ def _link_in_image(facts: Facts, own: str, name: str, directory: str, *, small: 
     empty file or a link would hide ours from whoever puts that directory into LD_LIBRARY_PATH.
     """
     path = f"{own}/{name}"
-    if not small and name in _MAIN:
+    if not small and name in MAIN:
         return Link(path, f"{directory}/{name}", "where programs look for it that do not ask the loader")
     status = facts.target.status(path)
     if status is None:
@@ -248,18 +288,11 @@ def _loader(
     reason = f"lets the container's loader find the libraries{preferred}"
     fallback = result.environment
     for path, content in result.files:
-        if places.cover(path) == "image" and places.writable:
-            needed = path.endswith((".cache", ".path"))
-            plan.edits.append(File(path, content, reason, optional=not needed))
-            continue
-        destination, why = places.mount_point(path)
-        if destination and places.cover(path) == "image":
-            plan.edits.append(File(path, content, reason, mounted=True))
-            source = f"{facts.generated}/{generated_name(path)}"
-            plan.edits.append(Mount(source, destination, READ_ONLY, reason, make_way=False))
-        else:
-            fallback = fallback or path.endswith((".cache", ".path"))
-            plan.withheld.append(Withheld("file", path, why or f"{path} lies in another mount"))
+        needed = path.endswith((".cache", ".path"))
+        why = generated(facts, plan, places, path, content, reason, optional=not needed)
+        if why:
+            fallback = fallback or needed
+            plan.withheld.append(Withheld("file", path, why))
     if fallback:
         own = facts.request.environment.get("LD_LIBRARY_PATH", "")
         wanted = [directory for directory in directories if directory not in own.split(":")]
@@ -270,32 +303,49 @@ def _loader(
             )
 
 
+def generated(
+    facts: Facts, plan: Plan, places: Places, path: str, content: bytes, reason: str, *, optional: bool
+) -> str:
+    """A file that is written below the root, or in the bundle and mounted; why it is neither, "" when it is one."""
+    if places.cover(path) == "image" and places.writable:
+        plan.edits.append(File(path, content, reason, optional=optional))
+        return ""
+    destination, why = places.mount_point(path)
+    if destination and places.cover(path) == "image":
+        plan.edits.append(File(path, content, reason, mounted=True))
+        source = f"{facts.generated}/{generated_name(path)}"
+        plan.edits.append(Mount(source, destination, READ_ONLY, reason, make_way=False))
+        return ""
+    return why or f"{path} lies in another mount"
+
+
 def _others(facts: Facts, plan: Plan, places: Places, files: list[tuple[DriverFile, str]]) -> None:
     """Programs, sockets, firmware and configuration: each optional, each at its fixed place."""
     for file, why in files:
         if not file.container:
             continue
-        destination, reason = places.mount_point(file.container, follow=file.kind == "directory")
-        if destination and places.mounted(destination) and not _same_mount(facts.spec, destination, file.source):
+        directory = file.kind in DIRECTORIES
+        destination, reason = places.mount_point(_place(facts, file), follow=directory)
+        own = bool(destination) and places.mounted(destination) and file.kind != "shm"  # that one takes its place
+        if own and not same_mount(facts.spec, destination, file.source):
             destination, reason = "", f"the container has its own mount on {file.container}"
         if not destination:
             plan.withheld.append(Withheld(file.kind, file.container, reason))
             continue
-        options = SOCKET if file.kind in ("socket", "directory") else READ_ONLY
-        make_way = places.writable and places.covered(destination) == "image"
-        plan.edits.append(
-            Mount(file.source, destination, options, why, make_way=make_way and file.kind != "directory")
-        )
+        options = SOCKET if file.kind in ("socket", "directory", "shm") else READ_ONLY
+        make_way = places.writable and places.covered(destination) == "image" and not directory
+        plan.edits.append(Mount(file.source, destination, options, why, make_way=make_way))
 
 
-def _link(plan: Plan, places: Places, path: str, target: str, why: str) -> None:
-    if places.writable and places.cover(path) == "image":
-        plan.edits.append(Link(path, target, why))
-    else:
-        plan.withheld.append(Withheld("link", path, "it would lie in another mount, or the root cannot be written"))
+def _place(facts: Facts, file: DriverFile) -> str:
+    """Where a file goes. An X server has its modules in its distribution's library directory."""
+    if file.container.startswith(_MODULES) and facts.target.status(_MODULES64, follow=True) is not None:
+        return _MODULES64 + file.container[len(_MODULES) :]
+    return file.container
 
 
-def _same_mount(spec: object, destination: str, source: str) -> bool:
+def same_mount(spec: object, destination: str, source: str) -> bool:
+    """Whether the spec mounts this very source there."""
     return any(
         member(mount, "destination") == destination and member(mount, "source") == source
         for mount in items(spec, "mounts")
