@@ -326,9 +326,12 @@ def _others(facts: Facts, plan: Plan, places: Places, files: list[tuple[DriverFi
             continue
         directory = file.kind in DIRECTORIES
         destination, reason = places.mount_point(_place(facts, file), follow=directory)
-        own = bool(destination) and places.mounted(destination) and file.kind != "shm"  # that one takes its place
+        own = bool(destination) and places.mounted(destination)
         if own and not same_mount(facts.spec, destination, file.source):
-            destination, reason = "", f"the container has its own mount on {file.container}"
+            if file.kind == "shm":
+                plan.edits += _replaced(facts.spec, destination, why)
+            else:
+                destination, reason = "", f"the container has its own mount on {file.container}"
         if not destination:
             plan.withheld.append(Withheld(file.kind, file.container, reason))
             continue
@@ -350,3 +353,13 @@ def same_mount(spec: object, destination: str, source: str) -> bool:
         member(mount, "destination") == destination and member(mount, "source") == source
         for mount in items(spec, "mounts")
     )
+
+
+def _replaced(spec: object, destination: str, why: str) -> list[DropMount]:
+    """The engine's own mounts on a place that is somebody else's by configuration."""
+    found = [(member(mount, "source"), member(mount, "destination")) for mount in items(spec, "mounts")]
+    return [
+        DropMount(source, place, f"{why} takes its place")
+        for source, place in found
+        if isinstance(source, str) and isinstance(place, str) and place.rstrip("/") == destination
+    ]
