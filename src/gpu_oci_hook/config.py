@@ -44,6 +44,9 @@ KEYS: Final[tuple[tuple[str, str, object, object], ...]] = (
     ("host", "driver-root", "/", "path"),
     ("host", "library-paths", (), "paths"),
     ("host", "load-modules", True, "bool"),
+    ("host", "platform", "auto", ("auto", "desktop", "wsl", "tegra")),
+    ("host", "csv-directory", "/etc/nvidia-container-runtime/host-files-for-container.d", "path"),
+    ("host", "csv-ignore", (), "words"),
     ("runtime", "low-level", ("runc", "crun"), "programs"),
     ("runtime", "log-file", "", "path or empty"),
     ("runtime", "log-level", "info", ("debug", "info", "warning", "error")),
@@ -89,6 +92,8 @@ class Config:
 
     __slots__ = (
         "annotation_prefixes",
+        "csv_directory",
+        "csv_ignore",
         "cuda_compat",
         "default_capabilities",
         "default_kind",
@@ -115,6 +120,7 @@ class Config:
         "mps_shm",
         "nvswitch",
         "path",
+        "platform",
         "remove",
         "root",
         "sockets",
@@ -129,6 +135,9 @@ class Config:
     driver_root: str
     library_paths: tuple[str, ...]
     load_modules: bool
+    platform: str
+    csv_directory: str
+    csv_ignore: tuple[str, ...]
     low_level: tuple[str, ...]
     log_file: str
     log_level: str
