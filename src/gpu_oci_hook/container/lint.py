@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 
 from gpu_oci_hook.container.image import COMPAT, driver_version
 from gpu_oci_hook.errors import Fault, printable
-from gpu_oci_hook.formats import ARCHITECTURES
+from gpu_oci_hook.formats import ARCHITECTURES, ldcache
 
 if TYPE_CHECKING:
+    from gpu_oci_hook.container.directory import Directory
     from gpu_oci_hook.container.image import Image
     from gpu_oci_hook.container.rootfs import Rootfs
     from gpu_oci_hook.host.inventory import DriverFile
@@ -46,6 +47,7 @@ def findings(
         *_stubs(rootfs, image, env),
         *_musl(rootfs, image, files),
         *_glibc(rootfs, image, files),
+        *_manifests(rootfs, image, files),
     ]
     return [printable(text) for text in dict.fromkeys(result)]
 
@@ -73,6 +75,16 @@ def _host_version(files: Iterable[DriverFile]) -> str:
 
 def _libraries(rootfs: Rootfs, image: Image) -> Iterable[tuple[str, str, int]]:
     """(path, name, size) of the regular files with ".so" in their names, in the loader's directories."""
+    for directory in _directories(rootfs, image):
+        for name in directory.names():
+            if ".so" in name:
+                info = directory.status(name)
+                if info is not None and stat.S_ISREG(info.st_mode):
+                    yield f"{directory.path.rstrip('/')}/{name}", name, info.st_size
+
+
+def _directories(rootfs: Rootfs, image: Image) -> Iterable[Directory]:
+    """The loader's directories, each once."""
     wanted = [image.library_dir, image.library_dir32, "/usr/local/lib"]
     wanted += ["/usr/local/nvidia/lib64", "/usr/local/nvidia/lib"]
     for top in ("/usr/lib", "/lib"):
@@ -87,11 +99,7 @@ def _libraries(rootfs: Rootfs, image: Image) -> Iterable[tuple[str, str, int]]:
         if directory.path in seen:
             continue
         seen.add(directory.path)
-        for name in directory.names():
-            if ".so" in name:
-                info = directory.status(name)
-                if info is not None and stat.S_ISREG(info.st_mode):
-                    yield f"{directory.path.rstrip('/')}/{name}", name, info.st_size
+        yield directory
 
 
 def _leftovers(
@@ -186,6 +194,39 @@ def _glibc(rootfs: Rootfs, image: Image, files: list[DriverFile]) -> list[str]:
         for name, least in wanted
         if _key(least) > _key(own)
     ]
+
+
+def _manifests(rootfs: Rootfs, image: Image, files: list[DriverFile]) -> list[str]:
+    """Manifests of Vulkan, EGL and OpenCL whose library will not load: loaders leave such a driver out silently."""
+    manifests = [file for file in files if file.kind == "config" and file.needs and file.arch == image.arch]
+    own = libc_version(rootfs, image) if image.libc == "glibc" and manifests else None
+    if own is None:
+        return []
+    there = {name for directory in _directories(rootfs, image) for name in directory.names()}
+    try:
+        there |= {entry.name for entry in ldcache.parse(image.cache or b"").entries}
+    except Fault:
+        pass  # the loader will not find anything in it either
+    libraries = {file.soname: file for file in files if file.kind == "library" and file.arch == image.arch}
+    libraries |= {file.name: file for file in libraries.values()}
+    result = []
+    for manifest in manifests:
+        queue = [name.rpartition("/")[2] for name in manifest.needs]
+        reasons = []
+        for soname in queue:
+            library = libraries.get(soname)
+            if library is None:
+                continue
+            if library.glibc and _key(library.glibc) > _key(own):
+                reasons.append(f"{soname} needs GLIBC_{library.glibc}, image provides {own}")
+            # What the driver opens by name, and what the host lacks, is not the image's business.
+            lacking = [n for n in library.needs if n not in libraries and n not in there and "nvidia" not in n]
+            if lacking:
+                reasons.append(f"{soname} needs {', '.join(lacking)}, not found in the image")
+            queue += [name for name in library.needs if name not in queue]
+        if reasons:
+            result.append(f"{manifest.name} will not load: {'; '.join(reasons)}")
+    return result
 
 
 def _key(version: str) -> tuple[int, ...]:
