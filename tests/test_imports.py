@@ -95,7 +95,7 @@ class Machine:
         self.root = root
         self.state = root / "state"
         self.host = root / "host"
-        simulate.build(self.host, gpus=2)
+        simulate.build(self.host, gpus=2, imex=1, features=("gdrcopy",))
         self.config = root / "config.toml"
         self.config.write_text(
             f'[host]\nroot = "{self.host}"\nload-modules = false\n[runtime]\nlow-level = ["/bin/true"]\n'
@@ -172,6 +172,23 @@ def test_the_way_of_a_gpu_container_loads_the_allow_list_and_nothing_else(
     assert machine.loaded("create", "--bundle", made, "x") <= INJECTION
     if name != "forbidden":
         assert "libcuda.so" in (made / "config.json").read_text()
+
+
+BESIDES = {
+    "NVIDIA_GDRCOPY=enabled": {"request.extras", "host.besides", "host.features"},
+    "NVIDIA_IMEX_CHANNELS=0": {"request.extras", "host.besides", "host.features"},
+    "CUDA_MPS_PIPE_DIRECTORY=/x": {"host.besides", "host.mps"},
+    "NVIDIA_GDS=disabled": {"request.extras"},
+}
+
+
+@pytest.mark.parametrize("word", [nodes_needed(word) for word in BESIDES])
+def test_what_goes_in_beside_gpus_loads_its_own_module_and_no_other(
+    word: str, machine: Machine, tmp_path: Path
+) -> None:
+    made = bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=0", word))
+    found = machine.loaded("create", "--bundle", made, "x")
+    assert found - INJECTION == {f"gpu_oci_hook.{name}" for name in BESIDES[word]}
 
 
 def test_a_second_create_of_the_same_bundle_loads_no_more(machine: Machine, tmp_path: Path) -> None:

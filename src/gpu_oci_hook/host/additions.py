@@ -10,7 +10,7 @@ import os
 import stat
 
 from gpu_oci_hook.errors import Fault, words
-from gpu_oci_hook.formats import SMALL
+from gpu_oci_hook.formats import ARCHITECTURES, SMALL
 from gpu_oci_hook.host.inventory import DriverFile, Node
 
 TYPE_CHECKING = False
@@ -30,12 +30,17 @@ _KINDS = {
 }
 
 
-def add(extra: Extra, host: Host, config: Config, brought: dict[str, str], arches: tuple[str, ...]) -> None:
+def arches(host: Host) -> tuple[str, ...]:
+    """The architectures whose libraries this machine's programs load."""
+    machine = ARCHITECTURES.get(host.machine)
+    return (machine.name, machine.small) if machine else (host.machine,)
+
+
+def add(extra: Extra, host: Host, config: Config, brought: dict[str, str]) -> None:
     """Puts the configured files among the extras, or among what is withheld with the reason.
 
     Arguments:
         brought: every capability that the container gets, with the one that brings it; see `with_brought`.
-        arches: those that this machine runs ("x86_64", "i386").
 
     Raises:
         Fault: one that is required is not there.
@@ -46,7 +51,7 @@ def add(extra: Extra, host: Host, config: Config, brought: dict[str, str], arche
         if capability and capability not in brought:
             extra.withheld.append((kind, place, f"needs capability {capability} ({origin})"))
             continue
-        file, node, why = _look(host, path, place, capability, kind, arches)
+        file, node, why = look(host, path, place, capability, kind)
         if not why and file is not None and file.arch in SMALL and "compat32" not in brought:
             extra.withheld.append((kind, place, f"needs capability compat32 ({origin})"))
             continue
@@ -107,9 +112,7 @@ def matches(name: str, pattern: str) -> bool:
     return name.endswith(last) and len(name) - len(last) >= at
 
 
-def _look(
-    host: Host, path: str, place: str, capability: str, kind: str, arches: tuple[str, ...]
-) -> tuple[DriverFile | None, Node | None, str]:
+def look(host: Host, path: str, place: str, capability: str, kind: str) -> tuple[DriverFile | None, Node | None, str]:
     """What is at a path of the host, as a file or a node; or why it cannot be given."""
     real = host.resolve(path)
     status = host.status(real, follow=False) if real is not None else None
@@ -146,7 +149,7 @@ def _look(
             return None, None, fault.what
         finally:
             os.close(fd)
-        if arch not in arches:
+        if arch not in arches(host):
             return None, None, f"it is for {arch or 'another kind of machine'}"
     own, asked = real.rpartition("/")[2], path.rpartition("/")[2]
     file = DriverFile(

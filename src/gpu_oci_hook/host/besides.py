@@ -6,8 +6,6 @@ only what is asked for.
 
 from __future__ import annotations
 
-from gpu_oci_hook.formats import ARCHITECTURES
-from gpu_oci_hook.host import mps
 from gpu_oci_hook.host.nodes import CONTROL
 from gpu_oci_hook.request.capabilities import with_brought
 
@@ -49,13 +47,13 @@ def fill(
 
         known = {f"/dev/nvidia{gpu.minor}" for gpu in chosen} | {path for path, _, _, _ in CONTROL}
         management.add(extra, host, numbers, known, request.management)
-    said = mps.PIPE in request.environment or mps.LOG in request.environment
+    said = "CUDA_MPS_PIPE_DIRECTORY" in request.environment or "CUDA_MPS_LOG_DIRECTORY" in request.environment
     if said or config.mps_pipe_directory or config.mps_log_directory or config.mps_shm:
+        from gpu_oci_hook.host import mps
+
         mps.add(extra, host, request, config, inventory)
     if config.extra or config.remove:
         from gpu_oci_hook.host import additions
 
-        machine = ARCHITECTURES.get(host.machine)
-        arches = (machine.name, machine.small) if machine else (host.machine,)
-        additions.add(extra, host, config, with_brought(request.capabilities), arches)
+        additions.add(extra, host, config, with_brought(request.capabilities))
         additions.remove(extra, config, inventory)
