@@ -109,9 +109,12 @@ class Tegra(Special):
         if not self.ordinary(chosen):
             return found
         other = host_inventory.load(self.host, driver, config.library_paths, version, memory)
-        known = {(file.soname or file.container, file.arch) for file in found.files}
-        other.files = (*found.files, *(f for f in other.files if (f.soname or f.container, f.arch) not in known))
-        sonames = {soname for soname, _ in known}
+        sonames = {file.soname for file in found.files if file.soname}
+        places = {file.container for file in found.files} | {path for path, _, _ in self.links}
+        other.files = (
+            *found.files,
+            *(file for file in other.files if file.soname not in sonames and file.container not in places),
+        )
         other.missing = tuple([missing for missing in other.missing if missing[1] not in sonames])
         other.places = (*found.places, *other.places)
         other.problems = (*found.problems, *other.problems)

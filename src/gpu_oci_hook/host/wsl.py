@@ -137,7 +137,9 @@ def search(driver: Host, paths: tuple[str, ...]) -> Remembered:
         links = {stem: entry.links for stem, entry in catalogues.load().libraries.items()}
         names = [name for name in driver.names(store) if name == SMI or _taken(name)]
         found = [name for name in names if not isinstance(looking.file(f"{store}/{name}"), str)]
-        files += [_file(looking, f"{store}/{name}", store, links) for name in found]
+        # Of two with one SONAME the one that has it as its name comes first: libcuda before its loader.
+        own = [_file(looking, f"{store}/{name}", store, links) for name in found]
+        files += sorted(own, key=lambda file: (not file.name.startswith(file.soname), file.name))
         places.append((store, f"the driver store: {len(found)} files"))
     inventory = Inventory(version="", files=tuple(files), places=tuple(places), problems=tuple(problems))
     return looking.witnesses(), inventory.to_data(), (store, tuple(skipped))

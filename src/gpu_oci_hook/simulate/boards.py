@@ -167,7 +167,7 @@ class Board:
             for number, name in enumerate(("as", "channel", "ctrl", "power") if gpus else ()):
                 self.node(f"/dev/nvgpu/igpu0/{name}", _NVGPU, number, 0o660, 44)
         if gpus:
-            self.node("/dev/nvmap", _NVMAP, 0, 0o440, 44)
+            self.node("/dev/nvmap", _NVMAP, 0, 0o660, 44)
         self._lists(devices)
 
     def _thor(self, gpus: int, model: str) -> list[str]:
