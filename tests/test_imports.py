@@ -62,6 +62,7 @@ INJECTION = PASS_THROUGH | {
     "gpu_oci_hook.host",
     "gpu_oci_hook.host.extra",
     "gpu_oci_hook.host.gpus",
+    "gpu_oci_hook.host.graphics",
     "gpu_oci_hook.host.inventory",
     "gpu_oci_hook.host.nodes",
     "gpu_oci_hook.host.root",
@@ -72,6 +73,7 @@ INJECTION = PASS_THROUGH | {
     "gpu_oci_hook.plan.compat",
     "gpu_oci_hook.plan.devices",
     "gpu_oci_hook.plan.edits",
+    "gpu_oci_hook.plan.extras",
     "gpu_oci_hook.plan.facts",
     "gpu_oci_hook.plan.files",
     "gpu_oci_hook.plan.places",
@@ -189,6 +191,17 @@ def test_what_goes_in_beside_gpus_loads_its_own_module_and_no_other(
     made = bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=0", word))
     found = machine.loaded("create", "--bundle", made, "x")
     assert found - INJECTION == {f"gpu_oci_hook.{name}" for name in BESIDES[word]}
+
+
+GRAPHICS = {"gpu_oci_hook.host.graphics", "gpu_oci_hook.plan.extras"}
+
+
+@pytest.mark.parametrize(("capabilities", "drawn"), [("compute,utility", False), ("graphics", True), ("display", True)])
+def test_what_graphics_needs_is_loaded_for_graphics_alone(
+    machine: Machine, tmp_path: Path, capabilities: str, drawn: bool
+) -> None:
+    made = bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=0", f"NVIDIA_DRIVER_CAPABILITIES={capabilities}"))
+    assert machine.loaded("create", "--bundle", made, "x") & GRAPHICS == (GRAPHICS if drawn else set())
 
 
 def test_a_second_create_of_the_same_bundle_loads_no_more(machine: Machine, tmp_path: Path) -> None:
