@@ -31,18 +31,26 @@ def fill(extra: Extra, host: Host, chosen: list[Gpu], gpus: list[Gpu], problems:
         _profile(extra, chosen, subset=len(chosen) < len(gpus))
 
 
-def _drm(extra: Extra, host: Host, gpu: Gpu, problems: list[str]) -> None:
-    """The nodes that the kernel made for this very PCI device, whatever their numbers, and no others."""
-    directory = f"/sys/bus/pci/devices/{gpu.pci}/drm"
+def drm(host: Host, gpu: Gpu) -> list[tuple[str, int | None]]:
+    """The DRM devices that the kernel has made of this PCI device: name and minor, None when it does not say that."""
+    directory = _directory(gpu)
     names = [name for name in host.names(directory) if _numbered(name, "card") or _numbered(name, "renderD")]
-    if not names:
-        reason = f"the kernel has made none (no {directory}): the module nvidia_drm is not loaded"
+    return [(name, _minor(host, f"{directory}/{name}/dev")) for name in names]
+
+
+def _directory(gpu: Gpu) -> str:
+    return f"/sys/bus/pci/devices/{gpu.pci}/drm"
+
+
+def _drm(extra: Extra, host: Host, gpu: Gpu, problems: list[str]) -> None:
+    found = drm(host, gpu)
+    if not found:
+        reason = f"the kernel has made none (no {_directory(gpu)}): the module nvidia_drm is not loaded"
         extra.withheld.append(("device", f"DRM nodes of GPU {gpu.index}", reason))
-    for name in names:
+    for name, minor in found:
         path = f"/dev/dri/{name}"
-        minor = _minor(host, f"{directory}/{name}/dev")
         if minor is None:
-            reason = f"{directory}/{name}/dev does not say its numbers"
+            reason = f"{_directory(gpu)}/{name}/dev does not say its numbers"
             extra.withheld.append(("device", path, reason))
             continue
         node = nodes.node(host, path, _DRM_MAJOR, minor, _DEFAULTS, problems, cure=_CURE)
