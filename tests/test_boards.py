@@ -426,7 +426,7 @@ def test_a_discrete_gpu_of_a_board_brings_its_drivers_other_files(thor: Path, tm
 
 def test_an_orin_with_a_discrete_gpu_has_its_own_gpu_first(orin: Path, tmp_path: Path) -> None:
     """Its GPU is not the module's: /proc has the discrete one alone."""
-    write = (orin / "proc/driver/nvidia/gpus/0005:01:00.0/information")
+    write = orin / "proc/driver/nvidia/gpus/0005:01:00.0/information"
     write.parent.mkdir(parents=True)
     write.write_text("Model: \t\t NVIDIA RTX A6000\nGPU UUID: \t GPU-1234abcd\nDevice Minor: \t 0\n")
     (orin / "proc/driver/nvidia/version").write_text("NVRM version: NVIDIA UNIX aarch64 Kernel Module  550.163.01  x\n")

@@ -77,9 +77,7 @@ def test_a_loaded_module_counts_more_than_windows_node(tmp_path: Path) -> None:
     assert "a loaded module nvidia counts more than /dev/dxg" in evidence
 
 
-@pytest.mark.parametrize(
-    ("release", "family"), [(RELEASE, ""), ("", "Tegra\n"), ("", "tegra234"), (RELEASE, "Tegra")]
-)
+@pytest.mark.parametrize(("release", "family"), [(RELEASE, ""), ("", "Tegra\n"), ("", "tegra234"), (RELEASE, "Tegra")])
 def test_a_board_is_told_by_its_release_or_its_chip(tmp_path: Path, release: str, family: str) -> None:
     assert verdict(machine(tmp_path, release=release, family=family))[0] == "tegra"
 

@@ -100,9 +100,7 @@ class Tegra(Special):
         def search() -> host_inventory.Remembered:
             from gpu_oci_hook.host import tegra_lists
 
-            return tegra_lists.search(
-                self.host, driver, config.csv_directory, config.csv_ignore, every=every
-            )
+            return tegra_lists.search(self.host, driver, config.csv_directory, config.csv_ignore, every=every)
 
         found, (self.lines, self.links) = host_inventory.remembered(memory, name, key, search)
         self.found = found

@@ -57,9 +57,7 @@ def search(host: Host, driver: Host, directory: str, ignore: tuple[str, ...], *,
     trees = tuple([f"{path}/" for path, file in lists.files.items() if file.kind == "tree"])
     # Of what lies in a directory that goes in as a whole, only libraries have to be known by name.
     files = [
-        file
-        for path, file in lists.files.items()
-        if not trees or file.kind == "library" or not path.startswith(trees)
+        file for path, file in lists.files.items() if not trees or file.kind == "library" or not path.startswith(trees)
     ]
     inventory = Inventory(
         version="",

@@ -180,6 +180,7 @@ class Board:
         self.cards = (thor, *more)
         module = kernel.Module(self.files, self.driver, self.arch, self.cards)
         module.tables("")
+        module.drm()
         module.nodes()
         self.nodes += module.made
         self.left_out += module.left_out
