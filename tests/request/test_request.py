@@ -177,12 +177,6 @@ def test_requirement_variables_are_all_taken_but_jetpacks() -> None:
     assert request.requirements == (("NVIDIA_REQUIRE_A", "cuda>=1"), ("NVIDIA_REQUIRE_B", "driver>=1"))
 
 
-def test_what_is_not_handed_out_yet_is_said() -> None:
-    more = ("NVIDIA_MIG_CONFIG_DEVICES=all", "NVIDIA_MIG_MONITOR_DEVICES=void")
-    request = read(spec("NVIDIA_VISIBLE_DEVICES=0", *more), Config())
-    assert [name for name, _ in request.withheld] == ["MIG configuration"]
-
-
 @pytest.mark.parametrize(
     ("text", "version"),
     [

@@ -22,6 +22,9 @@ from gpu_oci_hook.cli.common import Silent, settings_for
 from gpu_oci_hook.config import Config
 from gpu_oci_hook.container import spec as spec_edits
 from gpu_oci_hook.errors import Fault, printable
+from gpu_oci_hook.host import platform
+from gpu_oci_hook.host.mig import Mig
+from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.pipeline import Outcome
 from gpu_oci_hook.plan.edits import Edit, File, Link, Mount
 from gpu_oci_hook.request import Request, read
@@ -30,6 +33,7 @@ _bundle = click.option(
     "--bundle", "-b", metavar="DIR", default=".", show_default=True, help="The OCI bundle: it has config.json."
 )
 
+_NOT_ASKED = "this MIG device was not asked for"
 # What became of a request, for people; the keys are the values of "state" in the JSON form.
 _STATES = {
     "inject": "gets the driver",
@@ -86,7 +90,7 @@ def explain(bundle: str, form: str, config_path: str, root: str, driver_root: st
     elif form == "json":
         output.json_document("explain", document(made, outcome, settings, _warnings(outcome)))
     else:
-        _print_text(made, outcome, changed=after != made.spec)
+        _print_text(made, outcome, settings, changed=after != made.spec)
 
 
 @click.command()
@@ -112,22 +116,36 @@ def apply(bundle: str, config_path: str, root: str, driver_root: str) -> None:
 def document(made: Bundle, outcome: Outcome, settings: Config, warnings: list[str]) -> dict[str, object]:
     """The explanation as data; described by explain.schema.json."""
     chosen = {gpu.index: origin for gpu, origin in outcome.chosen}
+    parts = _parts(outcome, settings)
     return {
         "bundle": str(Path(made.directory).absolute()),
         "config": settings.path or None,
         "state": outcome.plan.state,
         "reason": outcome.request.origin,
-        "driver": outcome.inventory.version if outcome.inventory else None,
+        "platform": _platform(settings),
+        "driver": (outcome.inventory.version or None) if outcome.inventory else None,
         "request": _request(outcome.request),
         "gpus": [
             {
                 "index": gpu.index,
                 "uuid": gpu.uuid,
                 "pci": gpu.pci,
-                "minor": gpu.minor,
+                "minor": gpu.minor if gpu.minor >= 0 else None,
                 "model": gpu.model,
                 "given": gpu.index in chosen,
                 "reason": chosen.get(gpu.index, "this GPU was not asked for"),
+                "mig": [
+                    {
+                        "index": one.name,
+                        "gi": one.gi,
+                        "ci": one.ci,
+                        "uuid": one.uuid or None,
+                        "given": bool(origin),
+                        "reason": origin or _NOT_ASKED,
+                    }
+                    for one, origin in parts
+                    if one.gpu.index == gpu.index
+                ],
             }
             for gpu in outcome.gpus
         ],
@@ -135,7 +153,9 @@ def document(made: Bundle, outcome: Outcome, settings: Config, warnings: list[st
             {"kind": edit.kind, "reason": edit.reason, "text": edit.describe(), **edit.data()}
             for edit in outcome.plan.edits
         ],
-        "withheld": [{"kind": kind, "name": name, "reason": reason} for kind, name, reason in _withheld(outcome)],
+        "withheld": [
+            {"kind": kind, "name": name, "reason": reason} for kind, name, reason in _withheld(outcome, settings)
+        ],
         "warnings": warnings,
     }
 
@@ -151,6 +171,7 @@ def _refused(made: Bundle, settings: Config, fault: Fault) -> dict[str, object]:
         "config": settings.path or None,
         "state": "refused",
         "reason": str(fault),
+        "platform": _platform(settings),
         "driver": None,
         "request": _request(request) if request else None,
         "gpus": [],
@@ -158,6 +179,11 @@ def _refused(made: Bundle, settings: Config, fault: Fault) -> dict[str, object]:
         "withheld": [],
         "warnings": request.warnings if request else [],
     }
+
+
+def _platform(settings: Config) -> dict[str, object]:
+    kind, evidence = platform.detect(Host(settings.root), settings.platform)
+    return {"name": kind, "evidence": list(evidence)}
 
 
 def _request(request: Request) -> dict[str, object]:
@@ -169,15 +195,45 @@ def _request(request: Request) -> dict[str, object]:
         "capabilities_origin": request.capabilities_origin,
         "requirements": [{"variable": name, "expression": text} for name, text in request.requirements],
         "requirements_off": request.requirements_off,
+        "channels": [{"word": one.word, "origin": one.origin} for one in request.channels],
+        "features": [{"feature": one.key, "origin": one.origin} for one in request.features],
+        "management": request.management or None,
         "privileged": request.privileged,
         "legacy": request.legacy,
     }
 
 
-def _withheld(outcome: Outcome) -> list[tuple[str, str, str]]:
+def _parts(outcome: Outcome, settings: Config) -> list[tuple[Mig, str]]:
+    """Every MIG device of the machine, with the origin of the word that named it; "" for one that does not go in.
+
+    A start looks at those that it gives; here is time to look at all. NVML is not asked.
+    """
+    if outcome.inventory is None:
+        return []
+    instances = outcome.instances or pipeline.mig_instances(
+        outcome, Host(settings.root), settings, outcome.inventory.version, Silent()
+    )
+    given = {(one.gpu.index, one.gi, one.ci): origin for one, origin in outcome.mig}
+    # Who may configure or watch MIG opens every part of the GPUs that go in.
+    wide = next((origin for _, origin in outcome.request.mig_rights), outcome.request.management)
+    chosen = {gpu.index for gpu, _ in outcome.chosen}
+    return [
+        (one, given.get((gpu.index, one.gi, one.ci), wide if gpu.index in chosen else ""))
+        for gpu in outcome.gpus
+        for one in instances.of(gpu)
+    ]
+
+
+def _withheld(outcome: Outcome, settings: Config) -> list[tuple[str, str, str]]:
     """Everything that does not go in: the request's own part is in the plan only if it came as far as a plan."""
     found = [("request", name, reason) for name, reason in outcome.request.withheld]
     found += [(one.kind, one.name, one.reason) for one in outcome.plan.withheld]
+    if outcome.plan.state == "inject":
+        found += [
+            ("device", f"MIG device {one.name} ({one.uuid or one.old_name})", _NOT_ASKED)
+            for one, origin in _parts(outcome, settings)
+            if not origin
+        ]
     return list(dict.fromkeys(found))
 
 
@@ -199,9 +255,11 @@ def _warnings(outcome: Outcome) -> list[str]:
     return warnings
 
 
-def _print_text(made: Bundle, outcome: Outcome, *, changed: bool) -> None:
+def _print_text(made: Bundle, outcome: Outcome, settings: Config, *, changed: bool) -> None:
     request, plan = outcome.request, outcome.plan
+    kind, evidence = platform.detect(Host(settings.root), settings.platform)
     output.line(f"bundle        {Path(made.directory).absolute()}")
+    output.line(f"platform      {kind}: {'; '.join(evidence)}")
     output.line(f"asked         {request.origin}")
     if request.driver:
         origin = f" ({request.capabilities_origin})" if request.capabilities_origin else ""
@@ -209,8 +267,10 @@ def _print_text(made: Bundle, outcome: Outcome, *, changed: bool) -> None:
     for name, text in request.requirements:
         output.line(f"requirement   {name}: {text} ({request.requirements_off or 'met'})")
     if outcome.inventory:
-        output.line(f"driver        {outcome.inventory.version}")
+        output.line(f"driver        {outcome.inventory.version or 'of a version that nothing tells'}")
     counted = f", {len(outcome.chosen)} of {len(outcome.gpus)} GPUs" if plan.state == "inject" else ""
+    if outcome.mig:
+        counted += f" ({len(outcome.parents)} of them for {len(outcome.mig)} MIG devices)"
     output.line(f"the container {_STATES.get(plan.state, plan.state)}{counted}")
     if outcome.chosen:
         output.heading("GPUs")
@@ -218,10 +278,16 @@ def _print_text(made: Bundle, outcome: Outcome, *, changed: bool) -> None:
             ("index", "uuid", "pci", "model", "asked for by"),
             [(str(gpu.index), gpu.uuid, gpu.pci, gpu.model, origin) for gpu, origin in outcome.chosen],
         )
+    if outcome.mig:
+        output.heading("MIG devices")
+        output.table(
+            ("index", "gi", "ci", "uuid", "asked for by"),
+            [(one.name, str(one.gi), str(one.ci), one.uuid or one.old_name, origin) for one, origin in outcome.mig],
+        )
     if plan.edits:
         output.heading("goes in" + ("" if changed else " (config.json has it already)"))
         _by_reason([(edit.kind, edit.describe(), edit.reason) for edit in plan.edits])
-    withheld = _withheld(outcome)
+    withheld = _withheld(outcome, settings)
     if withheld:
         output.heading("withheld")
         _by_reason(withheld)

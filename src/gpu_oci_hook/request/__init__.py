@@ -26,11 +26,8 @@ if TYPE_CHECKING:
 DEVICES = "NVIDIA_VISIBLE_DEVICES"
 MOUNT_ROOTS = ("/var/run/nvidia-container-devices", "/run/nvidia-container-devices")
 
-# Asked for by these variables, not handed out yet: said aloud rather than dropped silently.
-LATER = (
-    ("NVIDIA_MIG_CONFIG_DEVICES", "MIG configuration"),
-    ("NVIDIA_MIG_MONITOR_DEVICES", "MIG monitoring"),
-)
+# Rights over all of a machine's MIG devices: variable, and the capability's name; `mig` reads them.
+MIG_RIGHTS = (("NVIDIA_MIG_CONFIG_DEVICES", "config"), ("NVIDIA_MIG_MONITOR_DEVICES", "monitor"))
 # What asks for something beside GPUs; `extras` reads it.
 EXTRAS = ("NVIDIA_IMEX_CHANNELS", "NVIDIA_GDS", "NVIDIA_MOFED", "NVIDIA_GDRCOPY", "NVIDIA_NVSWITCH")
 # Everything that a driver-management container needs, by the CDI name that it has where engines resolve those.
@@ -67,6 +64,7 @@ class Request:
         environment: the container's environment, last of repeated names.
         channels: IMEX channels. features: what is switched on besides, GPUDirect Storage for one.
         management: whose word asks for every node and file there is; "" when nobody does.
+        mig_rights: ("config" or "monitor", origin): over all MIG devices of the machine.
         legacy, privileged: a CUDA image of before `NVIDIA_REQUIRE_CUDA`; CAP_SYS_ADMIN in the bounding set.
     """
 
@@ -80,6 +78,7 @@ class Request:
         "features",
         "legacy",
         "management",
+        "mig_rights",
         "origin",
         "privileged",
         "requirements",
@@ -102,6 +101,7 @@ class Request:
         self.channels: tuple[Channels, ...] = ()
         self.features: tuple[Feature, ...] = ()
         self.management = ""
+        self.mig_rights: tuple[tuple[str, str], ...] = ()
         self.legacy = False
         self.privileged = False
 
@@ -208,9 +208,10 @@ def read(spec: object, config: Config) -> Request:
     if request.management:
         request.capabilities_origin = "a management container gets every one that is supported"
     _requirements(request, values, config)
-    for name, thing in LATER:
-        if values.get(name, "") not in ("", "void", "none"):
-            request.withheld.append((thing, f"{name} is set, but this version does not hand them out yet"))
+    if any(values.get(name) for name, _ in MIG_RIGHTS):
+        from gpu_oci_hook.request import mig
+
+        request.mig_rights = mig.rights(request, values, places)
     return request
 
 
