@@ -1,4 +1,4 @@
-"""`list`, `explain` and `simulate` on machines that are no desktop: the evidence, the stores, the lists, line by line."""
+"""`list`, `explain` and `simulate` on machines that are no desktop: evidence, stores, and the lists line by line."""
 
 from __future__ import annotations
 

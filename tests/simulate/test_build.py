@@ -28,7 +28,7 @@ def inside(report: simulate.Report, path: str) -> Path:
     return Path(str(base) + found)
 
 
-@pytest.fixture(scope="module", params=simulate.LAYOUTS)
+@pytest.fixture(scope="module", params=simulate.DESKTOPS)
 def host(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> simulate.Report:
     """One host of each layout, with three GPUs."""
     layout: str = request.param
@@ -36,7 +36,8 @@ def host(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def test_the_layouts_are_those_of_real_hosts() -> None:
-    assert simulate.LAYOUTS == (
+    assert (*simulate.DESKTOPS, "wsl", "jetson") == simulate.LAYOUTS
+    assert simulate.DESKTOPS == (
         "debian",
         "debian-alternatives",
         "fedora",
