@@ -13,9 +13,9 @@ from gpu_oci_hook.cli.common import Silent, settings_for, toml
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats import MACHINES, SMALL
 from gpu_oci_hook.host import gpus as host_gpus
+from gpu_oci_hook.host import graphics, platform, versions
 from gpu_oci_hook.host import inventory as host_inventory
 from gpu_oci_hook.host import mig as host_mig
-from gpu_oci_hook.host import platform, versions
 from gpu_oci_hook.host.inventory import Gpu, Inventory
 from gpu_oci_hook.host.nvml import Card
 from gpu_oci_hook.host.root import Host
@@ -45,7 +45,8 @@ def list_(form: str, config_path: str, root: str, driver_root: str, nvml: bool) 
         gpus = special.gpus(gpus)
         found = special.inventory(driver, settings, gpus, {}, version or None, Silent())
     lists = special.report() if special else []
-    problems = [*problems, *found.problems]
+    lacking = dict.fromkeys(f"{name} needs {soname}, not found on host" for _, name, soname in found.incomplete)
+    problems = [*problems, *found.problems, *lacking]
     instances = host_mig.Instances(host, gpus, version, Silent(), lambda: "")
     cards, silence = _ask_nvml(host, found, gpus, instances) if nvml else ({}, "not asked")
     if form == "json":
@@ -57,7 +58,7 @@ def list_(form: str, config_path: str, root: str, driver_root: str, nvml: bool) 
                 "platform": {"name": kind, "evidence": list(evidence)},
                 "driver": {"module": version or None, "libraries": found.libraries or None},
                 "nvml": {"answers": bool(cards), "reason": silence or None},
-                "gpus": [_gpu(gpu, cards.get(gpu.index), instances) for gpu in gpus],
+                "gpus": [_gpu(host, gpu, cards.get(gpu.index), instances) for gpu in gpus],
                 **besides.survey(host, driver, settings),
                 "files": [
                     {
@@ -92,7 +93,7 @@ def list_(form: str, config_path: str, root: str, driver_root: str, nvml: bool) 
     if gpus:
         memory = {index: f"{card.memory >> 20} MiB" for index, card in cards.items() if card.memory}
         output.table(
-            ("index", "uuid", "pci", "minor", "model", "memory"),
+            ("index", "uuid", "pci", "minor", "model", "memory", "drm"),
             [
                 (
                     str(g.index),
@@ -101,6 +102,7 @@ def list_(form: str, config_path: str, root: str, driver_root: str, nvml: bool) 
                     str(g.minor) if g.minor >= 0 else "-",
                     g.model,
                     memory.get(g.index, "-"),
+                    " ".join(name for name, _ in graphics.drm(host, g)) or "-",
                 )
                 for g in gpus
             ],
@@ -146,13 +148,14 @@ def _ask_nvml(
     return {gpu.index: card for gpu, card in zip(gpus, cards, strict=True)}, ""
 
 
-def _gpu(gpu: Gpu, card: Card | None, instances: host_mig.Instances) -> dict[str, object]:
+def _gpu(host: Host, gpu: Gpu, card: Card | None, instances: host_mig.Instances) -> dict[str, object]:
     return {
         "index": gpu.index,
         "uuid": gpu.uuid,
         "pci": gpu.pci,
         "minor": gpu.minor if gpu.minor >= 0 else None,
         "model": gpu.model,
+        "drm": [f"/dev/dri/{name}" for name, _ in graphics.drm(host, gpu)],
         "memory": card.memory if card else None,
         "compute_capability": (card.arch if card else "") or versions.arch(gpu.model) or None,
         "mig": [
