@@ -37,7 +37,7 @@ from bundles import (
 from gpu_oci_hook import cli, pipeline, simulate, state
 from gpu_oci_hook.config import Config
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.formats import elf, ldcache
+from gpu_oci_hook.formats import ARCHITECTURES, elf, ldcache
 
 DRIVER = "555.42.02"
 GPU0 = "NVIDIA_VISIBLE_DEVICES=0"
@@ -268,7 +268,7 @@ def names_in_cache(made: Path) -> dict[str, str]:
     cache = ldcache.parse((made / "rootfs/etc/ld.so.cache").read_bytes())
     found: dict[str, str] = {}
     for entry in cache.entries:
-        if entry.flags == ldcache.FLAGS["x86_64"]:
+        if entry.flags == ARCHITECTURES["x86_64"].flags:
             found.setdefault(entry.name, entry.path)
     return found
 

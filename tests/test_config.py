@@ -280,6 +280,44 @@ def test_a_complaint_names_line_key_and_cure(text: str, complaint: str) -> None:
     assert findings(text) == [complaint]
 
 
+def test_tables_of_files_are_known_by_their_number() -> None:
+    text = """
+[inject]
+remove = ["x"]
+[[inject.extra]]
+path = "/a"
+[[inject.extra]]
+pth = "/b"
+kind = "fil"
+[[inject.extra]]
+path = "c"
+required = "yes"
+[[inject.extra]]
+path = "/d"
+kind = "library"
+container = "/e"
+"""
+    assert findings(text) == [
+        "line 6: inject.extra.1: has no path: the file on the host",
+        "line 7: inject.extra.1.pth: unknown key; did you mean path?",
+        ('line 8: inject.extra.1.kind: "fil" is not one of file, library, directory, socket, device'
+        " (did you mean file?)"),
+        'line 10: inject.extra.2.path: "c" is not an absolute path',
+        'line 11: inject.extra.2.required: must be true or false, is the string "yes"',
+        "line 12: inject.extra.3: is a library, whose place is chosen for the loader; remove container",
+    ]
+    number = "line 2: inject.extra: must be tables ([[inject.extra]]), is the number 3"
+    assert findings("[inject]\nextra = 3") == [number]
+    assert findings("[inject]\nextra = ['/a']") == ['line 2: inject.extra.0: must be a table, is the string "/a"']
+
+
+def test_a_file_that_is_added_is_a_tuple_of_its_values_and_survives_marshal() -> None:
+    parsed = config.parse(b'[[inject.extra]]\npath = "/a"\n[[inject.extra]]\npath = "/b"\nrequired = true\n', "c")
+    assert parsed.extra == (("/a", "", "", "file", False), ("/b", "", "", "file", True))
+    again = Config.from_data(marshal.loads(marshal.dumps(parsed.to_data())))
+    assert again is not None and again.extra == parsed.extra
+
+
 def test_findings_come_in_the_order_of_the_lines() -> None:
     text = "[cdi]\nx = 1\n[host]\nroot = 1\n[cdi.deep]\n[request]\nenv = 2\n"
     assert [line.split(":")[0] for line in findings(text)] == ["line 2", "line 4", "line 5", "line 7"]
@@ -495,7 +533,18 @@ SCALAR = st.one_of(
     st.sampled_from(["/", "/a", "a/b", "a", "", "\n", "/a\n", "/\x7f", "a/b\n", "a./b", "nvidia.com/gpu", "ä/b"]),
     st.sampled_from([*config.CAPABILITIES, "always", "never", "warn", "fail", "auto", "info", "runc"]),
 )
-VALUE = st.one_of(SCALAR, st.lists(SCALAR, max_size=3), st.dictionaries(TEXT, SCALAR, max_size=2))
+FILES = st.lists(
+    st.one_of(
+        SCALAR,
+        st.dictionaries(
+            st.sampled_from([*(key for key, _, _ in config.FILE), "name"]),
+            st.one_of(SCALAR, st.sampled_from(["file", "library", "/opt/x", "compute"])),
+            max_size=4,
+        ),
+    ),
+    max_size=3,
+)
+VALUE = st.one_of(FILES, SCALAR, st.lists(SCALAR, max_size=3), st.dictionaries(TEXT, SCALAR, max_size=2))
 
 
 @st.composite

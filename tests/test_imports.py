@@ -60,7 +60,9 @@ INJECTION = PASS_THROUGH | {
     "gpu_oci_hook.formats.ldcache",
     "gpu_oci_hook.formats.proc",
     "gpu_oci_hook.host",
+    "gpu_oci_hook.host.extra",
     "gpu_oci_hook.host.gpus",
+    "gpu_oci_hook.host.graphics",
     "gpu_oci_hook.host.inventory",
     "gpu_oci_hook.host.nodes",
     "gpu_oci_hook.host.root",
@@ -71,6 +73,7 @@ INJECTION = PASS_THROUGH | {
     "gpu_oci_hook.plan.compat",
     "gpu_oci_hook.plan.devices",
     "gpu_oci_hook.plan.edits",
+    "gpu_oci_hook.plan.extras",
     "gpu_oci_hook.plan.facts",
     "gpu_oci_hook.plan.files",
     "gpu_oci_hook.plan.places",
@@ -79,6 +82,9 @@ INJECTION = PASS_THROUGH | {
     "gpu_oci_hook.request.devices",
     "gpu_oci_hook.request.requirements",
 }
+
+# Beside those, where a container or a GPU of its has to do with MIG.
+MIG = {"gpu_oci_hook.host.mig", "gpu_oci_hook.request.mig"}
 
 # Each costs as much as a good part of the interpreter's own start.
 FORBIDDEN = {
@@ -90,11 +96,12 @@ FORBIDDEN = {
 class Machine:
     """A simulated host, a memory of its own, and the shim as engines call it."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, mig: tuple[str, ...] = ()) -> None:
+        root.mkdir(exist_ok=True)
         self.root = root
         self.state = root / "state"
         self.host = root / "host"
-        simulate.build(self.host, gpus=2)
+        simulate.build(self.host, gpus=2, mig=mig, imex=1, features=("gdrcopy",))
         self.config = root / "config.toml"
         self.config.write_text(
             f'[host]\nroot = "{self.host}"\nload-modules = false\n[runtime]\nlow-level = ["/bin/true"]\n'
@@ -173,6 +180,46 @@ def test_the_way_of_a_gpu_container_loads_the_allow_list_and_nothing_else(
         assert "libcuda.so" in (made / "config.json").read_text()
 
 
+BESIDES = {
+    "NVIDIA_GDRCOPY=enabled": {"request.extras", "host.besides", "host.features"},
+    "NVIDIA_IMEX_CHANNELS=0": {"request.extras", "host.besides", "host.features"},
+    "CUDA_MPS_PIPE_DIRECTORY=/x": {"host.besides", "host.mps"},
+    "NVIDIA_GDS=disabled": {"request.extras"},
+}
+
+
+@pytest.mark.parametrize("word", [nodes_needed(word) for word in BESIDES])
+def test_what_goes_in_beside_gpus_loads_its_own_module_and_no_other(
+    word: str, machine: Machine, tmp_path: Path
+) -> None:
+    made = bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=0", word))
+    found = machine.loaded("create", "--bundle", made, "x")
+    assert found - INJECTION == {f"gpu_oci_hook.{name}" for name in BESIDES[word]}
+
+
+GRAPHICS = {"gpu_oci_hook.host.graphics", "gpu_oci_hook.plan.extras"}
+
+
+@pytest.mark.parametrize(("capabilities", "drawn"), [("compute,utility", False), ("graphics", True), ("display", True)])
+def test_what_graphics_needs_is_loaded_for_graphics_alone(
+    machine: Machine, tmp_path: Path, capabilities: str, drawn: bool
+) -> None:
+    made = bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=0", f"NVIDIA_DRIVER_CAPABILITIES={capabilities}"))
+    assert machine.loaded("create", "--bundle", made, "x") & GRAPHICS == (GRAPHICS if drawn else set())
+
+
+def test_the_way_of_a_mig_container_loads_two_modules_more(tmp_path: Path) -> None:
+    divided = Machine(tmp_path / "divided", mig=("7", "0"))
+    divided.call("state", "x")
+    divided.call("create", "--bundle", bundle(tmp_path / "warm", spec("NVIDIA_VISIBLE_DEVICES=0:1")), "x")
+    asked: dict[str, set[str]] = {"0:1": MIG, "all": MIG, "0": MIG, "1": set()}
+    for count, (word, more) in enumerate(asked.items()):
+        made = bundle(tmp_path / f"b{count}", spec(f"NVIDIA_VISIBLE_DEVICES={word}"))
+        found = divided.loaded("create", "--bundle", made, "x")
+        assert found <= INJECTION | more, word
+        assert found >= more, word
+
+
 def test_a_second_create_of_the_same_bundle_loads_no_more(machine: Machine, tmp_path: Path) -> None:
     made = bundle(tmp_path / "b", REQUESTS["rich"])
     first = machine.loaded("create", "--bundle", made, "x")
@@ -180,8 +227,8 @@ def test_a_second_create_of_the_same_bundle_loads_no_more(machine: Machine, tmp_
 
 
 def test_the_allow_lists_name_nothing_dear_and_nothing_that_is_gone() -> None:
-    assert not INJECTION & FORBIDDEN
-    ours = {name for name in INJECTION if name.startswith("gpu_oci_hook.")}
+    assert not (INJECTION | MIG) & FORBIDDEN
+    ours = {name for name in INJECTION | MIG if name.startswith("gpu_oci_hook.")}
     for name in ours:
         path = SOURCE / name.replace(".", "/")
         assert path.with_suffix(".py").exists() or (path / "__init__.py").exists(), name

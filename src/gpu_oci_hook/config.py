@@ -23,14 +23,30 @@ LIMIT: Final = 1 << 20
 
 CAPABILITIES: Final = ("compute", "compat32", "graphics", "utility", "video", "display", "ngx", "all")
 
+FEATURE: Final = ("ask", "always", "never")
+"""Who decides about something beside the GPUs: each container, or the administrator for all of them."""
+
+# A file that an administrator adds, [[inject.extra]]: key, default, rule. `Config.extra` has a tuple of the values
+# for each, in this order.
+FILE: Final[tuple[tuple[str, object, object], ...]] = (
+    ("path", "", "path"),
+    ("container", "", "path"),
+    ("capability", "", CAPABILITIES[:-1]),
+    ("kind", "file", ("file", "library", "directory", "socket", "device")),
+    ("required", False, "bool"),
+)
+
 # One row per key: table, key, default, rule. A rule is "bool", "path", "path or empty", "paths", "programs",
-# "kind", "words", or a tuple of the words to choose from; ("list", ...) is a list of such words. The
-# same facts are written in config.schema.json, for people and for editors; a test keeps the two equal.
+# "kind", "words", "files" (tables of FILE), or a tuple of the words to choose from; ("list", ...) is a list of such
+# words. The same facts are written in config.schema.json, for people and for editors; a test keeps the two equal.
 KEYS: Final[tuple[tuple[str, str, object, object], ...]] = (
     ("host", "root", "/", "path"),
     ("host", "driver-root", "/", "path"),
     ("host", "library-paths", (), "paths"),
     ("host", "load-modules", True, "bool"),
+    ("host", "platform", "auto", ("auto", "desktop", "wsl", "tegra")),
+    ("host", "csv-directory", "/etc/nvidia-container-runtime/host-files-for-container.d", "path"),
+    ("host", "csv-ignore", (), "words"),
     ("runtime", "low-level", ("runc", "crun"), "programs"),
     ("runtime", "log-file", "", "path or empty"),
     ("runtime", "log-level", "info", ("debug", "info", "warning", "error")),
@@ -40,12 +56,23 @@ KEYS: Final[tuple[tuple[str, str, object, object], ...]] = (
     ("request", "default-capabilities", ("utility", "compute"), ("list", *CAPABILITIES)),
     ("request", "supported-capabilities", ("all",), ("list", *CAPABILITIES)),
     ("request", "disable-require", False, "bool"),
+    ("request", "management", "privileged", ("privileged", "never")),
     ("request", "missing-gpu", "fail", ("fail", "warn")),
     ("request", "version-mismatch", "fail", ("fail", "warn")),
     ("inject", "cuda-compat", "auto", ("auto", "always", "never")),
     ("inject", "sockets", True, "bool"),
     ("inject", "firmware", True, "bool"),
     ("inject", "hide-device-files", True, "bool"),
+    ("inject", "imex-channels", "ask", FEATURE),
+    ("inject", "gds", "ask", FEATURE),
+    ("inject", "mofed", "ask", FEATURE),
+    ("inject", "gdrcopy", "ask", FEATURE),
+    ("inject", "nvswitch", "ask", FEATURE),
+    ("inject", "mps-pipe-directory", "", "path or empty"),
+    ("inject", "mps-log-directory", "", "path or empty"),
+    ("inject", "mps-shm", "", "path or empty"),
+    ("inject", "remove", (), "words"),
+    ("inject", "extra", (), "files"),
     ("cdi", "spec-dirs", ("/etc/cdi", "/var/run/cdi"), "paths"),
     ("cdi", "default-kind", "nvidia.com/gpu", "kind"),
     ("cdi", "annotation-prefixes", ("cdi.k8s.io/",), "words"),
@@ -65,22 +92,36 @@ class Config:
 
     __slots__ = (
         "annotation_prefixes",
+        "csv_directory",
+        "csv_ignore",
         "cuda_compat",
         "default_capabilities",
         "default_kind",
         "disable_require",
         "driver_root",
         "env",
+        "extra",
         "firmware",
+        "gdrcopy",
+        "gds",
         "hide_device_files",
+        "imex_channels",
         "legacy_images",
         "library_paths",
         "load_modules",
         "log_file",
         "log_level",
         "low_level",
+        "management",
         "missing_gpu",
+        "mofed",
+        "mps_log_directory",
+        "mps_pipe_directory",
+        "mps_shm",
+        "nvswitch",
         "path",
+        "platform",
+        "remove",
         "root",
         "sockets",
         "spec_dirs",
@@ -94,6 +135,9 @@ class Config:
     driver_root: str
     library_paths: tuple[str, ...]
     load_modules: bool
+    platform: str
+    csv_directory: str
+    csv_ignore: tuple[str, ...]
     low_level: tuple[str, ...]
     log_file: str
     log_level: str
@@ -103,12 +147,23 @@ class Config:
     default_capabilities: tuple[str, ...]
     supported_capabilities: tuple[str, ...]
     disable_require: bool
+    management: str
     missing_gpu: str
     version_mismatch: str
     cuda_compat: str
     sockets: bool
     firmware: bool
     hide_device_files: bool
+    imex_channels: str
+    gds: str
+    mofed: str
+    gdrcopy: str
+    nvswitch: str
+    mps_pipe_directory: str
+    mps_log_directory: str
+    mps_shm: str
+    remove: tuple[str, ...]
+    extra: tuple[tuple[str, str, str, str, bool], ...]
     spec_dirs: tuple[str, ...]
     default_kind: str
     annotation_prefixes: tuple[str, ...]

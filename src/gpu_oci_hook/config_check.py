@@ -10,7 +10,7 @@ import re
 import tomllib
 from typing import Literal, NamedTuple
 
-from gpu_oci_hook.config import KEYS, Config
+from gpu_oci_hook.config import FILE, KEYS, Config
 from gpu_oci_hook.errors import Fault, nearest, printable
 
 # The name grammar of the CDI specification: a letter, then letters, digits, "_-.", not ending in those three.
@@ -104,8 +104,14 @@ def parse(data: bytes, path: str) -> Config:
         given = document.get(table)
         if isinstance(given, dict) and key in given:
             value = given[key]
-            values[key.replace("-", "_")] = tuple(value) if isinstance(value, list) else value
+            if isinstance(value, list):
+                value = tuple([_file(item) if isinstance(item, dict) else item for item in value])
+            values[key.replace("-", "_")] = value
     return Config(path, tuple(f"{path}: {finding}" for finding in findings), **values)
+
+
+def _file(table: dict[str, object]) -> tuple[object, ...]:
+    return tuple([table.get(key, default) for key, default, _ in FILE])
 
 
 def document_of(data: bytes, path: str) -> tuple[dict[str, object], str]:
@@ -175,6 +181,9 @@ def check(document: dict[str, object], text: str = "") -> list[Finding]:
                 if key not in rules:
                     found.append(((table, key), _unknown(key, table), "unknown"))
                     continue
+                if rules[key] == "files":
+                    found += [((table, key, *place), what, sort) for place, what, sort in _files(value)]
+                    continue
                 for place, what in _value(value, rules[key]):
                     found.append(((table, key, *place), what, "wrong"))
     if not found:
@@ -198,6 +207,32 @@ def _value(value: object, rule: object) -> list[tuple[tuple[str, ...], str]]:
     one = item if item else rule[1:] if isinstance(rule, tuple) else rule
     answers = ((str(index), _scalar(entry, one)) for index, entry in enumerate(value))
     return [((index,), what) for index, what in answers if what]
+
+
+def _files(value: object) -> list[tuple[tuple[str, ...], str, Literal["unknown", "wrong"]]]:
+    """What is wrong with a list of tables of `config.FILE`."""
+    if not isinstance(value, list):
+        return [((), f"must be tables ([[inject.extra]]), is {_kind(value)}", "wrong")]
+    rules = {key: rule for key, _, rule in FILE}
+    found: list[tuple[tuple[str, ...], str, Literal["unknown", "wrong"]]] = []
+    for index, table in enumerate(value):
+        here = str(index)
+        if not isinstance(table, dict):
+            found.append(((here,), f"must be a table, is {_kind(table)}", "wrong"))
+            continue
+        for key, entry in table.items():
+            if key not in rules:
+                near = _nearest(key, list(rules))
+                found.append(((here, key), "unknown key" + (f"; did you mean {near}?" if near else ""), "unknown"))
+                continue
+            what = _scalar(entry, rules[key])
+            if what:
+                found.append(((here, key), what, "wrong"))
+        if "path" not in table:
+            found.append(((here,), "has no path: the file on the host", "wrong"))
+        elif "container" in table and table.get("kind") == "library":
+            found.append(((here,), "is a library, whose place is chosen for the loader; remove container", "wrong"))
+    return found
 
 
 def _scalar(value: object, rule: object) -> str:
@@ -293,6 +328,7 @@ def lines(text: str) -> dict[tuple[str, ...], int]:
     found: dict[tuple[str, ...], int] = {}
     prefix: tuple[str, ...] = ()
     statement: list[str] = []
+    tables: dict[tuple[str, ...], int] = {}
     start = 1
     for number, line in enumerate(text.replace("\r\n", "\n").split("\n"), 1):
         if not statement:
@@ -305,10 +341,14 @@ def lines(text: str) -> dict[tuple[str, ...], int]:
                 break
             continue
         header = statement[0].lstrip().startswith("[")
+        several = statement[0].lstrip().startswith("[[")
         statement = []
         paths = _paths(document)
         if header:
             prefix = paths[-1] if paths else ()
+            if several:  # one table of a list, which is known by its number
+                tables[prefix] = tables.get(prefix, -1) + 1
+                prefix = (*prefix, str(tables[prefix]))
             paths = [prefix[: depth + 1] for depth in range(len(prefix))]
         else:
             paths = [prefix + path for path in paths]

@@ -19,6 +19,7 @@ from gpu_oci_hook.host import gpus as host_gpus
 from gpu_oci_hook.host import inventory as host_inventory
 from gpu_oci_hook.host import nodes as host_nodes
 from gpu_oci_hook.host import versions
+from gpu_oci_hook.host.extra import Extra
 from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.plan import build
 from gpu_oci_hook.plan.edits import Plan
@@ -28,6 +29,8 @@ from gpu_oci_hook.request import devices, member, read, requirements
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpu_oci_hook.host.inventory import Gpu, Inventory, Memory
+    from gpu_oci_hook.host.mig import Instances, Mig
+    from gpu_oci_hook.host.platform import Special
     from gpu_oci_hook.request import Request
 
 GENERATED = "gpu-oci-hook"
@@ -41,20 +44,30 @@ class Outcome:
 
     Attributes:
         request, plan: see their classes.
-        gpus: all GPUs of the machine; `chosen` those that go in.
+        gpus: all GPUs of the machine; `chosen` those that go in, the parents of MIG devices among them.
+        mig: the MIG devices that go in; `parents`: indices of the GPUs that go in for their sake alone.
+        instances: all MIG devices; None where nobody had to look.
         inventory: None when the container does not get as far.
         rootfs: the container's root file system, held; None when the container does not get as far.
         image: facts about it.
+        special: the machine's own way of doing things; None for a desktop's or server's.
     """
 
-    __slots__ = ("bundle", "chosen", "gpus", "image", "inventory", "plan", "request", "rootfs")
+    __slots__ = (
+        "bundle", "chosen", "gpus", "image", "instances", "inventory", "mig", "parents", "plan", "request", "rootfs",
+        "special",
+    )  # fmt: skip
 
     def __init__(self, request: Request, plan: Plan) -> None:
         self.request = request
         self.plan = plan
         self.gpus: list[Gpu] = []
         self.chosen: list[tuple[Gpu, str]] = []
+        self.mig: list[tuple[Mig, str]] = []
+        self.parents: frozenset[int] = frozenset()
+        self.instances: Instances | None = None
         self.inventory: Inventory | None = None
+        self.special: Special | None = None
         self.rootfs: Rootfs | None = None
         self.image: image.Image | None = None
         self.bundle = ""
@@ -153,31 +166,41 @@ def prepare(spec: dict[str, object], config: Config, bundle: str, memory: Memory
     host = Host(config.root)
     inside = _inside_user_namespace()
     numbers = host_nodes.majors(host)
-    if config.load_modules and not inside and _lacks_module(numbers, request):
+    special = outcome.special = _special(host, config, loaded=numbers.loaded)
+    if special is None and config.load_modules and not inside and _lacks_module(numbers, request):
         from gpu_oci_hook.host import modules
 
         numbers = modules.load(host, numbers, request.capabilities, outcome.plan.warnings)
     version = host_gpus.version(host)
     outcome.gpus, problems = host_gpus.gpus(host)
-    if version is None or (request.asks and not outcome.gpus):
+    if special is not None:
+        outcome.gpus = special.gpus(outcome.gpus)
+        version = version or ""
+    elif version is None or (request.asks and not outcome.gpus):
         return _missing(outcome, host, config, numbers, version, memory)
-    outcome.chosen = devices.resolve(request.asks, outcome.gpus)
-    inventory = host_inventory.load(host, driver_host(host, config), config.library_paths, version, memory)
-    outcome.inventory = inventory
+    choose(outcome, host, config, version, memory)
+    inventory = outcome.inventory = files_of(outcome, host, config, version, memory)
     if inventory.mismatch:
         text = inventory.problems[0]
         if config.version_mismatch == "fail":
             raise Fault(text)
-    check_requirements(request, [gpu for gpu, _ in outcome.chosen], version, memory, outcome.plan.warnings)
+    check_requirements(outcome, host, config, version, memory)
 
     facts = Facts()
     facts.spec, facts.request, facts.config, facts.inventory = spec, request, config, inventory
     facts.gpus, facts.chosen, facts.inside = outcome.gpus, outcome.chosen, inside
     defaults = host_nodes.params(host)
-    facts.nodes, facts.absent_nodes = host_nodes.control_nodes(host, numbers, defaults, problems)
+    facts.nodes, facts.absent_nodes = [], []
+    if special is None or special.ordinary([gpu for gpu, _ in outcome.chosen]):
+        facts.nodes, facts.absent_nodes = host_nodes.control_nodes(host, numbers, defaults, problems)
     facts.gpu_nodes = {
-        gpu.minor: host_nodes.gpu_node(host, numbers, gpu.minor, defaults, problems) for gpu, _ in outcome.chosen
+        gpu.minor: host_nodes.gpu_node(host, numbers, gpu.minor, defaults, problems)
+        for gpu, _ in outcome.chosen
+        if gpu.minor >= 0
     }
+    facts.extra = extras(host, numbers, defaults, outcome, config, problems)
+    if special is not None:
+        special.fill(facts)
     facts.params = _visible_params(host)
     facts.mount_program = os.path.exists(build.MOUNT_PROGRAM)
     facts.datacenter = all(versions.datacenter(gpu.model) for gpu, _ in outcome.chosen)
@@ -187,12 +210,108 @@ def prepare(spec: dict[str, object], config: Config, bundle: str, memory: Memory
     outcome.rootfs = Rootfs(facts.rootfs)
     _refuse_own_root(outcome.rootfs)
     facts.target = outcome.rootfs
-    facts.image = outcome.image = image.survey(outcome.rootfs, os.uname().machine)
+    facts.image = outcome.image = image.survey(outcome.rootfs, host.machine)
     plan = build.build(facts)
     plan.warnings += [text for text in outcome.plan.warnings if text not in plan.warnings]
     plan.warnings += [*problems, *inventory.problems]
     outcome.plan = plan
     return outcome
+
+
+def _special(host: Host, config: Config, *, loaded: bool) -> Special | None:
+    """What a machine that is no desktop has of its own; None for a desktop, which is found out by two looks."""
+    if config.platform == "auto" and not host_gpus.unusual(host, loaded=loaded):
+        return None
+    if config.platform == "desktop":
+        return None
+    from gpu_oci_hook.host import platform
+
+    return platform.find(host, config.platform)
+
+
+def files_of(outcome: Outcome, host: Host, config: Config, version: str, memory: Memory) -> Inventory:
+    """The driver's files, remembered or searched."""
+    driver = driver_host(host, config)
+    if outcome.special is None:
+        return host_inventory.load(host, driver, config.library_paths, version, memory)
+    chosen = [gpu for gpu, _ in outcome.chosen]
+    return outcome.special.inventory(driver, config, chosen, outcome.request.environment, version or None, memory)
+
+
+def choose(outcome: Outcome, host: Host, config: Config, version: str, memory: Memory) -> None:
+    """Which GPUs and MIG devices the request's words mean.
+
+    Raises:
+        Fault: a word that names none, or several.
+    """
+    asks, gpus = outcome.request.asks, outcome.gpus
+    if outcome.request.management:
+        outcome.chosen = [(gpu, outcome.request.management) for gpu in gpus]
+        return
+    # Only where it counts: one directory for each GPU is little, but it is on the way of every start.
+    everything = any(ask.word.strip().lower() == "all" for ask in asks)
+    divided = host_gpus.in_mig_mode(host, gpus) if everything else frozenset()
+    outcome.chosen = devices.resolve(asks, gpus, divided)
+    whole = [gpu for gpu, _ in outcome.chosen]
+    split = host_gpus.in_mig_mode(host, whole) if divided or not everything else frozenset()
+    if divided or split or outcome.request.mig_rights or any(devices.names_mig(ask.word) for ask in asks):
+        from gpu_oci_hook.request import mig
+
+        outcome.instances = mig_instances(outcome, host, config, version, memory)
+        outcome.mig = mig.resolve(asks, gpus, divided, outcome.instances)
+        if split and not outcome.request.mig_rights:
+            outcome.plan.warnings += mig.undivided(whole, split, outcome.instances)
+        outcome.chosen, outcome.parents = mig.with_parents(outcome.chosen, outcome.mig)
+
+
+def mig_instances(outcome: Outcome, host: Host, config: Config, version: str, memory: Memory) -> Instances:
+    """All MIG devices of the machine."""
+    from gpu_oci_hook.host import mig
+
+    return mig.Instances(
+        host, outcome.gpus, version, memory, lambda: nvml_library(host, config, version, memory)
+    )
+
+
+def nvml_library(host: Host, config: Config, version: str, memory: Memory) -> str:
+    """The path of the host's NVML library, looked for when it has to be asked; see `nvml.library`."""
+    from gpu_oci_hook.host import nvml
+
+    return nvml.library(
+        host, host_inventory.load(host, driver_host(host, config), config.library_paths, version, memory)
+    )
+
+
+def extras(
+    host: Host,
+    numbers: host_nodes.Majors,
+    defaults: host_nodes.Params,
+    outcome: Outcome,
+    config: Config,
+    problems: list[str],
+) -> Extra:
+    """Everything beside the driver's own nodes and files; each kind's module is imported only when it is asked for."""
+    extra = Extra()
+    if outcome.instances is not None:
+        from gpu_oci_hook.host import mig
+
+        given = [gpu for gpu, _ in outcome.chosen]
+        rights = outcome.request.mig_rights
+        mig.fill(extra, outcome.instances, outcome.mig, rights, given, (numbers, defaults, problems))
+    wanted = outcome.request.capabilities
+    if "graphics" in wanted or "display" in wanted:
+        from gpu_oci_hook.host import graphics
+
+        # A part of a GPU brings no right to its display and its graphics; one without an address has its own lists.
+        chosen = {gpu.index: gpu for gpu, _ in outcome.chosen if gpu.pci and gpu.index not in outcome.parents}
+        graphics.fill(extra, host, list(chosen.values()), [gpu for gpu in outcome.gpus if gpu.pci], problems)
+    if _besides(outcome.request, config) and outcome.inventory is not None:
+        from gpu_oci_hook.host import besides
+
+        chosen_gpus = [gpu for gpu, _ in outcome.chosen]
+        driver = driver_host(host, config)
+        besides.fill(extra, host, driver, numbers, outcome.request, config, outcome.inventory, chosen_gpus)
+    return extra
 
 
 def perform(outcome: Outcome, spec: dict[str, object], path: str, data: bytes) -> list[str]:
@@ -244,43 +363,49 @@ def _refuse_own_root(rootfs: Rootfs) -> None:
         )
 
 
-def check_requirements(
-    request: Request, chosen: list[Gpu], version: str, memory: Memory, warnings: list[str]
-) -> None:
+def _values(special: Special | None, gpu: Gpu | None, version: str) -> requirements.Values:
+    """What requirements are held against: the host with one of its GPUs, or with none."""
+    label = f"GPU {gpu.index} ({gpu.model})" if gpu else "this host"
+    if special is not None:
+        return special.values(label, gpu, version)
+    exact, at_least = versions.cuda_version(version)
+    arch, brand = (versions.arch(gpu.model), versions.brands(gpu.model)) if gpu else ("", ())
+    return requirements.Values(
+        label, cuda=exact, cuda_at_least=at_least, driver=version, arch=arch, brand=brand
+    )
+
+
+def check_requirements(outcome: Outcome, host: Host, config: Config, version: str, memory: Memory) -> None:
     """Holds `NVIDIA_REQUIRE_*` against the host, GPU by GPU; NVML is asked only for what no table knows.
 
     Raises:
         Fault: one is not met, or cannot be decided.
     """
+    request, warnings = outcome.request, outcome.plan.warnings
+    chosen = [gpu for gpu, _ in outcome.chosen]
     if not request.requirements:
         return
     if request.requirements_off:
         warnings.append(f"requirements are not checked: {request.requirements_off}")
         return
-    exact, at_least = versions.cuda_version(version)
-    hosts = [
-        requirements.Values(
-            f"GPU {gpu.index} ({gpu.model})",
-            cuda=exact,
-            cuda_at_least=at_least,
-            driver=version,
-            arch=versions.arch(gpu.model),
-            brand=versions.brands(gpu.model),
-        )
-        for gpu in chosen
-    ] or [
-        requirements.Values(
-            "this host", cuda=exact, cuda_at_least=at_least, driver=version, arch="", brand=()
-        )
-    ]
+    subjects: list[Gpu | None] = [*chosen]
+    hosts = [_values(outcome.special, gpu, version) for gpu in subjects or [None]]
     unknown = requirements.check(request.requirements, hosts, warnings)
     if not unknown:
         return
     from gpu_oci_hook.host import answers
 
-    reason = answers.fill(hosts, chosen, version, unknown, memory)
+    identity = version if outcome.special is None else outcome.special.identity()
+    library = outcome.special.nvml if outcome.special else lambda: nvml_library(host, config, version, memory)
+    reason = answers.fill(hosts, chosen, identity, unknown, memory, library)
     unknown = requirements.check(request.requirements, hosts, [])
-    if unknown:
+    if unknown and outcome.special is not None:
+        # Such machines have no place that tells, so that no image with the usual conditions would ever start there.
+        warnings.append(
+            f"requirements that depend on the host's {', '.join(unknown)} are not checked: platform "
+            f"{outcome.special.name} does not tell it ({reason or 'nor does NVML'})"
+        )
+    elif unknown:
         raise requirements.unanswered(request.requirements, hosts, unknown, reason)
 
 
@@ -315,6 +440,22 @@ def _missing(
         raise Fault(text, where=outcome.request.origin, cure=cure[0].upper() + cure[1:])
     outcome.plan.warnings.append(f"{text}; the container starts without a GPU")
     return outcome
+
+
+def _besides(request: Request, config: Config) -> bool:
+    """Whether the container or the configuration asks for anything that `host.besides` knows."""
+    return bool(
+        request.features
+        or request.channels
+        or request.management
+        or config.extra
+        or config.remove
+        or config.mps_pipe_directory
+        or config.mps_log_directory
+        or config.mps_shm
+        or "CUDA_MPS_PIPE_DIRECTORY" in request.environment
+        or "CUDA_MPS_LOG_DIRECTORY" in request.environment
+    )
 
 
 def _lacks_module(numbers: host_nodes.Majors, request: Request) -> bool:

@@ -88,6 +88,15 @@ def test_show_survives_its_own_output(command: Command, file: Path) -> None:
     assert tomllib.loads(first)["host"]["root"] == '/tmp/a "b" \\ ü'
 
 
+def test_show_survives_its_own_output_with_added_files(command: Command, file: Path) -> None:
+    file.write_text('[[inject.extra]]\npath = "/a"\n[[inject.extra]]\npath = "/b \\"x"\nkind = "library"\n')
+    first = command("config", "show").out
+    assert tomllib.loads(first)["inject"]["extra"] == [{"path": "/a"}, {"path": '/b "x', "kind": "library"}]
+    assert 'extra = [{ path = "/a" }, ' in first and f"# {file}:1" in first
+    file.write_text(first)
+    assert tomllib.loads(command("config", "show").out) == tomllib.loads(first)
+
+
 def test_show_without_a_file_prints_the_defaults(command: Command, file: Path) -> None:
     answer = command("config", "show")
     assert answer.out.startswith(f"# {file} is missing: the defaults hold\n")

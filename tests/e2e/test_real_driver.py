@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -35,15 +35,19 @@ def mirror() -> str:
     return next(line for line in listed.stdout.splitlines() if line.rstrip("/").endswith("/debian"))
 
 
-def fetch(suite: str) -> Path:
-    """The packages of a suite, unpacked; from the cache when they are there."""
-    target = CACHE / f"nvidia-{suite}-{os.uname().machine}"
+def fetch(suite: str, packages: Sequence[str] = PACKAGES, name: str = "nvidia") -> Path:
+    """The packages of a suite, unpacked; from the cache when they are there.
+
+    Arguments:
+        name: tells apart sets of packages in the cache.
+    """
+    target = CACHE / f"{name}-{suite}-{os.uname().machine}"
     if (target / "complete").exists():
         return target
     shutil.rmtree(target, ignore_errors=True)
     apt = target / "apt"
-    for name in ("lists/partial", "cache/archives/partial"):
-        (apt / name).mkdir(parents=True)
+    for below in ("lists/partial", "cache/archives/partial"):
+        (apt / below).mkdir(parents=True)
     (apt / "sources.list").write_text(
         "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] "
         f"{mirror()} {suite} main contrib non-free\n"
@@ -57,7 +61,7 @@ def fetch(suite: str) -> Path:
     debs = target / "debs"
     debs.mkdir()
     machine.run([apt_get, *options, "update"], timeout=180).check()
-    machine.run([apt_get, *options, "download", *PACKAGES], timeout=180, cwd=debs).check()
+    machine.run([apt_get, *options, "download", *packages], timeout=180, cwd=debs).check()
     for deb in sorted(debs.iterdir()):
         machine.run([machine.program("dpkg-deb"), "-x", str(deb), str(target / "files")]).check()
     shutil.rmtree(apt)

@@ -16,12 +16,17 @@ from .tree import Memory
 GPU = Gpu(index=0, uuid="GPU-1", pci="0000:01:00.0", minor=0, model="Fake GPU")
 
 
+def library() -> str:
+    """The loader finds it."""
+    return ""
+
+
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """What NVML was asked; it knows everything."""
     questions: list[tuple[str, str]] = []
 
-    def ask(question: str, pci: str = "") -> str:
+    def ask(question: str, pci: str = "", library: str = "") -> str:
         questions.append((question, pci))
         return {"cuda": "13.4", "arch": "13.0", "brand": "nvidia"}[question]
 
@@ -38,36 +43,37 @@ def test_what_is_unknown_is_asked_once_and_remembered(asked: list[tuple[str, str
     memory = Memory()
     for _ in range(2):
         host = values()
-        assert answers.fill([host], [GPU], "700.10", ("cuda", "arch", "brand"), memory) == ""
+        assert answers.fill([host], [GPU], "700.10", ("cuda", "arch", "brand"), memory, library) == ""
         assert (host.cuda, host.arch, host.brand) == ("13.4", "13.0", ("nvidia",))
     assert asked == [("cuda", ""), ("arch", "0000:01:00.0"), ("brand", "0000:01:00.0")]
-    answers.fill([values()], [GPU], "701.10", ("arch",), memory)
+    answers.fill([values()], [GPU], "701.10", ("arch",), memory, library)
     other = Gpu(index=0, uuid="GPU-2", pci="0000:01:00.0", minor=0, model="Other GPU")
-    answers.fill([values()], [other], "700.10", ("arch",), memory)
+    answers.fill([values()], [other], "700.10", ("arch",), memory, library)
     assert len(asked) == 5
 
 
 def test_what_is_known_is_not_asked(asked: list[tuple[str, str]]) -> None:
     host = values(arch="8.0", brand=("tesla",))
-    assert answers.fill([host], [GPU], "700.10", ("arch", "brand"), Memory()) == ""
+    assert answers.fill([host], [GPU], "700.10", ("arch", "brand"), Memory(), library) == ""
     assert asked == []
     assert host.brand == ("tesla",)
 
 
 def test_without_a_gpu_only_the_driver_can_be_asked(asked: list[tuple[str, str]]) -> None:
     host = values()
-    assert answers.fill([host], [], "700.10", ("cuda",), Memory()) == ""
+    assert answers.fill([host], [], "700.10", ("cuda",), Memory(), library) == ""
     assert host.cuda == "13.4"
-    assert "no GPU was chosen" in answers.fill([host], [], "700.10", ("arch",), Memory())
+    assert "no GPU was chosen" in answers.fill([host], [], "700.10", ("arch",), Memory(), library)
 
 
 def test_a_failure_is_the_reason_and_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    def ask(question: str, pci: str = "") -> str:
+    def ask(question: str, pci: str = "", library: str = "") -> str:
         raise Fault("NVML crashed (SIGSEGV)")
 
     monkeypatch.setattr(nvml, "ask", ask)
     memory = Memory()
-    assert answers.fill([values(), values()], [GPU, GPU], "700.10", ("arch",), memory) == "NVML crashed (SIGSEGV)"
+    reason = answers.fill([values(), values()], [GPU, GPU], "700.10", ("arch",), memory, library)
+    assert reason == "NVML crashed (SIGSEGV)"
     assert memory.puts == 0
 
 
@@ -77,5 +83,5 @@ def test_a_failure_is_the_reason_and_is_not_remembered(monkeypatch: pytest.Monke
 def test_damaged_memory_only_costs_a_question(asked: list[tuple[str, str]], blob: bytes) -> None:
     memory = Memory()
     memory.blobs["answers"] = blob
-    assert answers.fill([values()], [GPU], "700.10", ("arch",), memory) == ""
+    assert answers.fill([values()], [GPU], "700.10", ("arch",), memory, library) == ""
     assert len(asked) == 1

@@ -1,4 +1,7 @@
-"""The same driver in every layout of real hosts gives the same inventory, with and without a loader cache."""
+"""The same driver in every layout of real hosts gives the same inventory, with and without a loader cache.
+
+WSL and Jetson boards have other files: test_wsl and test_tegra are about them.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +12,7 @@ import pytest
 from gpu_oci_hook.host import gpus, nodes
 from gpu_oci_hook.host.inventory import DriverFile, Inventory, load
 from gpu_oci_hook.host.root import Host
-from gpu_oci_hook.simulate import LAYOUTS, Report, build
+from gpu_oci_hook.simulate import DESKTOPS, Report, build
 
 from .tree import Memory
 
@@ -40,7 +43,7 @@ def count(found: Inventory, kind: str) -> int:
 def inventories(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], tuple[Report, Inventory]]:
     """The inventory of each layout, with and without its cache."""
     made: dict[tuple[str, bool], tuple[Report, Inventory]] = {}
-    for layout in LAYOUTS:
+    for layout in DESKTOPS:
         for cache in (True, False):
             directory = tmp_path_factory.mktemp(f"{layout}-{'cache' if cache else 'bare'}")
             report = build(directory, driver=VERSION, layout=layout, cache=cache, gpus=2)
@@ -123,7 +126,7 @@ def test_gpus_and_nodes_of_a_simulated_host_are_right(tmp_path: Path) -> None:
 
 
 def test_a_remembered_layout_is_the_same_as_a_searched_one(tmp_path: Path) -> None:
-    for layout in LAYOUTS:
+    for layout in DESKTOPS:
         report = build(tmp_path / layout, layout=layout)
         host = Host(str(tmp_path / layout))
         memory = Memory()

@@ -9,6 +9,7 @@ from typing import Any
 
 from gpu_oci_hook.config import Config
 from gpu_oci_hook.container.image import Image
+from gpu_oci_hook.host.extra import Extra
 from gpu_oci_hook.host.inventory import DriverFile, Gpu, Inventory, Node
 from gpu_oci_hook.plan.facts import Facts
 from gpu_oci_hook.request import devices, read
@@ -159,4 +160,5 @@ def facts(
     made.params = None
     made.mount_program = True
     made.datacenter = True
+    made.extra = Extra()
     return made

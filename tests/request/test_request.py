@@ -175,11 +175,6 @@ def test_requirement_variables_are_all_taken_but_jetpacks() -> None:
     assert request.requirements == (("NVIDIA_REQUIRE_A", "cuda>=1"), ("NVIDIA_REQUIRE_B", "driver>=1"))
 
 
-def test_what_is_not_handed_out_yet_is_said() -> None:
-    request = read(spec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_GDS=enabled", "NVIDIA_IMEX_CHANNELS=void"), Config())
-    assert [name for name, _ in request.withheld] == ["GPUDirect Storage"]
-
-
 @pytest.mark.parametrize(
     ("text", "version"),
     [

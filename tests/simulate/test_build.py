@@ -14,7 +14,7 @@ import pytest
 from gpu_oci_hook import simulate
 from gpu_oci_hook.container.rootfs import Rootfs
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.formats import elf, ldcache, proc
+from gpu_oci_hook.formats import ARCHITECTURES, elf, ldcache, proc
 
 ROOT = os.geteuid() == 0
 
@@ -28,7 +28,7 @@ def inside(report: simulate.Report, path: str) -> Path:
     return Path(str(base) + found)
 
 
-@pytest.fixture(scope="module", params=simulate.LAYOUTS)
+@pytest.fixture(scope="module", params=simulate.DESKTOPS)
 def host(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> simulate.Report:
     """One host of each layout, with three GPUs."""
     layout: str = request.param
@@ -36,7 +36,8 @@ def host(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def test_the_layouts_are_those_of_real_hosts() -> None:
-    assert simulate.LAYOUTS == (
+    assert (*simulate.DESKTOPS, "wsl", "jetson") == simulate.LAYOUTS
+    assert simulate.DESKTOPS == (
         "debian",
         "debian-alternatives",
         "fedora",
@@ -111,7 +112,7 @@ def test_the_loader_cache_knows_the_driver_only_where_it_does_on_real_hosts(host
     for entry in entries:
         library = elf.read(inside(host, entry.path).read_bytes())
         assert library.soname.startswith(entry.name)
-        assert ldcache.FLAGS[library.arch] == entry.flags
+        assert ARCHITECTURES[library.arch].flags == entry.flags
 
 
 @pytest.mark.skipif(not ROOT, reason="nodes need root")
@@ -213,7 +214,7 @@ def test_debian_and_fedora_have_32_bit_libraries(tmp_path: Path, layout: str, di
     for path in report.libraries32.values():
         assert elf.read(inside(report, path).read_bytes()).arch == "i386"
     flags = {e.flags for e in ldcache.parse(inside(report, report.cache).read_bytes()).entries}
-    assert flags == {ldcache.FLAGS["x86_64"], ldcache.FLAGS["i386"]}
+    assert flags == {ARCHITECTURES["x86_64"].flags, ARCHITECTURES["i386"].flags}
 
 
 def test_fedora_has_some_libraries_by_their_soname_only(tmp_path: Path) -> None:

@@ -23,6 +23,9 @@ from gpu_oci_hook.config import Config
 from gpu_oci_hook.container import spec as spec_edits
 from gpu_oci_hook.container.apply import generated_name
 from gpu_oci_hook.errors import Fault, printable
+from gpu_oci_hook.host import platform
+from gpu_oci_hook.host.mig import Mig
+from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.pipeline import Outcome
 from gpu_oci_hook.plan.edits import Edit, File, Link, Mount
 from gpu_oci_hook.request import Request, items, member, read, requirements
@@ -36,6 +39,7 @@ _bundle = click.option(
     help="The OCI bundle: the directory with config.json, or that file.",
 )
 
+_NOT_ASKED = "this MIG device was not asked for"
 # What became of a request, for people; the keys are the values of "state" in the JSON form.
 _STATES = {
     "inject": "gets the driver",
@@ -122,22 +126,36 @@ def apply(bundle: str, config_path: str, root: str, driver_root: str) -> None:
 def document(made: Bundle, outcome: Outcome, settings: Config, warnings: list[str]) -> dict[str, object]:
     """The explanation as data; described by explain.schema.json."""
     chosen = {gpu.index: origin for gpu, origin in outcome.chosen}
+    parts = _parts(outcome, settings)
     return {
         "bundle": str(Path(made.directory).absolute()),
         "config": settings.path or None,
         "state": outcome.plan.state,
         "reason": outcome.request.origin,
-        "driver": outcome.inventory.version if outcome.inventory else None,
+        "platform": _platform(settings),
+        "driver": (outcome.inventory.version or None) if outcome.inventory else None,
         "request": _request(outcome.request),
         "gpus": [
             {
                 "index": gpu.index,
                 "uuid": gpu.uuid,
                 "pci": gpu.pci,
-                "minor": gpu.minor,
+                "minor": gpu.minor if gpu.minor >= 0 else None,
                 "model": gpu.model,
                 "given": gpu.index in chosen,
                 "reason": chosen.get(gpu.index, "this GPU was not asked for"),
+                "mig": [
+                    {
+                        "index": one.name,
+                        "gi": one.gi,
+                        "ci": one.ci,
+                        "uuid": one.uuid or None,
+                        "given": bool(origin),
+                        "reason": origin or _NOT_ASKED,
+                    }
+                    for one, origin in parts
+                    if one.gpu.index == gpu.index
+                ],
             }
             for gpu in outcome.gpus
         ],
@@ -145,7 +163,9 @@ def document(made: Bundle, outcome: Outcome, settings: Config, warnings: list[st
             {"kind": edit.kind, "reason": edit.reason, "text": edit.describe(), **edit.data()}
             for edit in outcome.plan.edits
         ],
-        "withheld": [{"kind": kind, "name": name, "reason": reason} for kind, name, reason in _withheld(outcome)],
+        "withheld": [
+            {"kind": kind, "name": name, "reason": reason} for kind, name, reason in _withheld(outcome, settings)
+        ],
         "warnings": warnings,
     }
 
@@ -161,6 +181,7 @@ def _refused(made: Bundle, settings: Config, fault: Fault) -> dict[str, object]:
         "config": settings.path or None,
         "state": "refused",
         "reason": str(fault),
+        "platform": _platform(settings),
         "driver": None,
         "request": _request(request) if request else None,
         "gpus": [],
@@ -168,6 +189,11 @@ def _refused(made: Bundle, settings: Config, fault: Fault) -> dict[str, object]:
         "withheld": [],
         "warnings": request.warnings if request else [],
     }
+
+
+def _platform(settings: Config) -> dict[str, object]:
+    kind, evidence = platform.detect(Host(settings.root), settings.platform)
+    return {"name": kind, "evidence": list(evidence)}
 
 
 def _request(request: Request) -> dict[str, object]:
@@ -179,15 +205,45 @@ def _request(request: Request) -> dict[str, object]:
         "capabilities_origin": request.capabilities_origin,
         "requirements": [{"variable": name, "expression": text} for name, text in request.requirements],
         "requirements_off": request.requirements_off,
+        "channels": [{"word": one.word, "origin": one.origin} for one in request.channels],
+        "features": [{"feature": one.key, "origin": one.origin} for one in request.features],
+        "management": request.management or None,
         "privileged": request.privileged,
         "legacy": request.legacy,
     }
 
 
-def _withheld(outcome: Outcome) -> list[tuple[str, str, str]]:
+def _parts(outcome: Outcome, settings: Config) -> list[tuple[Mig, str]]:
+    """Every MIG device of the machine, with the origin of the word that named it; "" for one that does not go in.
+
+    A start looks at those that it gives; here is time to look at all. NVML is not asked.
+    """
+    if outcome.inventory is None:
+        return []
+    instances = outcome.instances or pipeline.mig_instances(
+        outcome, Host(settings.root), settings, outcome.inventory.version, Silent()
+    )
+    given = {(one.gpu.index, one.gi, one.ci): origin for one, origin in outcome.mig}
+    # Who may configure or watch MIG opens every part of the GPUs that go in.
+    wide = next((origin for _, origin in outcome.request.mig_rights), outcome.request.management)
+    chosen = {gpu.index for gpu, _ in outcome.chosen}
+    return [
+        (one, given.get((gpu.index, one.gi, one.ci), wide if gpu.index in chosen else ""))
+        for gpu in outcome.gpus
+        for one in instances.of(gpu)
+    ]
+
+
+def _withheld(outcome: Outcome, settings: Config) -> list[tuple[str, str, str]]:
     """Everything that does not go in: the request's own part is in the plan only if it came as far as a plan."""
     found = [("request", name, reason) for name, reason in outcome.request.withheld]
     found += [(one.kind, one.name, one.reason) for one in outcome.plan.withheld]
+    if outcome.plan.state == "inject":
+        found += [
+            ("device", f"MIG device {one.name} ({one.uuid or one.old_name})", _NOT_ASKED)
+            for one, origin in _parts(outcome, settings)
+            if not origin
+        ]
     return list(dict.fromkeys(found))
 
 
@@ -212,7 +268,9 @@ def _warnings(made: Bundle, outcome: Outcome) -> list[str]:
 
 def _print_text(made: Bundle, outcome: Outcome, settings: Config, *, changed: bool) -> None:
     request, plan = outcome.request, outcome.plan
+    kind, evidence = platform.detect(Host(settings.root), settings.platform)
     output.line(f"bundle        {Path(made.directory).absolute()}")
+    output.line(f"platform      {kind}: {'; '.join(evidence)}")
     output.line(f"asked         {request.origin}")
     if request.driver:
         origin = f" ({request.capabilities_origin})" if request.capabilities_origin else ""
@@ -220,10 +278,12 @@ def _print_text(made: Bundle, outcome: Outcome, settings: Config, *, changed: bo
     for name, text in request.requirements:
         output.line(f"requirement   {name}: {text} ({_checked(request, name, text)})")
     if outcome.inventory:
-        output.line(f"driver        {outcome.inventory.version}")
+        output.line(f"driver        {outcome.inventory.version or 'of a version that nothing tells'}")
     counted = ""
     if plan.state == "inject":
         counted = f", {len(outcome.chosen)} of {len(outcome.gpus)} GPU{'' if len(outcome.gpus) == 1 else 's'}"
+    if outcome.mig:
+        counted += f" ({len(outcome.parents)} of them for {len(outcome.mig)} MIG devices)"
     output.line(f"the container {_STATES.get(plan.state, plan.state)}{counted}")
     warnings = _warnings(made, outcome)
     if warnings:
@@ -233,6 +293,12 @@ def _print_text(made: Bundle, outcome: Outcome, settings: Config, *, changed: bo
     if outcome.chosen:
         output.heading("GPUs")
         output.gpus([gpu for gpu, _ in outcome.chosen])
+    if outcome.mig:
+        output.heading("MIG devices")
+        output.table(
+            ("index", "gi", "ci", "uuid", "asked for by"),
+            [(one.name, str(one.gi), str(one.ci), one.uuid or one.old_name, origin) for one, origin in outcome.mig],
+        )
     if plan.edits:
         output.heading("goes in" + ("" if changed else " (config.json has it already)"))
         output.line(f"  mount options, where not said otherwise: {explanation.USUAL}")
@@ -243,7 +309,7 @@ def _print_text(made: Bundle, outcome: Outcome, settings: Config, *, changed: bo
             output.line(f"  {title}", bold=True)
             _print_group(group, "    ")
     withheld: dict[str, list[str]] = {}
-    for kind, name, reason in _withheld(outcome):
+    for kind, name, reason in _withheld(outcome, settings):
         withheld.setdefault(reason, []).append(f"{kind:<9} {name}")
     if withheld:
         output.heading("withheld")

@@ -66,7 +66,9 @@ def settings_for(path: str, root: str, driver_root: str) -> Config:
 
 
 def toml(value: object) -> str:
-    """A string, boolean or list of strings as TOML (whose strings are JSON's, but for DEL)."""
+    """A string, boolean, table, or list of them as TOML (whose strings are JSON's, but for DEL)."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {toml(entry)}" for key, entry in value.items()) + " }"
     if isinstance(value, tuple | list):
         return f"[{', '.join(toml(item) for item in value)}]"
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")

@@ -53,8 +53,10 @@ def show(form: str, config_path: str) -> None:
     for sentence in effective.warnings:
         output.warning(sentence)
     rows: dict[str, list[tuple[str, object, str]]] = {}
-    for table, key, default, _ in configuration.KEYS:
+    for table, key, default, rule in configuration.KEYS:
         value = getattr(effective, key.replace("-", "_"))
+        if value and rule == "files":
+            value = [_file(entry) for entry in value]
         number = where.get((table, key)) or (where.get((table,)) if value != default else 0)
         rows.setdefault(table, []).append((key, value, f"{path}:{number}" if number else "default"))
     if form == "json":
@@ -155,6 +157,12 @@ def _doubts(settings: Config) -> list[str]:
 def _directory(host: Host, path: str) -> bool:
     status = host.status(path)
     return status is not None and stat.S_ISDIR(status.st_mode)
+
+
+def _file(values: tuple[object, ...]) -> dict[str, object]:
+    """What a table of [[inject.extra]] says beside the defaults."""
+    rows = zip(configuration.FILE, values, strict=True)
+    return {key: value for (key, default, _), value in rows if value != default}
 
 
 def schema() -> dict[str, Any]:

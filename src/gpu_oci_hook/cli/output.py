@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, TextIO
 
 import click
@@ -68,17 +68,22 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
         line(row)
 
 
-def gpus(found: Iterable[Gpu]) -> None:
+def gpus(found: Iterable[Gpu], notes: Mapping[int, Sequence[str]] | None = None) -> None:
     """Two lines per GPU: all by which it can be asked for, and what a requirement can ask about it.
 
-    Architecture and brand are those of our tables; NVML, which is not asked here, knows them of every GPU.
+    Architecture and brand are those of our tables; NVML knows them of every GPU.
+
+    Arguments:
+        notes: more words on a GPU, by its index.
     """
     for gpu in found:
-        line(f"{gpu.index}  {gpu.uuid}  {gpu.model}")
+        line("  ".join(word for word in (str(gpu.index), gpu.uuid, gpu.model) if word))
+        node = [f"/dev/nvidia{gpu.minor}"] if gpu.minor >= 0 else []
         arch = versions.arch(gpu.model) or "unknown to our tables"
         brand = " or ".join(versions.brands(gpu.model)) or "unknown to our tables"
-        line(f"   {gpu.pci}, /dev/nvidia{gpu.minor}, arch {arch}, brand {brand}")
-
+        more = (notes or {}).get(gpu.index, ())
+        own = [gpu.pci] if gpu.pci else []
+        line("   " + ", ".join([*own, *node, f"arch {arch}", f"brand {brand}", *more]))
 
 def _styled(text: str, stream: TextIO | None, *, colour: str | None = None, bold: bool = False) -> str:
     """The text on one line, with escape sequences only if there is something to show and somebody to see it.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import stat
 
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.formats import ARCHITECTURES, musl_loader, musl_path_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -21,22 +22,6 @@ COMPAT = "/usr/local/cuda/compat"
 CACHE_LIMIT = 16 << 20  # a cache of 5000 libraries has 0.5 MiB
 TEXT_LIMIT = 64 << 10
 LAST_RESORT = "/usr/local/nvidia/lib64"
-
-# Program interpreters: the x86-64 and AArch64 psABI supplements of glibc.
-LOADERS = {
-    "x86_64": "/lib64/ld-linux-x86-64.so.2",
-    "aarch64": "/lib/ld-linux-aarch64.so.1",
-    "i386": "/lib/ld-linux.so.2",
-    "armhf": "/lib/ld-linux-armhf.so.3",
-}
-# Debian's multiarch tuples, and for a 64-bit machine the architecture of its 32-bit programs.
-TUPLES = {
-    "x86_64": "x86_64-linux-gnu",
-    "aarch64": "aarch64-linux-gnu",
-    "i386": "i386-linux-gnu",
-    "armhf": "arm-linux-gnueabihf",
-}
-SMALL = {"x86_64": "i386", "aarch64": "armhf"}
 
 
 class Image:
@@ -91,7 +76,7 @@ def survey(rootfs: Rootfs, arch: str) -> Image:
 
     Raises: Fault only when the image leaves no place at all for libraries.
     """
-    multiarch = _directory(rootfs, f"/usr/lib/{TUPLES[arch]}") if arch in TUPLES else None
+    multiarch = _directory(rootfs, f"/usr/lib/{ARCHITECTURES[arch].triple}") if arch in ARCHITECTURES else None
     libc = _libc(rootfs, arch, multiarch)
     library_dir = _library_dir(rootfs, libc, multiarch)
     cache = rootfs.read(CACHE, CACHE_LIMIT)
@@ -111,11 +96,6 @@ def survey(rootfs: Rootfs, arch: str) -> Image:
         compat_names=compat_names,
         writable=rootfs.writable(),
     )
-
-
-def musl_path_file(arch: str) -> str:
-    """The file that names musl's library directories (musl: ldso/dynlink.c)."""
-    return f"/etc/ld-musl-{arch}.path"
 
 
 def driver_version(text: str) -> bool:
@@ -153,7 +133,7 @@ def _libc(rootfs: Rootfs, arch: str, multiarch: str | None) -> str:
 
     An Alpine with gcompat has a glibc loader too, a Debian can have the musl package: the libc itself tells.
     """
-    if rootfs.status(f"/lib/ld-musl-{arch}.so.1", follow=True) is not None:
+    if rootfs.status(musl_loader(arch), follow=True) is not None:
         if rootfs.status("/etc/alpine-release") is not None:
             return "musl"
         for directory in (multiarch, "/usr/lib64", "/lib64", "/usr/lib"):
@@ -162,7 +142,8 @@ def _libc(rootfs: Rootfs, arch: str, multiarch: str | None) -> str:
         return "musl"
     if multiarch is not None:
         return "glibc"
-    for path in (LOADERS.get(arch, CACHE), CACHE, CONF, CONF_DIRECTORY, "/etc/debian_version"):
+    own = ARCHITECTURES[arch].loader if arch in ARCHITECTURES else CACHE
+    for path in (own, CACHE, CONF, CONF_DIRECTORY, "/etc/debian_version"):
         if rootfs.status(path, follow=True) is not None:
             return "glibc"
     return "none"
@@ -181,11 +162,11 @@ def _library_dir(rootfs: Rootfs, libc: str, multiarch: str | None) -> str:
 
 
 def _library_dir32(rootfs: Rootfs, arch: str, library_dir: str, multiarch: str | None) -> str:
-    small = SMALL.get(arch)
-    if small is None:
+    small = ARCHITECTURES[arch].small if arch in ARCHITECTURES else ""
+    if not small:
         return library_dir
     if multiarch is not None:
-        wanted = f"/usr/lib/{TUPLES[small]}"
+        wanted = f"/usr/lib/{ARCHITECTURES[small].triple}"
         found = _directory(rootfs, wanted)
     else:
         wanted = "/usr/lib32"

@@ -11,10 +11,12 @@ import stat
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from gpu_oci_hook.container.image import COMPAT, TUPLES, driver_version
+from gpu_oci_hook.container.image import COMPAT, driver_version
 from gpu_oci_hook.errors import Fault, printable
+from gpu_oci_hook.formats import ARCHITECTURES, ldcache
 
 if TYPE_CHECKING:
+    from gpu_oci_hook.container.directory import Directory
     from gpu_oci_hook.container.image import Image
     from gpu_oci_hook.container.rootfs import Rootfs
     from gpu_oci_hook.host.inventory import DriverFile
@@ -22,7 +24,8 @@ if TYPE_CHECKING:
 LIBC_LIMIT = 8 << 20
 SHOWN = 10
 # The CUDA toolkit's directories with a libcuda to link against, which answers every call with error 34.
-STUBS = ("/usr/local/cuda/lib64/stubs", "/usr/local/cuda/targets/x86_64-linux/lib/stubs")
+STUBS = "/usr/local/cuda/lib64/stubs"
+TARGET_STUBS = "/usr/local/cuda/targets/{}/lib/stubs"
 _SYMBOL_VERSION = re.compile(rb"GLIBC_2\.(\d{1,3})(?:\.\d{1,3})?\0")
 
 
@@ -45,13 +48,14 @@ def findings(
         *_stubs(rootfs, image, env),
         *_musl(rootfs, image, files),
         *_glibc(rootfs, image, files),
+        *_manifests(rootfs, image, files),
     ]
     return [printable(text) for text in dict.fromkeys(result)]
 
 
 def libc_version(rootfs: Rootfs, image: Image) -> str | None:
     """The newest GLIBC_2.x that the image's libc.so.6 names ("2.31"); None when there is none to be read."""
-    tuple_ = TUPLES.get(image.arch, "")
+    tuple_ = ARCHITECTURES[image.arch].triple if image.arch in ARCHITECTURES else ""
     for directory in (image.library_dir, f"/lib/{tuple_}", f"/usr/lib/{tuple_}", "/lib64", "/usr/lib64",
                       "/lib", "/usr/lib"):  # fmt: skip
         data = rootfs.read(f"{directory}/libc.so.6", LIBC_LIMIT)
@@ -72,10 +76,20 @@ def _host_version(files: Iterable[DriverFile]) -> str:
 
 def _libraries(rootfs: Rootfs, image: Image) -> Iterable[tuple[str, str, int]]:
     """(path, name, size) of the regular files with ".so" in their names, in the loader's directories."""
+    for directory in _directories(rootfs, image):
+        for name in directory.names():
+            if ".so" in name:
+                info = directory.status(name)
+                if info is not None and stat.S_ISREG(info.st_mode):
+                    yield f"{directory.path.rstrip('/')}/{name}", name, info.st_size
+
+
+def _directories(rootfs: Rootfs, image: Image) -> Iterable[Directory]:
+    """The loader's directories, each once."""
     wanted = [image.library_dir, image.library_dir32, "/usr/local/lib"]
     wanted += ["/usr/local/nvidia/lib64", "/usr/local/nvidia/lib"]
     for top in ("/usr/lib", "/lib"):
-        wanted += [f"{top}/{tuple_}" for tuple_ in TUPLES.values()]
+        wanted += [f"{top}/{tuple_}" for tuple_ in [known.triple for known in ARCHITECTURES.values()]]
         wanted += [f"{top}64", f"{top}32", top]
     seen = set()
     for path in wanted:
@@ -86,11 +100,7 @@ def _libraries(rootfs: Rootfs, image: Image) -> Iterable[tuple[str, str, int]]:
         if directory.path in seen:
             continue
         seen.add(directory.path)
-        for name in directory.names():
-            if ".so" in name:
-                info = directory.status(name)
-                if info is not None and stat.S_ISREG(info.st_mode):
-                    yield f"{directory.path.rstrip('/')}/{name}", name, info.st_size
+        yield directory
 
 
 def _leftovers(
@@ -153,7 +163,8 @@ def _stubs(rootfs: Rootfs, image: Image, env: Mapping[str, str]) -> list[str]:
             result.append(
                 f"LD_LIBRARY_PATH has {directory}: error 34 risk, the stub libcuda there does nothing"
             )
-    for directory in STUBS:
+    targets = ARCHITECTURES[image.arch].toolkit if image.arch in ARCHITECTURES else ()
+    for directory in (STUBS, *[TARGET_STUBS.format(target) for target in targets]):
         if rootfs.status(f"{directory}/libcuda.so.1", follow=True) is not None:
             result.append(f"{directory} has a libcuda.so.1: error 34 risk, programs may load the stub")
     if image.cache is not None and b"/stubs/libcuda.so" in image.cache:
@@ -189,6 +200,39 @@ def _glibc(rootfs: Rootfs, image: Image, files: list[DriverFile]) -> list[str]:
         for name, least in wanted
         if _key(least) > _key(own)
     ]
+
+
+def _manifests(rootfs: Rootfs, image: Image, files: list[DriverFile]) -> list[str]:
+    """Manifests of Vulkan, EGL and OpenCL whose library will not load: loaders leave such a driver out silently."""
+    manifests = [file for file in files if file.kind == "config" and file.needs and file.arch == image.arch]
+    own = libc_version(rootfs, image) if image.libc == "glibc" and manifests else None
+    if own is None:
+        return []
+    there = {name for directory in _directories(rootfs, image) for name in directory.names()}
+    try:
+        there |= {entry.name for entry in ldcache.parse(image.cache or b"").entries}
+    except Fault:
+        pass  # the loader will not find anything in it either
+    libraries = {file.soname: file for file in files if file.kind == "library" and file.arch == image.arch}
+    libraries |= {file.name: file for file in libraries.values()}
+    result = []
+    for manifest in manifests:
+        queue = [name.rpartition("/")[2] for name in manifest.needs]
+        reasons = []
+        for soname in queue:
+            library = libraries.get(soname)
+            if library is None:
+                continue
+            if library.glibc and _key(library.glibc) > _key(own):
+                reasons.append(f"{soname} needs GLIBC_{library.glibc}, image provides {own}")
+            # What the driver opens by name, and what the host lacks, is not the image's business.
+            lacking = [n for n in library.needs if n not in libraries and n not in there and "nvidia" not in n]
+            if lacking:
+                reasons.append(f"{soname} needs {', '.join(lacking)}, not found in the image")
+            queue += [name for name in library.needs if name not in queue]
+        if reasons:
+            result.append(f"{manifest.name} will not load: {'; '.join(reasons)}")
+    return result
 
 
 def _key(version: str) -> tuple[int, ...]:

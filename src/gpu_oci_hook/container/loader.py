@@ -9,9 +9,9 @@ Cost rule: on the way of every GPU container. Pure: bytes in, bytes out. Doing i
 
 from __future__ import annotations
 
-from gpu_oci_hook.container.image import CACHE, CONF, CONF_DIRECTORY, musl_path_file
+from gpu_oci_hook.container.image import CACHE, CONF, CONF_DIRECTORY
 from gpu_oci_hook.errors import Fault, printable
-from gpu_oci_hook.formats import ldcache
+from gpu_oci_hook.formats import ARCHITECTURES, ldcache, musl_path_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ def _cache(image: Image, libraries: Sequence[tuple[str, str, str]], result: Load
             old = ldcache.parse(data)
         except Fault as fault:
             result.notes.append(f"the image's {CACHE} is replaced: {fault}")
-    flags = ldcache.FLAGS
-    new = [(soname, path, flags[arch]) for soname, path, arch in libraries if arch in flags]
+    known = ARCHITECTURES
+    new = [(soname, path, known[arch].flags) for soname, path, arch in libraries if arch in known]
     try:
         return ldcache.dump(ldcache.merge(old, new))
     except Fault as fault:

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from gpu_oci_hook.errors import Fault, words
+from gpu_oci_hook.formats import ARCHITECTURES, Architecture
 
 _MOST_HEADERS = 128
 _MOST_DYNAMIC = 64 << 10
@@ -30,22 +31,7 @@ _DT_STRSZ, _DT_SYMENT, _DT_SONAME = 10, 11, 14
 _DT_VERSYM, _DT_VERNEED, _DT_VERNEEDNUM = 0x6FFFFFF0, 0x6FFFFFFE, 0x6FFFFFFF
 
 
-class _Machine(NamedTuple):
-    bits: int
-    number: int
-    flags: int  # e_flags
-    page: int  # alignment of segments: the largest page that such a kernel may have
-    code: bytes  # a function that returns 0
-
-
-# ARM: EABI 5 with floats in registers, which is what makes it armhf for the loader.
-_MACHINES = {
-    "x86_64": _Machine(64, 62, 0, 0x1000, bytes.fromhex("31c0c3")),
-    "i386": _Machine(32, 3, 0, 0x1000, bytes.fromhex("31c0c3")),
-    "aarch64": _Machine(64, 183, 0, 0x10000, bytes.fromhex("00008052c0035fd6")),
-    "armhf": _Machine(32, 40, 0x05000400, 0x10000, bytes.fromhex("0000a0e31eff2fe1")),
-}
-_ARCHES = {(m.bits, m.number): name for name, m in _MACHINES.items()}
+_ARCHES = {(known.bits, known.machine): name for name, known in ARCHITECTURES.items()}
 
 
 class Library(NamedTuple):
@@ -120,9 +106,9 @@ def write(
 
     Raises Fault for an architecture that is not one of these.
     """
-    machine = _MACHINES.get(arch)
+    machine = ARCHITECTURES.get(arch)
     if machine is None:
-        raise Fault(f"cannot make a library for {arch!r}", cure=f"Known are {', '.join(_MACHINES)}")
+        raise Fault(f"cannot make a library for {arch!r}", cure=f"Known are {', '.join(ARCHITECTURES)}")
     return _Writer(machine, soname, list(needed), list(symbols), glibc).build()
 
 
@@ -243,7 +229,7 @@ class _Writer:
     """Lays out one file: a segment to read and run (headers, tables, code), one to write (dynamic table)."""
 
     def __init__(
-        self, machine: _Machine, soname: str, needed: list[str], symbols: list[str], glibc: str
+        self, machine: Architecture, soname: str, needed: list[str], symbols: list[str], glibc: str
     ) -> None:
         self.machine = machine
         self.wide = machine.bits == 64
@@ -315,12 +301,12 @@ class _Writer:
             f"<HHI{w}{w}{w}IHHHHHH",
             *(
                 3,
-                self.machine.number,
+                self.machine.machine,
                 1,
                 0,
                 header_size,
                 0,
-                self.machine.flags,
+                self.machine.elf_flags,
                 header_size,
                 ph_size,
                 4,

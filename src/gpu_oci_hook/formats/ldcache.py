@@ -16,6 +16,7 @@ import os
 import sys
 
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.formats import ARCHITECTURES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,16 +25,14 @@ if TYPE_CHECKING:
     Row = tuple[int, bytes, bytes, int, int]
     Key = tuple[int, ...]
 
-# One word per architecture: FLAG_ELF_LIBC6 (3) with glibc's architecture number in the second byte.
-FLAGS = {"x86_64": 0x303, "i386": 0x003, "aarch64": 0xA03, "armhf": 0x903}
-
 NEW_MAGIC = b"glibc-ld.so.cache"
 _MAGIC = NEW_MAGIC + b"1.1"
 _OLD_MAGIC = b"ld.so-1.7.0"
 _EXTENSION_MAGIC = 0xEAA42174
 _GENERATOR_TAG, _HWCAPS_TAG = 0, 1
 _ENDIAN = {"little": 2, "big": 3}
-_UNSIGNED = os.uname().machine.startswith(("aarch64", "arm"))
+# Architecture numbers, as flags have them, whose characters are unsigned.
+_UNSIGNED = {known.flags & 0xFF00 for known in ARCHITECTURES.values() if known.unsigned}
 
 # A cache of a large desktop has about 5000 entries. The bounds are for images that want us to work for hours.
 _MOST_ENTRIES = 65536
@@ -44,7 +43,7 @@ _MOST_TEXT = 32 << 20
 class Entry:
     """One line of the cache.
 
-    flags: type and architecture (see FLAGS). name: what a program asks for, usually a SONAME. path: the file.
+    flags: type and architecture (see `Architecture`). name: what a program asks for, usually a SONAME. path: the file.
     osversion: least kernel version, unused by glibc >= 2.36. hwcap: legacy bits, or bit 62 (the file lies in
     a glibc-hwcaps directory) and in the low half the index of its name in Cache.hwcaps.
     """
@@ -140,14 +139,15 @@ def merge(cache: Cache | None, new: Iterable[tuple[str, str, int]]) -> Cache:
     names = {name for name, _ in added}
     rows = [r for r in cache.rows if r[1] not in names or (r[1], r[0] & 0xFF01) not in added]
     keys: dict[bytes, Key] = {}
+    unsigned = any(flags & 0xFF00 in _UNSIGNED for _, flags in added)
     for row in added.values():
         # Descending by (key, flags). A new entry is a regular one, so it goes behind what is equal so far.
-        mine = _key(row[1], keys)
+        mine = _key(row[1], keys, unsigned=unsigned)
         low, high = 0, len(rows)
         while low < high:
             middle = (low + high) >> 1
             other = rows[middle]
-            theirs = _key(other[1], keys)
+            theirs = _key(other[1], keys, unsigned=unsigned)
             if theirs > mine or (theirs == mine and other[0] >= row[0]):
                 low = middle + 1
             else:
@@ -204,11 +204,12 @@ def dump(cache: Cache) -> bytes:
     return header + _words(words) + text + tail
 
 
-def libcmp_key(name: str | bytes) -> Key:
+def libcmp_key(name: str | bytes, *, unsigned: bool = False) -> Key:
     """A key that sorts names as glibc's _dl_cache_libcmp() does (ascending; the cache is sorted descending).
 
     Runs of digits compare as numbers and are greater than any other character; other characters compare as
-    C's char, which is signed on x86 and unsigned on ARM. Equal keys do not mean equal names ("a01" and "a1").
+    C's char, which is signed on x86 and unsigned on ARM (`unsigned`). Equal keys do not mean equal names ("a01"
+    and "a1").
     """
     if isinstance(name, str):
         name = os.fsencode(name)
@@ -222,17 +223,17 @@ def libcmp_key(name: str | bytes) -> Key:
         if number >= 0:
             key.append(number + 256)
             number = -1
-        key.append(char if char < 128 or _UNSIGNED else char - 256)
+        key.append(char if char < 128 or unsigned else char - 256)
     if number >= 0:
         key.append(number + 256)
     key.append(0)
     return tuple(key)
 
 
-def _key(name: bytes, known: dict[bytes, Key]) -> Key:
+def _key(name: bytes, known: dict[bytes, Key], *, unsigned: bool) -> Key:
     key = known.get(name)
     if key is None:
-        key = known[name] = libcmp_key(name)
+        key = known[name] = libcmp_key(name, unsigned=unsigned)
     return key
 
 

@@ -13,7 +13,7 @@ from gpu_oci_hook.host import nvml
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from gpu_oci_hook.host.inventory import Gpu, Memory
     from gpu_oci_hook.request.requirements import Values
@@ -28,6 +28,7 @@ def fill(
     version: str,
     unknown: Sequence[str],
     memory: Memory,
+    library: Callable[[], str],
 ) -> str:
     """Fills in what is unknown, from memory or from NVML.
 
@@ -35,6 +36,7 @@ def fill(
         hosts: the values to complete, one for each GPU of `chosen`, or a single one when none was chosen.
         version: the running driver's; a remembered answer counts for this driver and this GPU alone.
         unknown: "cuda", "arch", "brand": which of them decide the answer.
+        library: gives the path of the host's NVML library; called only to ask it. May raise a Fault.
 
     Returns:
         Why something is still unknown; "" when nothing is.
@@ -46,13 +48,13 @@ def fill(
     for values, gpu in zip(hosts, gpus or [None] * len(hosts), strict=False):
         try:
             if "cuda" in unknown and not values.cuda:
-                values.cuda = _ask(known, "cuda", version, "", "")
+                values.cuda = _ask(known, library, "cuda", version, "", "")
             if gpu is None:
                 continue
             if "arch" in unknown and not values.arch:
-                values.arch = _ask(known, "arch", version, gpu.pci, gpu.model)
+                values.arch = _ask(known, library, "arch", version, gpu.pci, gpu.model)
             if "brand" in unknown and not values.brand:
-                values.brand = (_ask(known, "brand", version, gpu.pci, gpu.model),)
+                values.brand = (_ask(known, library, "brand", version, gpu.pci, gpu.model),)
         except Fault as fault:
             reason = str(fault)
             break  # what hung or crashed once would do so for every GPU
@@ -63,9 +65,9 @@ def fill(
     return reason
 
 
-def _ask(known: dict[tuple[str, ...], str], *question: str) -> str:
+def _ask(known: dict[tuple[str, ...], str], library: Callable[[], str], *question: str) -> str:
     if question not in known:
-        known[question] = nvml.ask(question[0], question[2])
+        known[question] = nvml.ask(question[0], question[2], library=library())
     return known[question]
 
 

@@ -15,7 +15,7 @@ CAPABILITIES = ("", "utility", "compute", "video", "graphics", "display", "ngx")
 
 _TEXTS = {"capability", "required", "why", "variable", "container"}
 _TABLES = {
-    "library": ({"capability", "names"}, {"links", "required"}),
+    "library": ({"capability", "names"}, {"links", "opens", "required"}),
     "withheld": ({"why", "names"}, set[str]()),
     "binary": ({"capability", "names"}, set[str]()),
     "socket": ({"capability", "paths", "container"}, set[str]()),
@@ -34,7 +34,7 @@ class Entry:
         texts: its strings. lists: its lists.
     """
 
-    __slots__ = ("capability", "container", "kind", "links", "names", "paths", "required", "variable")
+    __slots__ = ("capability", "container", "kind", "links", "names", "opens", "paths", "required", "variable")
 
     def __init__(self, kind: str, texts: dict[str, str], lists: dict[str, tuple[str, ...]]) -> None:
         self.kind = kind
@@ -44,6 +44,7 @@ class Entry:
         self.variable = texts.get("variable", "")
         self.names = lists.get("names", ())
         self.links = lists.get("links", ())
+        self.opens = lists.get("opens", ())
         self.paths = lists.get("paths", ())
 
 

@@ -9,6 +9,7 @@ import os
 
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.host import catalogue as catalogues
+from gpu_oci_hook.host import manifests
 from gpu_oci_hook.host.catalogue import Catalogue, Entry
 from gpu_oci_hook.host.inventory import DriverFile, Inventory, witness
 from gpu_oci_hook.host.libraries import Libraries
@@ -22,26 +23,24 @@ if TYPE_CHECKING:
 _BINARIES = "/usr/bin"  # where programs get to in a container
 
 
-def discover(host: Host, driver: Host, library_paths: tuple[str, ...], version: str, machine: str = "") -> Remembered:
+def discover(host: Host, driver: Host, library_paths: tuple[str, ...], version: str) -> Remembered:
     """Everything that the driver brought, for `inventory.load`.
 
     Arguments:
         host: the machine. driver: the root with the driver's files.
         library_paths: where to look first, below the driver's root.
         version: of the running kernel module, "" when it is not loaded.
-        machine: `uname -m` of the host, "" for this machine's.
 
     Returns:
         (witnesses, `Inventory.to_data()`, what to look at every time).
     """
-    system = os.uname()
     catalogue = catalogues.load()
     search = Search(driver)
-    libraries = Libraries(search, catalogue, version, machine or system.machine)
+    libraries = Libraries(search, catalogue, version, host.machine)
     libraries.discover(library_paths)
     own = libraries.version if any(file.kind == "library" for file in libraries.files) else ""
-    around = _Around(search, catalogue, list(libraries.directories), version or own)
-    files = [*libraries.files, *around.binaries(), *around.firmware(host, system.release), *around.config()]
+    around = _Around(search, catalogue, list(libraries.directories), version or own, (libraries.arch, libraries.arch32))
+    files = [*libraries.files, *around.binaries(), *around.firmware(host, os.uname().release), *around.config()]
     places = [(place.label, place.said()) for place in libraries.places]
     problems: list[str] = []
     if version and own and own != version:
@@ -56,6 +55,7 @@ def discover(host: Host, driver: Host, library_paths: tuple[str, ...], version: 
         places=tuple(places),
         missing=_missing(catalogue, libraries),
         problems=tuple(problems),
+        incomplete=manifests.incomplete(files, libraries.interesting),
     )
     live: list[Live] = [
         (entry.kind, entry.capability, entry.paths, entry.container, entry.variable)
@@ -82,13 +82,22 @@ class _Around:
 
     Arguments:
         search: the driver root. directories: those that had driver libraries. version: the driver's.
+        arches: the machine's architecture and its 32-bit sister.
     """
 
-    def __init__(self, search: Search, catalogue: Catalogue, directories: list[str], version: str) -> None:
+    def __init__(
+        self,
+        search: Search,
+        catalogue: Catalogue,
+        directories: list[str],
+        version: str,
+        arches: tuple[str, str],
+    ) -> None:
         self.search = search
         self.catalogue = catalogue
         self.directories = directories
         self.version = version
+        self.arches = arches
 
     def binaries(self) -> list[DriverFile]:
         """The programs; of several with one name the first place's."""
@@ -137,6 +146,8 @@ class _Around:
             for path in [path for filled in self._fill(pattern) for path in self._matches(filled)]:
                 name = os.path.basename(path)
                 hit = "known" if name in known else self.search.file(path)
+                if manifests.is_manifest(name) and manifests.architecture(name, self.arches[0]) not in self.arches:
+                    continue
                 if not isinstance(hit, str):
                     container = entry.container.replace("{version}", self.version)
                     where = os.path.dirname(path)
@@ -158,15 +169,22 @@ class _Around:
     def _file(self, entry: Entry, real: str, name: str, found: str, container: str) -> DriverFile:
         self.search.watch(real)
         facts = self.search.library(real) if entry.kind == "binary" else ""
+        named: tuple[str, ...] = ()
+        if entry.kind == "config" and manifests.is_manifest(name):
+            try:
+                named = manifests.libraries(name, self.search.host.read(real, manifests.LIMIT) or b"")
+            except Fault:
+                named = ()  # larger than any real one, or not to be read: a file like others
+        arch = manifests.architecture(name, self.arches[0]) if named else ""
         return DriverFile(
             kind=entry.kind,
             capability=entry.capability,
             path=real,
             source=self.search.host.path(real),
             name=name,
-            needs=() if isinstance(facts, str) else tuple(facts.needed),
+            needs=named if isinstance(facts, str) else tuple(facts.needed),
             glibc="" if isinstance(facts, str) else facts.glibc,
-            arch="" if isinstance(facts, str) else facts.arch,
+            arch=arch if isinstance(facts, str) else facts.arch,
             container=container,
             found=found,
         )

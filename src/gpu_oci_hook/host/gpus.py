@@ -13,6 +13,7 @@ from gpu_oci_hook.host.root import Host
 
 _LIMIT = 65536
 _GPUS = "/proc/driver/nvidia/gpus"
+CAPABILITIES = "/proc/driver/nvidia/capabilities"
 
 
 def version(host: Host) -> str | None:
@@ -38,6 +39,19 @@ def driver_like(text: str) -> bool:
     if not 2 <= len(parts) <= 4 or not text.isascii():
         return False
     return all(part.isdigit() and len(part) <= 4 for part in parts) and len(parts[0]) == 3
+
+
+def unusual(host: Host, *, loaded: bool) -> bool:
+    """Whether there is a mark of a machine that may be no desktop (see `platform.detect`): two looks at most.
+
+    Arguments:
+        loaded: the module nvidia is: then it is no Windows.
+    """
+    return (
+        host.status("/etc/nv_tegra_release") is not None
+        or host.status("/sys/devices/soc0/family") is not None
+        or (not loaded and host.status("/dev/dxg") is not None)
+    )
 
 
 def gpus(host: Host) -> tuple[list[Gpu], list[str]]:
@@ -74,6 +88,29 @@ def gpus(host: Host) -> tuple[list[Gpu], list[str]]:
         uuid, model, minor = facts["uuid"], facts["model"], facts["minor"]
         known.append(Gpu(index=index, uuid=uuid, pci=name.lower(), minor=minor, model=model))
     return known, problems
+
+
+def in_mig_mode(host: Host, known: list[Gpu]) -> frozenset[int]:
+    """The indices of the GPUs that are divided into MIG instances.
+
+    The driver has a directory for each instance. One that is in MIG mode without any cannot be told from
+    others: there is nothing in it to hand out.
+    """
+    if not known:
+        return frozenset()
+    there = host.names(CAPABILITIES)
+    if not there:  # hidden from us, as from a container that has containers of its own: the nodes tell
+        if len(host.names("/dev/nvidia-caps")) <= 2:  # of configuring and monitoring
+            return frozenset()
+        from gpu_oci_hook.host import mig
+
+        return frozenset(gpu.index for gpu in known if mig.pairs(host, gpu))
+    return frozenset(
+        gpu.index
+        for gpu in known
+        if f"gpu{gpu.minor}" in there
+        and any(name.startswith("gi") for name in host.names(f"{CAPABILITIES}/gpu{gpu.minor}/mig"))
+    )
 
 
 def _address(name: str) -> tuple[int, int, int, int] | None:

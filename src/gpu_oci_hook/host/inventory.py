@@ -19,15 +19,16 @@ from gpu_oci_hook import VERSION, state
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from contextlib import AbstractContextManager
-    from typing import Protocol
+    from typing import Any, Protocol
 
     from gpu_oci_hook.host.root import Host
 
     Witness = tuple[str, int, int, int]  # path in this process, mtime in ns, inode, size (-1: missing)
     # Kind, capability, paths to try, place in the container, environment variable that comes first.
     Live = tuple[str, str, tuple[str, ...], str, str]
-    Remembered = tuple[tuple[Witness, ...], tuple[object, ...], tuple[Live, ...]]
+    Remembered = tuple[tuple[Witness, ...], tuple[object, ...], tuple[Any, ...]]
 
     class Memory(Protocol):
         """What `load` needs of the state directory."""
@@ -90,7 +91,8 @@ class DriverFile:
     """One file, socket or directory of the driver.
 
     Arguments:
-        kind: "library", "binary", "socket", "firmware", "config" or "directory".
+        kind: "library", "binary", "socket", "firmware", "config" or "directory"; of extras also "tree" (a
+            directory to be read only) and "shm" (one in the place of /dev/shm).
         capability: "utility", "compute", "video", "graphics", "display", "ngx", or "" for always. A library
             for 32-bit programs keeps its own capability and is told by its `arch`; it goes in with
             "compat32" alone.
@@ -100,7 +102,7 @@ class DriverFile:
         soname: the name the loader looks for; "" for everything but libraries.
         links: extra link names beside it, to `soname`; one with a slash ("gbm/x.so") is a link in a
             subdirectory.
-        needs: the SONAMEs that it needs (DT_NEEDED).
+        needs: the SONAMEs that it needs (DT_NEEDED, and what it opens by name); the libraries that a manifest names.
         glibc: the newest glibc version that it needs ("2.34"), "" for none.
         arch: "x86_64", "i386", "aarch64", "armhf"; "" for what is no ELF file.
         container: its place in the container; "" for libraries, where the image decides.
@@ -166,9 +168,11 @@ class Inventory:
         places: (place, what was found there or why nothing was), in the order looked at.
         missing: (capability, SONAME, why) of each library without which its capability cannot work.
         problems: sentences for people, each with its cure.
+        incomplete: (place in the container, name, SONAME) where a file names a library that needs another which
+            the host lacks.
     """
 
-    __slots__ = ("files", "libraries", "missing", "places", "problems", "version")
+    __slots__ = ("files", "incomplete", "libraries", "missing", "places", "problems", "version")
 
     def __init__(
         self,
@@ -179,7 +183,9 @@ class Inventory:
         places: tuple[tuple[str, str], ...] = (),
         missing: tuple[tuple[str, str, str], ...] = (),
         problems: tuple[str, ...] = (),
+        incomplete: tuple[tuple[str, str, str], ...] = (),
     ) -> None:
+        self.incomplete = incomplete
         self.version = version
         self.libraries = libraries
         self.files = files
@@ -195,12 +201,12 @@ class Inventory:
     def to_data(self) -> tuple[object, ...]:
         """Everything as nested tuples of str, int and bool."""
         files = tuple([file.to_data() for file in self.files])
-        return self.version, self.libraries, files, self.places, self.missing, self.problems
+        return self.version, self.libraries, files, self.places, self.missing, self.problems, self.incomplete
 
     @classmethod
     def from_data(cls, data: tuple[object, ...]) -> Inventory:
         """The reverse of `to_data`; ValueError or TypeError when the data has another shape."""
-        version, libraries, files, places, missing, problems = data
+        version, libraries, files, places, missing, problems, incomplete = data
         return cls(
             version=version,  # type: ignore[arg-type]
             libraries=libraries,  # type: ignore[arg-type]
@@ -208,6 +214,7 @@ class Inventory:
             places=places,  # type: ignore[arg-type]
             missing=missing,  # type: ignore[arg-type]
             problems=problems,  # type: ignore[arg-type]
+            incomplete=incomplete,  # type: ignore[arg-type]
         )
 
 
@@ -231,27 +238,46 @@ def load(host: Host, driver: Host, library_paths: tuple[str, ...], version: str 
         version: of the running kernel module, None when it is not loaded.
         memory: where to remember; of many processes that find nothing remembered, one searches.
     """
-    system = os.uname()
     key = (
-        "inventory", VERSION, sys.hexversion, version or "", host.root, driver.root, library_paths, system.machine,
-        system.release,
+        "inventory", VERSION, sys.hexversion, version or "", host.root, driver.root, library_paths, host.machine,
+        os.uname().release,
     )  # fmt: skip
-    name = _name(host.root + "\0" + driver.root)
+
+    def search() -> Remembered:
+        from gpu_oci_hook.host import discovery
+
+        return discovery.discover(host, driver, library_paths, version or "")
+
+    inventory, live = remembered(memory, _name(host.root + "\0" + driver.root), key, search)
+    present = _present(host, driver, live, inventory.problems)
+    inventory.files = inventory.files + present[0]
+    inventory.problems = present[1]
+    return inventory
+
+
+def remembered(
+    memory: Memory, name: str, key: tuple[object, ...], search: Callable[[], Remembered]
+) -> tuple[Inventory, tuple[Any, ...]]:
+    """An inventory and what belongs to it: remembered while nothing has changed, searched and remembered otherwise.
+
+    Arguments:
+        name: of the blob in the memory. key: everything that the answer depends on and no witness can tell.
+        search: gives witnesses, `Inventory.to_data()` and the rest.
+    """
     found = _recall(memory.get(name), key)
     if found is None:
         with memory.lock(name):
             found = _recall(memory.get(name), key)  # somebody else may have searched while we waited
             if found is None:
-                from gpu_oci_hook.host import discovery
-
-                fresh = discovery.discover(host, driver, library_paths, version or "")
+                fresh = search()
                 found = Inventory.from_data(fresh[1]), fresh[2]
                 memory.put(name, marshal.dumps((key, *fresh)))  # type: ignore[arg-type]
-    inventory, live = found
-    present = _present(host, driver, live, inventory.problems)
-    inventory.files = inventory.files + present[0]
-    inventory.problems = present[1]
-    return inventory
+    return found
+
+
+def place(kind: str, *roots: str) -> str:
+    """A file name in the memory for what is known of these roots."""
+    return f"inventory-{kind}-" + state.digest("\0".join(roots).encode("utf-8", "surrogateescape"))
 
 
 def _name(roots: str) -> str:
@@ -261,7 +287,7 @@ def _name(roots: str) -> str:
     return "inventory-" + state.digest(roots.encode("utf-8", "surrogateescape"))
 
 
-def _recall(blob: bytes | None, key: tuple[object, ...]) -> tuple[Inventory, tuple[Live, ...]] | None:
+def _recall(blob: bytes | None, key: tuple[object, ...]) -> tuple[Inventory, tuple[Any, ...]] | None:
     """What the blob remembers, None when it is damaged, about something else, or no longer true."""
     if blob is None:
         return None

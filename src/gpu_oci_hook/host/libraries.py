@@ -10,17 +10,12 @@ from __future__ import annotations
 import os
 
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.formats import ldcache
+from gpu_oci_hook.formats import ARCHITECTURES, MACHINES, ldcache
 from gpu_oci_hook.host.catalogue import Catalogue, stem
 from gpu_oci_hook.host.gpus import driver_like
 from gpu_oci_hook.host.inventory import DriverFile
 from gpu_oci_hook.host.search import Search
 
-# Machine to (64-bit architecture, its multiarch name, 32-bit architecture, its multiarch name).
-MACHINES = {
-    "x86_64": ("x86_64", "x86_64-linux-gnu", "i386", "i386-linux-gnu"),
-    "aarch64": ("aarch64", "aarch64-linux-gnu", "armhf", "arm-linux-gnueabihf"),
-}
 _CACHE_LIMIT = 16 << 20
 _SMALL = 100  # directories with up to so many libraries are read file by file, whatever the names
 _DRIVER = ("libcuda.so", "libnvidia-ml.so")  # what tells a driver directory and the driver's version
@@ -89,7 +84,9 @@ class Libraries:
         self.search = search
         self.catalogue = catalogue
         self.running = version
-        self.arch, self.triple, self.arch32, self.triple32 = MACHINES.get(machine, ("", "", "", ""))
+        self.arch = machine if machine in MACHINES else ""
+        self.arch32 = ARCHITECTURES[machine].small if self.arch else ""
+        self.triple, self.triple32 = (ARCHITECTURES[a].triple if a else "" for a in (self.arch, self.arch32))
         self.version = ""
         self.files: list[DriverFile] = []
         self.places: list[Place] = []
@@ -138,7 +135,7 @@ class Libraries:
             place.text = f"no driver library among {len(names)}" if names else "no library"
             everything = thorough or len(names) <= _SMALL
             for name in names:
-                if everything or self._interesting(name):
+                if everything or self.interesting(name):
                     self._consider(place, f"{found}/{name}", name)
         self.places.append(place)
 
@@ -157,15 +154,15 @@ class Libraries:
             place.text = f"not usable: {fault.what}"
             return
         place.text = f"no driver library among {len(cache.rows)}"
-        kinds = [ldcache.FLAGS[arch] & 0xFF00 for arch in (self.arch, self.arch32) if arch]
+        kinds = [ARCHITECTURES[arch].flags & 0xFF00 for arch in (self.arch, self.arch32) if arch]
         for flags, raw, raw_path, _, hwcap in cache.rows:
             if flags & 0xFF00 not in kinds or not flags & 1 or hwcap:
                 continue
             name = os.fsdecode(raw)
-            if self._interesting(name):
+            if self.interesting(name):
                 self._consider(place, os.fsdecode(raw_path), name)
 
-    def _interesting(self, name: str) -> bool:
+    def interesting(self, name: str) -> bool:
         """Whether a file's name alone makes it worth opening."""
         base = stem(name)
         if base in self.catalogue.withheld:
@@ -224,8 +221,12 @@ class Libraries:
             elif key not in chosen or (candidate.version and not chosen[key].version):
                 chosen[key] = candidate
         self._closure(chosen, strangers)
-        for key in chosen:
+        for key, candidate in chosen.items():
             self.refused.pop(key, None)
+            entry = self.catalogue.libraries.get(candidate.stem)
+            opens = [name.replace("{version}", self.version) for name in entry.opens] if entry else []
+            more = [name for name in opens if (name, candidate.arch) in chosen and name not in candidate.needs]
+            candidate.needs += tuple(more)
         for _, candidate in sorted(chosen.items(), key=lambda item: (item[0][1] != self.arch, item[0])):
             candidate.place.used += 1
             self.search.watch(candidate.real)

@@ -18,6 +18,7 @@ from gpu_oci_hook.host.root import Host
 _LIMIT = 1 << 20
 _NVIDIA_MAJOR = 195  # Documentation/admin-guide/devices.txt of the kernel: given to NVIDIA for good
 _NVIDIA_NAMES = ("nvidia", "nvidia-frontend", "nvidiactl")  # 550.40 renamed "nvidia-frontend"
+_CURE = "Remove the stale node: nvidia-modprobe makes it anew"
 
 # Path, module, minor, the capability it serves ("" = always). Order as the driver's own tools create them.
 CONTROL = (
@@ -103,7 +104,9 @@ def params(host: Host) -> Params:
     )
 
 
-def node(host: Host, path: str, major: int, minor: int, defaults: Params, problems: list[str]) -> Node:
+def node(
+    host: Host, path: str, major: int, minor: int, defaults: Params, problems: list[str], *, cure: str = _CURE
+) -> Node:
     """The node at `path` with the kernel's numbers.
 
     Mode and owner come from the host's node where it is the right one, else from `defaults`. A node with
@@ -128,7 +131,7 @@ def node(host: Host, path: str, major: int, minor: int, defaults: Params, proble
             has = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
             problems.append(
                 f"{source} is {has}, but the kernel says {major}:{minor}; the kernel's number is used. "
-                f"Remove the stale node: nvidia-modprobe makes it anew"
+                f"{cure}"
             )
         else:
             problems.append(
@@ -184,3 +187,20 @@ def _bytes(host: Host, path: str) -> bytes:
     except Fault:
         return b""
     return data or b""
+
+
+def present(host: Host, path: str) -> Node | None:
+    """The character device that the host has at `path`, as it is there; None when there is none."""
+    status = host.status(path)
+    if status is None or not stat.S_ISCHR(status.st_mode):
+        return None
+    return Node(
+        path=path,
+        major=os.major(status.st_rdev),
+        minor=os.minor(status.st_rdev),
+        mode=stat.S_IMODE(status.st_mode) & 0o777,
+        uid=status.st_uid,
+        gid=status.st_gid,
+        exists=True,
+        source=host.path(host.resolve(path) or path),
+    )

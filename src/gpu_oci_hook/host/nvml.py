@@ -1,18 +1,29 @@
 """Asks NVML, in a child process, what neither /proc nor our tables can tell.
 
-NVML is vendor code that can hang for seconds, crash, or not be there; a child keeps all of that away from us.
-The answers are remembered by the caller. Cost rule: cold; never in a start that the tables can answer.
+NVML is vendor code that can hang for seconds, crash, or not be there; a child keeps all of that away from us. What it
+says is data of unknown worth: sizes are bounded here, and whoever asks compares it with what the kernel says. The
+answers are remembered by the caller. Cost rule: cold; never in a start that the tables can answer.
 """
 
 from __future__ import annotations
 
+import json
 import os
+import select
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Sequence
 
-from gpu_oci_hook.errors import Fault, words
+from gpu_oci_hook.errors import Fault, clipped, words
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpu_oci_hook.host.inventory import Inventory
+    from gpu_oci_hook.host.root import Host
+
+SONAME = "libnvidia-ml.so.1"
 QUESTIONS = ("cuda", "arch", "brand")
 # NVML's nvmlBrandType_t in the words of NVIDIA_REQUIRE_*.
 BRANDS = (
@@ -20,8 +31,48 @@ BRANDS = (
     "quadrortx", "nvidiartx", "nvidia", "geforcertx", "titanrtx",
 )  # fmt: skip
 
-# The child gets its import path from us: an interpreter started with -I looks at no PYTHONPATH and no cwd.
-_CHILD = "import sys; sys.path.insert(0, sys.argv.pop(1)); from gpu_oci_hook.host import nvml; nvml.child()"
+_MOST_BYTES = 1 << 20
+_MOST_MIG = 64  # devices of one GPU; the hardware has up to 8, each with up to 8 compute instances
+
+# The child gets its import path from us: an interpreter started with -I looks at no PYTHONPATH and no cwd, and the
+# launcher's knows no site-packages. Ours comes first, pynvml's is among the rest.
+_CHILD = "import sys; sys.path[:0] = sys.argv.pop(1).split(':'); from gpu_oci_hook.host import nvml; nvml.child()"
+
+
+class Card:
+    """What NVML says about one GPU; None for what it does not say.
+
+    Attributes:
+        uuid, name: as NVML writes them.
+        memory: bytes.
+        arch: compute capability, "8.0".
+        mig: (gi, ci, UUID) of its MIG devices, in the order of NVML's index.
+    """
+
+    __slots__ = ("arch", "memory", "mig", "name", "uuid")
+
+    def __init__(
+        self, *, uuid: str, name: str, memory: int | None, arch: str, mig: list[tuple[int, int, str]]
+    ) -> None:
+        self.uuid = uuid
+        self.name = name
+        self.memory = memory
+        self.arch = arch
+        self.mig = mig
+
+
+def library(host: Host, inventory: Inventory) -> str:
+    """The path of the host's NVML library; "" where only the loader can know it.
+
+    Raises:
+        Fault: the host is a directory and has none: this machine's own would speak of other GPUs.
+    """
+    for file in inventory.files:
+        if file.soname == SONAME and file.arch == host.machine:
+            return file.source
+    if host.root != "/":
+        raise Fault(f"NVML cannot be asked: this host has no {SONAME}", where=host.root)
+    return ""
 
 
 def ask(question: str, pci: str = "", *, timeout: float = 10.0, library: str = "") -> str:
@@ -37,36 +88,125 @@ def ask(question: str, pci: str = "", *, timeout: float = 10.0, library: str = "
     Raises:
         Fault: NVML or its Python binding is missing, crashed, took too long, or does not know.
     """
-    if not sys.executable:
-        raise Fault("NVML cannot be asked: the Python interpreter does not know its own path")
-    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-    argv = [sys.executable, "-I", "-c", _CHILD, package, question, pci, library]
-    environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
-    try:
-        done = subprocess.run(
-            argv, env=environment, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, check=False
-        )
-    except subprocess.TimeoutExpired:
-        cure = "Persistence mode (nvidia-persistenced) keeps the driver initialised"
-        raise Fault(f"NVML did not answer within {timeout:g} seconds", cure=cure) from None
-    except OSError as error:
-        raise Fault(f"NVML cannot be asked: {sys.executable}: {words(error)}") from None
-    if done.returncode < 0:
-        try:
-            name = signal.Signals(-done.returncode).name
-        except ValueError:
-            name = f"signal {-done.returncode}"
-        raise Fault(f"NVML crashed ({name}) when asked for {question}")
-    answer = done.stdout.decode("utf-8", "replace").strip()
-    if done.returncode or not answer:
-        said = done.stderr.decode("utf-8", "replace").strip().splitlines()
-        raise Fault(f"NVML does not answer: {said[-1] if said else f'status {done.returncode}'}")
+    answer = _child(question, [pci], library, timeout).strip()
+    if not answer:
+        raise Fault("NVML does not answer: it says nothing")
     return answer
 
 
+def survey(addresses: Sequence[str], *, timeout: float = 10.0, library: str = "") -> list[Card]:
+    """What NVML says about these GPUs, in the same order.
+
+    Arguments:
+        addresses: PCI addresses. `timeout`, `library`: see `ask`.
+
+    Raises:
+        Fault: as `ask`, or the answer makes no sense.
+    """
+    answer = _child("survey", addresses, library, timeout)
+    try:
+        said = json.loads(answer)
+        cards = [
+            Card(
+                uuid=str(one["uuid"]),
+                name=str(one["name"]),
+                memory=None if one["memory"] is None else int(one["memory"]),
+                arch=str(one["arch"]),
+                mig=[(int(gi), int(ci), str(uuid)) for gi, ci, uuid in one["mig"]],
+            )
+            for one in said
+        ]
+    except (ValueError, TypeError, KeyError, RecursionError):
+        raise Fault(f"NVML cannot be understood: {clipped(answer)!r}") from None
+    if len(cards) != len(addresses):
+        raise Fault(f"NVML was asked about {len(addresses)} GPUs and answers about {len(cards)}")
+    return cards
+
+
+def _child(question: str, addresses: Sequence[str], library: str, timeout: float) -> str:
+    """Runs the child to its end or to the limit's; what it wrote to its answer's descriptor."""
+    if not sys.executable:
+        raise Fault("NVML cannot be asked: the Python interpreter does not know its own path")
+    package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
+    paths = [package, *(path for path in sys.path if path.startswith("/") and path != package and ":" not in path)]
+    argv = [sys.executable, "-I", "-c", _CHILD, ":".join(paths), question, library, *addresses]
+    environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
+    try:
+        process = subprocess.Popen(
+            argv, env=environment, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE, start_new_session=True,
+        )  # fmt: skip
+    except OSError as error:
+        raise Fault(f"NVML cannot be asked: {sys.executable}: {words(error)}") from None
+    # Not subprocess.run: a child that waits in the driver cannot even be killed, and must not hold us.
+    end = time.monotonic() + timeout
+    out, err, whole = _gather(process, end)
+    try:
+        status = process.wait(max(0.0, end - time.monotonic())) if whole else None
+    except subprocess.TimeoutExpired:
+        status = None
+    if status is None:
+        _kill(process)
+        if len(out) > _MOST_BYTES or len(err) > _MOST_BYTES:
+            raise Fault("NVML cannot be understood: it does not stop talking")
+        cure = "Persistence mode (nvidia-persistenced) keeps the driver initialised"
+        raise Fault(f"NVML did not answer within {timeout:g} seconds", cure=cure)
+    if status < 0:
+        try:
+            name = signal.Signals(-status).name
+        except ValueError:
+            name = f"signal {-status}"
+        raise Fault(f"NVML crashed ({name}) when asked for {question}")
+    if status:
+        said = err.decode("utf-8", "replace").strip().splitlines()
+        raise Fault(f"NVML does not answer: {clipped(said[-1]) if said else f'status {status}'}")
+    return out.decode("utf-8", "replace")
+
+
+def _gather(process: subprocess.Popen[bytes], end: float) -> tuple[bytes, bytes, bool]:
+    """The child's two outputs, and whether both came to their end in time and in measure."""
+    assert process.stdout is not None
+    assert process.stderr is not None
+    found = {process.stdout.fileno(): b"", process.stderr.fileno(): b""}
+    first, second = found
+    left = set(found)
+    while left:
+        ready = select.select(list(left), [], [], max(0.0, end - time.monotonic()))[0]
+        if not ready:
+            break
+        for fd in ready:
+            data = os.read(fd, 65536)
+            found[fd] += data
+            if not data:
+                left.discard(fd)
+        if any(len(text) > _MOST_BYTES for text in found.values()):
+            break
+    process.stdout.close()
+    process.stderr.close()
+    return found[first], found[second], not left
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    """Kills the child and what it started, and waits for it as long as makes sense."""
+    try:
+        os.killpg(process.pid, signal.SIGKILL)
+    except ProcessLookupError:
+        pass
+    try:
+        process.wait(0.5)
+    except subprocess.TimeoutExpired:
+        process.returncode = -signal.SIGKILL  # it waits in the driver; nobody shall wait for it
+
+
 def child() -> None:
-    """The child: question, PCI address and library in argv; the answer on stdout, else one line on stderr."""
-    question, pci, library = sys.argv[1:4]
+    """The child: question, library and PCI addresses in argv; the answer on stdout, else one line on stderr."""
+    import resource
+
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash in there leaves no file behind
+    question, library, *addresses = sys.argv[1:]
+    # What a library prints goes where errors go: an answer has a descriptor of its own.
+    answer = os.dup(1)
+    os.dup2(2, 1)
     try:
         import pynvml  # type: ignore[import-untyped]
     except ImportError:
@@ -80,9 +220,15 @@ def child() -> None:
             sys.exit(str(error))
     try:
         pynvml.nvmlInit()
-        print(_answer(pynvml, question, pci))
+        if question == "survey":
+            text = json.dumps([_card(pynvml, address) for address in addresses])
+        else:
+            text = _answer(pynvml, question, addresses[0] if addresses else "")
     except pynvml.NVMLError as error:
         sys.exit(str(error))
+    with os.fdopen(answer, "w") as file:
+        file.write(text)
+    os._exit(0)  # what a library does at its end is of no interest
 
 
 def _answer(nvml: object, question: str, pci: str) -> str:
@@ -104,3 +250,43 @@ def _answer(nvml: object, question: str, pci: str) -> str:
         brand = call("nvmlDeviceGetBrand", handle)
         return BRANDS[brand] if isinstance(brand, int) and 0 <= brand < len(BRANDS) else "unknown"
     sys.exit(f"{question} is none of {', '.join(QUESTIONS)}")
+
+
+def _card(nvml: object, pci: str) -> dict[str, object]:
+    """One GPU; what a single call cannot tell is left empty, but not the GPU itself and not its MIG devices."""
+    error: type[Exception] = getattr(nvml, "NVMLError")  # noqa: B009  an untyped module
+
+    def call(name: str, *arguments: object) -> object:
+        return getattr(nvml, name)(*arguments)
+
+    def maybe(name: str, *arguments: object) -> object:
+        try:
+            return call(name, *arguments)
+        except error:
+            return None
+
+    handle = call("nvmlDeviceGetHandleByPciBusId", pci.encode())
+    pair = maybe("nvmlDeviceGetCudaComputeCapability", handle)
+    found: dict[str, object] = {
+        "uuid": _word(call("nvmlDeviceGetUUID", handle)),
+        "name": _word(maybe("nvmlDeviceGetName", handle) or ""),
+        "memory": getattr(maybe("nvmlDeviceGetMemoryInfo", handle), "total", None),
+        "arch": f"{pair[0]}.{pair[1]}" if isinstance(pair, (tuple, list)) and len(pair) == 2 else "",
+    }
+    mode = maybe("nvmlDeviceGetMigMode", handle)  # not supported by most GPUs
+    devices: list[tuple[object, object, str]] = []
+    if isinstance(mode, (tuple, list)) and mode and mode[0] == 1:
+        count = call("nvmlDeviceGetMaxMigDeviceCount", handle)
+        for index in range(min(count, _MOST_MIG) if isinstance(count, int) else 0):
+            one = maybe("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
+            if one is None:
+                continue  # a gap: later ones are there all the same
+            gi, ci = call("nvmlDeviceGetGpuInstanceId", one), call("nvmlDeviceGetComputeInstanceId", one)
+            devices.append((gi, ci, _word(call("nvmlDeviceGetUUID", one))))
+    found["mig"] = devices
+    return found
+
+
+def _word(text: object) -> str:
+    """Older bindings give bytes."""
+    return text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)

@@ -12,6 +12,7 @@ import os
 import stat
 
 from gpu_oci_hook.errors import Fault, words
+from gpu_oci_hook.formats import MACHINES
 
 MAX_LINKS = 40  # the kernel's own bound (path_resolution(7))
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
@@ -23,13 +24,17 @@ class Host:
 
     Arguments:
         root: the directory; "/" is the machine itself. All paths given to the methods are paths below it.
+
+    Attributes:
+        machine: `uname -m`; below another root what the driver there says that it is for, if it says so.
     """
 
-    __slots__ = ("prefix", "root")
+    __slots__ = ("machine", "prefix", "root")
 
     def __init__(self, root: str = "/") -> None:
         self.root = _tidy(root)
         self.prefix = "" if self.root == "/" else self.root
+        self.machine = self._machine()
 
     def __repr__(self) -> str:
         return f"Host({self.root!r})"
@@ -122,6 +127,16 @@ class Host:
         """The directory at `path` as a root of its own (a driver container's); missing ones stay empty."""
         found = self.resolve(path)
         return Host(self.path(path if found is None else found))
+
+    def _machine(self) -> str:
+        own = os.uname().machine
+        if not self.prefix:
+            return own
+        try:
+            said = self.read("/proc/driver/nvidia/version", 65536) or b""
+        except Fault:
+            return own
+        return next((word for word in MACHINES if word.encode() in said.split()), own)
 
     def _real(self, path: str) -> str | None:
         if not self.prefix:

@@ -35,6 +35,8 @@ def build(facts: Facts) -> Plan:
     plan.warnings += facts.request.warnings
     for name, reason in facts.request.withheld:
         plan.withheld.append(Withheld("request", name, reason))
+    plan.withheld += [Withheld(kind, name, reason) for kind, name, reason in facts.extra.withheld]
+    plan.warnings += facts.extra.warnings
     brought = with_brought(facts.request.capabilities)
     _drop_hooks(facts, plan)
     devices.add(facts, plan, brought)

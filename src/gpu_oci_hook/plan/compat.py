@@ -41,6 +41,8 @@ def decide(found: tuple[tuple[str, str], ...], host: str, policy: str, *, datace
         if len(found) > _SHOWN:
             names += f" and {len(found) - _SHOWN} more"
         return Compat("", "ambiguous", f"the image has several compat libcuda, none is used: {names}")
+    if not host and policy != "always":
+        return Compat("", "the host does not tell its driver's version, so its own libcuda is used")
     path, version = found[0]
     directory = path.rpartition("/")[0] or "/"
     if policy == "always":

@@ -33,7 +33,8 @@ def add(facts: Facts, plan: Plan, brought: dict[str, str]) -> None:
     rules = not facts.inside and (not bound or bool(items(facts.spec, "linux", "resources", "devices")))
     wanted: list[tuple[Node, str]] = []
     for gpu, origin in facts.chosen:
-        wanted.append((facts.gpu_nodes[gpu.minor], f"GPU {gpu.index} ({gpu.uuid}): {origin}"))
+        if gpu.minor >= 0:  # others have their nodes among the extras
+            wanted.append((facts.gpu_nodes[gpu.minor], f"GPU {gpu.index} ({gpu.uuid}): {origin}"))
     for capability, node in facts.nodes:
         why = _serves(capability, brought)
         if why:
@@ -43,7 +44,8 @@ def add(facts: Facts, plan: Plan, brought: dict[str, str]) -> None:
     chosen = {gpu.index for gpu, _ in facts.chosen}
     for gpu in facts.gpus:
         if gpu.index not in chosen:
-            name = f"/dev/nvidia{gpu.minor} (GPU {gpu.index}, {gpu.uuid})"
+            path = f"/dev/nvidia{gpu.minor}" if gpu.minor >= 0 else gpu.model
+            name = f"{path} (GPU {gpu.index}{', ' * bool(gpu.uuid)}{gpu.uuid})"
             plan.withheld.append(Withheld("device", name, "this GPU was not asked for"))
     for capability, path, module in facts.absent_nodes:
         if not _serves(capability, brought):
@@ -58,6 +60,13 @@ def add(facts: Facts, plan: Plan, brought: dict[str, str]) -> None:
             f"{path} is required for {brought.get('compute', 'the driver')}, but {reason}",
             cure=f"Load it: modprobe {module.replace('-', '_')}, or nvidia-modprobe -u -c=0",
         )
+    wanted += facts.extra.nodes
+    for node, why in facts.extra.optional:
+        if node.exists or not bound:
+            wanted.append((node, why))
+        else:
+            reason = f"the host has no {node.source}, and in a user namespace a node cannot be made"
+            plan.withheld.append(Withheld("device", node.path, reason))
     groups: list[int] = []
     for node, why in wanted:
         if not bound:

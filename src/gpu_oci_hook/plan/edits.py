@@ -105,8 +105,8 @@ class Mount(Edit):
 class Directory(Edit):
     """A directory of the host's with everything that a container sees beside its libraries, prepared once.
 
-    It holds an empty file for each library, where that is mounted, and every link. Mounted read-only as a
-    whole it costs a start no writing at all, and leaves nothing in the image's tree.
+    Or one with links alone. It holds an empty file for each library, where that is mounted, and every link. Mounted
+    read-only as a whole it costs a start no writing at all, and leaves nothing in the image's tree.
 
     Attributes:
         source: on the host; its name tells its content, so that one that is there is right.
@@ -128,6 +128,8 @@ class Directory(Edit):
     def describe(self) -> str:
         """See `Edit.describe`."""
         links = sum(1 for _, target in self.entries if target)
+        if links == len(self.entries):
+            return f"{self.destination} with {', '.join(f'{name} -> {target}' for name, target in self.entries)}"
         return f"{self.destination} with {len(self.entries) - links} libraries and {links} links"
 
     def data(self) -> dict[str, object]:

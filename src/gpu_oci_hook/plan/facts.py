@@ -9,6 +9,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpu_oci_hook.config import Config
     from gpu_oci_hook.container.image import Image
+    from gpu_oci_hook.host.extra import Extra
     from gpu_oci_hook.host.inventory import Gpu, Inventory, Node
     from gpu_oci_hook.plan.places import Target
     from gpu_oci_hook.request import Request
@@ -22,6 +23,7 @@ class Facts:
         request, config, inventory: see their classes.
         chosen: the GPUs that go in, each with the origin of the word that named it; `gpus` are all there are.
         nodes: (capability that it serves, node) of the control nodes; `gpu_nodes`: minor to node.
+        extra: nodes and files beside the driver's own: MIG capabilities, DRM nodes, IMEX channels and so on.
         absent_nodes: (capability, path, module) of control nodes whose module is not loaded.
         image, target: the container's root file system.
         rootfs: its absolute path in this process.
@@ -38,6 +40,7 @@ class Facts:
         "chosen",
         "config",
         "datacenter",
+        "extra",
         "generated",
         "gpu_nodes",
         "gpus",
@@ -72,6 +75,7 @@ class Facts:
     params: bytes | None
     mount_program: bool
     datacenter: bool
+    extra: Extra
 
 
 def needs(capability: str) -> str:

@@ -9,6 +9,7 @@ from gpu_oci_hook import state
 from gpu_oci_hook.container import loader
 from gpu_oci_hook.container.apply import generated_name
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.formats import SMALL
 from gpu_oci_hook.plan import compat
 from gpu_oci_hook.plan.edits import Directory, DropMount, Env, File, Link, Mount, Plan, Withheld
 from gpu_oci_hook.plan.facts import needs
@@ -24,11 +25,17 @@ if TYPE_CHECKING:
 # Mount options (design 5). The runtime resolves nothing more: every source and destination is absolute.
 READ_ONLY = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 SOCKET = ("nosuid", "nodev", "noexec", "rbind", "rprivate")
+# Kinds of files that are directories: a daemon's, one that is read-only, and one in the place of /dev/shm.
+DIRECTORIES = ("directory", "tree", "shm")
 # How the names of prepared directories begin.
 LIBRARIES = "libraries-"
+LINKS = "links-"
+
+# Where X servers have their modules: Debian's and Arch's, and Fedora's.
+_MODULES, _MODULES64 = "/usr/lib/xorg/modules", "/usr/lib64/xorg/modules"
 
 # What programs look for by its path in the image's own library directory.
-_MAIN = ("libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1")
+MAIN = ("libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1")
 
 
 def add(facts: Facts, plan: Plan, brought: dict[str, str]) -> None:
@@ -41,11 +48,26 @@ def add(facts: Facts, plan: Plan, brought: dict[str, str]) -> None:
         Fault: a file that a capability cannot work without is not there, or there is no place for it.
     """
     _required(facts, brought)
-    files = _select(facts, plan, brought)
+    files = _select(facts, plan, brought) + facts.extra.files
     ours = _our_mounts(facts)
     places = Places(facts.spec, facts.target, ours, writable=facts.image.writable)
-    _libraries(facts, plan, places, [(file, why) for file, why in files if file.kind == "library"])
-    _others(facts, plan, places, [(file, why) for file, why in files if file.kind != "library"])
+    libraries = [(file, why) for file, why in files if file.kind == "library"]
+    _libraries(facts, plan, places, libraries)
+    others = [(file, why) for file, why in files if file.kind != "library"]
+    _others(facts, plan, places, others)
+    there = {file.container for file, _ in others}
+    plan.warnings += [
+        f"{name} needs {soname}, not found on host"
+        for container, name, soname in facts.inventory.incomplete
+        if container in there
+    ]
+    by_path = [file for file, _ in others if file.kind == "config" and any("/" in name for name in file.needs)]
+    if by_path or facts.extra.links or facts.extra.texts:
+        from gpu_oci_hook.plan import extras
+
+        extras.astray(facts, plan, places, by_path, [file for file, _ in libraries])
+        extras.texts(facts, plan, places)
+        extras.links(facts, plan, places)
     wanted = {(edit.source, edit.destination) for edit in plan.edits if isinstance(edit, Mount)}
     plan.edits[:0] = [
         DropMount(source, destination, "left from another driver")
@@ -60,11 +82,12 @@ def _our_mounts(facts: Facts) -> list[tuple[str, str]]:
     """
     found: list[tuple[str, str]] = []
     directories: list[str] = []
+    prefixes = tuple([f"{top}/{kind}" for top in (facts.prepared, facts.generated) for kind in (LIBRARIES, LINKS)])
     for mount in items(facts.spec, "mounts"):
         source, destination = member(mount, "source"), member(mount, "destination")
         if not isinstance(source, str) or not isinstance(destination, str):
             continue
-        if source.startswith((f"{facts.prepared}/{LIBRARIES}", f"{facts.generated}/{LIBRARIES}")):
+        if source.startswith(prefixes):
             directories.append(destination + "/")
             found.append((source, destination))
         elif source.startswith(f"{facts.generated}/") or destination.startswith(tuple(directories)):
@@ -89,9 +112,14 @@ def _select(facts: Facts, plan: Plan, brought: dict[str, str]) -> list[tuple[Dri
     taken: dict[tuple[str, str], tuple[DriverFile, str]] = {}
     left: list[DriverFile] = []
     for file in facts.inventory.files:
+        refused = facts.extra.refused.get(file.source)
+        if refused:
+            name = _library_name(file) if file.kind == "library" else file.container or file.name
+            plan.withheld.append(Withheld(file.kind, name, refused))
+            continue
         why = _file_reason(file, chosen, brought, facts)
         if why[0]:
-            taken[file.soname or file.path, file.arch] = (file, why[1])
+            taken[file.container or file.soname or file.path, file.arch] = (file, why[1])
         else:
             left.append(file)
             if file.kind != "library":
@@ -101,9 +129,10 @@ def _select(facts: Facts, plan: Plan, brought: dict[str, str]) -> list[tuple[Dri
     queue = [file for file, _ in taken.values() if file.needs]
     for file in queue:
         for soname in file.needs:
+            soname = soname.rpartition("/")[2]  # a manifest may name its library by a path
             needed = libraries.pop((soname, file.arch), None)
             if needed is not None:
-                taken[soname, file.arch] = (needed, f"needed by {file.soname}")
+                taken[soname, file.arch] = (needed, f"needed by {file.soname or file.name}")
                 queue.append(needed)
     for file in libraries.values():
         reason = _file_reason(file, chosen, brought, facts)[1]
@@ -112,7 +141,7 @@ def _select(facts: Facts, plan: Plan, brought: dict[str, str]) -> list[tuple[Dri
 
 
 def _library_name(file: DriverFile) -> str:
-    return f"{file.soname} ({file.arch})" if file.arch in ("i386", "armhf") else file.soname
+    return f"{file.soname} ({file.arch})" if file.arch in SMALL else file.soname
 
 
 def _file_reason(
@@ -122,11 +151,12 @@ def _file_reason(
         return False, "[inject] sockets is off"
     if file.kind == "firmware" and not facts.config.firmware:
         return False, "[inject] firmware is off"
-    if file.arch in ("i386", "armhf") and "compat32" not in chosen:
+    if file.arch in SMALL and "compat32" not in chosen:
         return False, "needs capability compat32"
     capability = file.capability
     if not capability:
-        return True, "every GPU container needs it"
+        listed = file.found.partition(".csv:")[1]  # of a Jetson, where a list decides
+        return True, f"listed in {file.found}" if listed else "every GPU container needs it"
     if capability not in brought:
         return False, needs(capability)
     by = brought[capability]
@@ -139,7 +169,10 @@ def _libraries(facts: Facts, plan: Plan, places: Places, files: list[tuple[Drive
     """Mounts of the libraries, the links beside them, and what makes the container's loader find them."""
     if not files:
         return
-    if not places.libraries:
+    fixed = [(file, why) for file, why in files if file.container]
+    if fixed:
+        files = [(file, why) for file, why in files if not file.container]
+    if files and not places.libraries:
         raise Fault(
             "the container has no place for the driver's libraries: its root file system cannot be written, has "
             "no directory /usr/local/nvidia/lib64, and neither /run nor /dev is a tmpfs",
@@ -163,7 +196,7 @@ def _libraries(facts: Facts, plan: Plan, places: Places, files: list[tuple[Drive
     plugins: dict[str, list[Link]] = {}
     prepared = facts.prepared
     for file, why in files:
-        small = file.arch in ("i386", "armhf")
+        small = file.arch in SMALL
         directory = places.libraries32 if small else places.libraries
         own = facts.image.library_dir32 if small else facts.image.library_dir
         theirs = next((f"{own}/{name}" for name in (file.soname, file.name) if places.mounted(f"{own}/{name}")), "")
@@ -199,12 +232,25 @@ def _libraries(facts: Facts, plan: Plan, places: Places, files: list[tuple[Drive
         plan.edits.append(Directory(source, directory, content, reason))
         plan.edits.append(Mount(source, directory, READ_ONLY, reason, make_way=False))
     plan.edits += mounts
-    for own, directory in (
-        (facts.image.library_dir, places.libraries),
-        (facts.image.library_dir32, places.libraries32),
-    ):
+    # Where a machine has no 32-bit sister the two are one directory, and the 64-bit libraries' one counts.
+    for own, directory in {
+        facts.image.library_dir32: places.libraries32,
+        facts.image.library_dir: places.libraries,
+    }.items():
+        mine = plugins.get(own, [])
         if places.writable and places.cover(own) == "image":
-            plan.edits += _links_in_image(facts, own, directory, entries.get(directory, {}), plugins.get(own, []))
+            plan.edits += _links_in_image(facts, own, directory, entries.get(directory, {}), mine)
+        else:
+            reason = f"{own} lies in another mount, or cannot be written"
+            plan.withheld += [Withheld("link", link.path, reason) for link in mine]
+    if fixed:
+        from gpu_oci_hook.plan import fixed as fixed_places
+
+        names_there, more = fixed_places.add(facts, plan, places, fixed)
+        for name, path, arch in names_there:
+            uses = uses_compat and arch not in SMALL and name in facts.image.compat_names
+            found.append((name, f"{verdict.directory}/{name}" if uses else path, arch))
+        directories += more
     preferred = f"; the image's own libcuda comes first: {verdict.reason}" if uses_compat else ""
     _loader(facts, plan, places, found, directories, preferred)
 
@@ -224,7 +270,7 @@ def _links_in_image(
     main = own == facts.image.library_dir
     for name in names:
         status = there.get(name)
-        if main and name in _MAIN:
+        if main and name in MAIN:
             links.append(Link(f"{own}/{name}", f"{directory}/{name}", "for programs that do not ask the loader"))
         elif status is not None and (status.st_mode & 0o170000 != 0o100000 or status.st_size == 0):
             links.append(Link(f"{own}/{name}", f"{directory}/{name}", "the image has a leftover there"))
@@ -246,18 +292,11 @@ def _loader(
     reason = f"lets the container's loader find the libraries{preferred}"
     fallback = result.environment
     for path, content in result.files:
-        if places.cover(path) == "image" and places.writable:
-            needed = path.endswith((".cache", ".path"))
-            plan.edits.append(File(path, content, reason, optional=not needed))
-            continue
-        destination, why = places.mount_point(path)
-        if destination and places.cover(path) == "image":
-            plan.edits.append(File(path, content, reason, mounted=True))
-            source = f"{facts.generated}/{generated_name(path)}"
-            plan.edits.append(Mount(source, destination, READ_ONLY, reason, make_way=False))
-        else:
-            fallback = fallback or path.endswith((".cache", ".path"))
-            plan.withheld.append(Withheld("file", path, why or f"{path} lies in another mount"))
+        needed = path.endswith((".cache", ".path"))
+        why = generated(facts, plan, places, path, content, reason, optional=not needed)
+        if why:
+            fallback = fallback or needed
+            plan.withheld.append(Withheld("file", path, why))
     if fallback:
         own = facts.request.environment.get("LD_LIBRARY_PATH", "")
         wanted = [directory for directory in directories if directory not in own.split(":")]
@@ -266,6 +305,22 @@ def _loader(
             plan.edits.append(
                 Env("LD_LIBRARY_PATH", value, "the loader's cache in the image cannot be written; this stands in")
             )
+
+
+def generated(
+    facts: Facts, plan: Plan, places: Places, path: str, content: bytes, reason: str, *, optional: bool
+) -> str:
+    """A file that is written below the root, or in the bundle and mounted; why it is neither, "" when it is one."""
+    if places.cover(path) == "image" and places.writable:
+        plan.edits.append(File(path, content, reason, optional=optional))
+        return ""
+    destination, why = places.mount_point(path)
+    if destination and places.cover(path) == "image":
+        plan.edits.append(File(path, content, reason, mounted=True))
+        source = f"{facts.generated}/{generated_name(path)}"
+        plan.edits.append(Mount(source, destination, READ_ONLY, reason, make_way=False))
+        return ""
+    return why or f"{path} lies in another mount"
 
 
 def _others(facts: Facts, plan: Plan, places: Places, files: list[tuple[DriverFile, str]]) -> None:
@@ -278,9 +333,14 @@ def _others(facts: Facts, plan: Plan, places: Places, files: list[tuple[DriverFi
     for file, why in files:
         if not file.container:
             continue
-        destination, reason = places.mount_point(file.container, follow=file.kind == "directory")
-        if destination and places.mounted(destination) and not _same_mount(facts.spec, destination, file.source):
-            destination, reason = "", f"the container has its own mount on {file.container}"
+        directory = file.kind in DIRECTORIES
+        destination, reason = places.mount_point(_place(facts, file), follow=directory)
+        own = bool(destination) and places.mounted(destination)
+        if own and not same_mount(facts.spec, destination, file.source):
+            if file.kind == "shm":
+                plan.edits += _replaced(facts.spec, destination, why)
+            else:
+                destination, reason = "", f"the container has its own mount on {file.container}"
         way = _above(destination)
         if destination in taken or destination in above or not taken.isdisjoint(way):
             destination, reason = "", f"links of the image bring it to the place of another driver file, {destination}"
@@ -289,11 +349,9 @@ def _others(facts: Facts, plan: Plan, places: Places, files: list[tuple[DriverFi
             continue
         taken.add(destination)
         above.update(way)
-        options = SOCKET if file.kind in ("socket", "directory") else READ_ONLY
-        make_way = places.writable and places.covered(destination) == "image"
-        plan.edits.append(
-            Mount(file.source, destination, options, why, make_way=make_way and file.kind != "directory")
-        )
+        options = SOCKET if file.kind in ("socket", "directory", "shm") else READ_ONLY
+        make_way = places.writable and places.covered(destination) == "image" and not directory
+        plan.edits.append(Mount(file.source, destination, options, why, make_way=make_way))
 
 
 def _above(path: str) -> list[str]:
@@ -302,8 +360,26 @@ def _above(path: str) -> list[str]:
     return ["/".join(parts[:count]) for count in range(2, len(parts))]
 
 
-def _same_mount(spec: object, destination: str, source: str) -> bool:
+def _place(facts: Facts, file: DriverFile) -> str:
+    """Where a file goes. An X server has its modules in its distribution's library directory."""
+    if file.container.startswith(_MODULES) and facts.target.status(_MODULES64, follow=True) is not None:
+        return _MODULES64 + file.container[len(_MODULES) :]
+    return file.container
+
+
+def same_mount(spec: object, destination: str, source: str) -> bool:
+    """Whether the spec mounts this very source there."""
     return any(
         member(mount, "destination") == destination and member(mount, "source") == source
         for mount in items(spec, "mounts")
     )
+
+
+def _replaced(spec: object, destination: str, why: str) -> list[DropMount]:
+    """The engine's own mounts on a place that is somebody else's by configuration."""
+    found = [(member(mount, "source"), member(mount, "destination")) for mount in items(spec, "mounts")]
+    return [
+        DropMount(source, place, f"{why} takes its place")
+        for source, place in found
+        if isinstance(source, str) and isinstance(place, str) and place.rstrip("/") == destination
+    ]

@@ -21,20 +21,17 @@ from gpu_oci_hook.request import capabilities
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpu_oci_hook.config import Config
+    from gpu_oci_hook.request.extras import Channels, Feature
 
 DEVICES = "NVIDIA_VISIBLE_DEVICES"
 MOUNT_ROOTS = ("/var/run/nvidia-container-devices", "/run/nvidia-container-devices")
 
-# Asked for by these variables, not handed out yet: said aloud rather than dropped silently.
-LATER = (
-    ("NVIDIA_MIG_CONFIG_DEVICES", "MIG configuration"),
-    ("NVIDIA_MIG_MONITOR_DEVICES", "MIG monitoring"),
-    ("NVIDIA_IMEX_CHANNELS", "IMEX channels"),
-    ("NVIDIA_GDS", "GPUDirect Storage"),
-    ("NVIDIA_MOFED", "Mellanox OFED devices"),
-    ("NVIDIA_GDRCOPY", "GDRCopy"),
-    ("NVIDIA_NVSWITCH", "NVSwitch devices"),
-)
+# Rights over all of a machine's MIG devices: variable, and the capability's name; `mig` reads them.
+MIG_RIGHTS = (("NVIDIA_MIG_CONFIG_DEVICES", "config"), ("NVIDIA_MIG_MONITOR_DEVICES", "monitor"))
+# What asks for something beside GPUs; `extras` reads it.
+EXTRAS = ("NVIDIA_IMEX_CHANNELS", "NVIDIA_GDS", "NVIDIA_MOFED", "NVIDIA_GDRCOPY", "NVIDIA_NVSWITCH")
+# Everything that a driver-management container needs, by the CDI name that it has where engines resolve those.
+MANAGEMENT = "management.nvidia.com/gpu=all"
 # Linux passes no longer entry to a program (MAX_ARG_STRLEN, with pages of 4 KiB). To take a longer one apart
 # would cost an image's word some hundred megabytes of ours.
 LONGEST = 128 << 10
@@ -65,6 +62,9 @@ class Request:
         withheld: (what, reason) pairs: asked for, and not given by policy or not yet possible.
         warnings: what the person should know.
         environment: the container's environment, last of repeated names.
+        channels: IMEX channels. features: what is switched on besides, GPUDirect Storage for one.
+        management: whose word asks for every node and file there is; "" when nobody does.
+        mig_rights: ("config" or "monitor", origin): over all MIG devices of the machine.
         legacy, privileged: a CUDA image of before `NVIDIA_REQUIRE_CUDA`; CAP_SYS_ADMIN in the bounding set.
     """
 
@@ -72,9 +72,13 @@ class Request:
         "asks",
         "capabilities",
         "capabilities_origin",
+        "channels",
         "driver",
         "environment",
+        "features",
         "legacy",
+        "management",
+        "mig_rights",
         "origin",
         "privileged",
         "requirements",
@@ -94,6 +98,10 @@ class Request:
         self.withheld: list[tuple[str, str]] = []
         self.warnings: list[str] = []
         self.environment: dict[str, str] = {}
+        self.channels: tuple[Channels, ...] = ()
+        self.features: tuple[Feature, ...] = ()
+        self.management = ""
+        self.mig_rights: tuple[tuple[str, str], ...] = ()
         self.legacy = False
         self.privileged = False
 
@@ -179,13 +187,20 @@ def read(spec: object, config: Config) -> Request:
     request.environment = values
     request.privileged = privileged(spec)
     request.legacy = bool(values.get("CUDA_VERSION")) and not values.get("NVIDIA_REQUIRE_CUDA")
-    _devices(request, mounts(spec), values, places, config)
+    mounted = mounts(spec)
+    channels = [Ask(ask.word[5:], ask.origin) for ask in mounted if ask.word.startswith("imex/")]
+    _devices(request, [ask for ask in mounted if not ask.word.startswith("imex/")], values, places, config)
+    if channels or any(name in values for name in EXTRAS) or _always(config):
+        from gpu_oci_hook.request import extras
+
+        extras.read(request, channels, values, places, config, _refusal(request, config))
     if not request.driver:
         return request
     where = f"process.env[{places[capabilities.VARIABLE]}]" if capabilities.VARIABLE in places else ""
+    said = "all" if request.management else values.get(capabilities.VARIABLE)
     request.capabilities, request.capabilities_origin = capabilities.choose(
-        _bounded(capabilities.VARIABLE, values.get(capabilities.VARIABLE)),
-        legacy=request.legacy,
+        _bounded(capabilities.VARIABLE, said),
+        legacy=request.legacy and not request.management,
         default=tuple(config.default_capabilities),
         supported=tuple(config.supported_capabilities),
         where=where,
@@ -194,10 +209,13 @@ def read(spec: object, config: Config) -> Request:
         request.warnings.append(
             "capability compat32 alone brings no library: name those beside it whose 32-bit libraries are wanted"
         )
+    if request.management:
+        request.capabilities_origin = "a management container gets every one that is supported"
     _requirements(request, values, config)
-    for name, thing in LATER:
-        if values.get(name, "") not in ("", "void", "none"):
-            request.withheld.append((thing, f"{name} is set, but this version does not hand them out yet"))
+    if any(values.get(name) for name, _ in MIG_RIGHTS):
+        from gpu_oci_hook.request import mig
+
+        request.mig_rights = mig.rights(request, values, places)
     return request
 
 
@@ -215,14 +233,12 @@ def _devices(
             request.warnings.append(text)
         return
     if mounted and config.volume_mounts:
-        request.asks = tuple(ask for ask in mounted if not ask.word.startswith("imex/"))
-        if len(request.asks) < len(mounted):
-            request.withheld.append(("IMEX channels", "asked for by a mount; this version does not hand them out yet"))
-        request.driver = bool(request.asks)
         request.origin = "device mounts below " + MOUNT_ROOTS[0]
-        if request.driver:
-            return
-    elif mounted:
+        request.driver = True
+        if not _management(request, [ask.word for ask in mounted], mounted[0].origin, config):
+            request.asks = tuple(mounted)
+        return
+    if mounted:
         request.withheld.append(
             (f"{len(mounted)} devices asked for by mounts", "[request] volume-mounts is off in the configuration")
         )
@@ -237,20 +253,59 @@ def _devices(
         words = ["all"]
         here = f"legacy CUDA image: CUDA_VERSION={clipped(values['CUDA_VERSION'])} without NVIDIA_REQUIRE_CUDA"
     request.origin = here
-    if config.env == "never" or (config.env == "privileged" and not request.privileged):
-        reason = f'[request] env is "{config.env}"'
-        if config.env == "privileged":
-            reason += " and the container lacks CAP_SYS_ADMIN"
+    reason = _refusal(request, config)
+    if reason:
         request.withheld.append((f"GPUs asked for by {here}", reason))
         request.warnings.append(f"the container starts without a GPU: {reason}")
         return
     request.driver = True
     _bounded(DEVICES, said)
-    if words == ["none"]:
+    if words == ["none"] or _management(request, words, here, config):
         return
     if "none" in words:
         raise Fault(f'{DEVICES} mixes "none" with GPUs', where=here, cure='Say "none" alone, or only the GPUs')
     request.asks = tuple(Ask(word, here) for word in words)
+
+
+def _always(config: Config) -> bool:
+    """Whether the administrator gives something to every GPU container, whatever that says."""
+    return "always" in (config.imex_channels, config.gds, config.mofed, config.gdrcopy, config.nvswitch)
+
+
+def _refusal(request: Request, config: Config) -> str:
+    """Why this container may not ask by its environment; "" when it may."""
+    if config.env == "never":
+        return '[request] env is "never"'
+    if config.env == "privileged" and not request.privileged:
+        return '[request] env is "privileged" and the container lacks CAP_SYS_ADMIN'
+    return ""
+
+
+def _management(request: Request, words: list[str], origin: str, config: Config) -> bool:
+    """Whether everything there is is asked for.
+
+    Raises:
+        Fault: it is, and this container may not have it.
+    """
+    names = (MANAGEMENT, "cdi/" + MANAGEMENT, "cdi/management.nvidia.com/gpu/all")
+    if not any(word in names for word in words):
+        return False
+    if len(words) > 1:
+        raise Fault(f'"{MANAGEMENT}" means every device already', where=origin, cure="Say it alone")
+    if config.management == "never":
+        raise Fault(
+            f'"{MANAGEMENT}" asks for every device and file of the driver, and [request] management is "never"',
+            where=origin,
+            cure='Name the GPUs, or set [request] management = "privileged"',
+        )
+    if not request.privileged:
+        raise Fault(
+            f'"{MANAGEMENT}" asks for every device and file of the driver, and the container lacks CAP_SYS_ADMIN',
+            where=origin,
+            cure="Run it privileged (--privileged, or securityContext.privileged in Kubernetes), or name the GPUs",
+        )
+    request.management = origin
+    return True
 
 
 def _requirements(request: Request, values: dict[str, str], config: Config) -> None:

@@ -1,6 +1,6 @@
 """From words to GPUs: index, range, UUID or a unique beginning of one, PCI address, `all`; pure.
 
-Cost rule: hot, no imports of the library.
+Words for MIG devices are `request.mig`'s. Cost rule: hot, no imports of the library.
 """
 
 from __future__ import annotations
@@ -22,30 +22,49 @@ _WHOLE = 4
 _SHORT = 16
 
 
-def resolve(asks: tuple[Ask, ...], gpus: list[Gpu]) -> list[tuple[Gpu, str]]:
-    """The GPUs asked for, each once, in index order, with the origin of the first word that named it.
+def names_mig(word: str) -> bool:
+    """Whether a word means a MIG device: `0:1`, `MIG-…`."""
+    lower = word.strip().lower()
+    index, colon, instance = lower.partition(":")
+    return lower.startswith("mig-") or (bool(colon) and _digits(index) and _digits(instance))
+
+
+def resolve(
+    asks: tuple[Ask, ...], gpus: list[Gpu], divided: frozenset[int] = frozenset()
+) -> list[tuple[Gpu, str]]:
+    """The whole GPUs asked for, each once, in index order, with the origin of the first word that named it.
+
+    Arguments:
+        divided: indices of the GPUs in MIG mode: `all` means their MIG devices in their place.
 
     Raises:
         Fault: a word that names no GPU, or several; lists the ids that exist.
     """
     chosen: dict[int, str] = {}
     for ask in asks:
-        for gpu in _matching(ask, gpus):
+        if names_mig(ask.word):
+            continue
+        for gpu in matching(ask, gpus, divided):
             chosen.setdefault(gpu.index, ask.origin)
     return [(gpu, chosen[gpu.index]) for gpu in gpus if gpu.index in chosen]
 
 
-def _matching(ask: Ask, gpus: list[Gpu]) -> list[Gpu]:
+def matching(ask: Ask, gpus: list[Gpu], divided: frozenset[int] = frozenset()) -> list[Gpu]:
+    """The GPUs that a word names.
+
+    Raises:
+        Fault: none, or several by one beginning.
+    """
     word = ask.word.strip()
     lower = word.lower()
     if lower == "all":
-        return gpus
+        return [gpu for gpu in gpus if gpu.index not in divided]
     if _digits(lower):
         return [_index(ask, lower, gpus)]
     first, dash, last = lower.partition("-")
     if dash and _digits(first) and _digits(last):
         return _range(ask, int(first), int(last), gpus)
-    _refuse_later(ask, word, lower)
+    _refuse_later(ask, word)
     pci = pci_address(lower)
     if pci:
         found = [gpu for gpu in gpus if pci_address(gpu.pci) == pci]
@@ -98,20 +117,13 @@ def _beginning(lower: str) -> bool:
     return len(text) >= _SHORTEST_UUID and all(c in _HEX or c == "-" for c in text)
 
 
-def _refuse_later(ask: Ask, word: str, lower: str) -> None:
+def _refuse_later(ask: Ask, word: str) -> None:
     vendor, equals, _ = word.partition("=")
     if (equals and "/" in vendor) or word.startswith("cdi/"):
         raise Fault(
             f'"{word}" is a CDI name, which this version does not resolve yet',
             where=ask.origin,
             cure="Name the GPU by index or UUID, or let the engine resolve the CDI device itself",
-        )
-    index, colon, instance = lower.partition(":")
-    if lower.startswith("mig-") or (colon and _digits(index) and _digits(instance)):
-        raise Fault(
-            f'"{word}" is a MIG device, which this version does not hand out yet',
-            where=ask.origin,
-            cure="Name a whole GPU by index or UUID",
         )
     if word.startswith("/"):
         raise Fault(
@@ -153,7 +165,12 @@ def _inventory(gpus: list[Gpu]) -> str:
     if not gpus:
         return "This machine has no GPU"
     if len(gpus) <= _WHOLE:
-        return "This machine has " + "; ".join(f"{gpu.index} = {gpu.uuid} = {gpu.pci}" for gpu in gpus)
-    known = ", ".join(f"{gpu.index} = {gpu.uuid[:12]}" for gpu in gpus[:_SHORT])
+        return "This machine has " + "; ".join(_words(gpu) for gpu in gpus)
+    known = ", ".join(f"{gpu.index} = {(gpu.uuid or gpu.model)[:12]}" for gpu in gpus[:_SHORT])
     more = f" and {len(gpus) - _SHORT} more" if len(gpus) > _SHORT else ""
     return f"This machine has {known}{more}; gpu-oci-hook list shows all their names"
+
+
+def _words(gpu: Gpu) -> str:
+    """Every word for a GPU; one of a board's own has neither UUID nor PCI address."""
+    return " = ".join(word for word in (str(gpu.index), gpu.uuid or gpu.model, gpu.pci) if word)

@@ -12,6 +12,7 @@ import re
 import shutil
 import stat
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -19,10 +20,13 @@ from typing import Any
 
 from gpu_oci_hook.container.rootfs import Rootfs
 from gpu_oci_hook.errors import Fault, words
-from gpu_oci_hook.simulate import kernel, userland
+from gpu_oci_hook.formats import MACHINES
+from gpu_oci_hook.simulate import boards, kernel, userland
+from gpu_oci_hook.simulate import features as besides
 
 _MARKER = ".gpu-oci-hook-simulate"
 _MOST_GPUS = 128
+_MOST_CHANNELS = 2048  # what the module is told by default (ImexChannelCount)
 _VERSION = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4}){1,3}", re.ASCII)
 
 
@@ -31,7 +35,8 @@ def _table(name: str) -> dict[str, Any]:
 
 
 _LAYOUTS = _table("layouts.toml")
-LAYOUTS: tuple[str, ...] = tuple(_LAYOUTS)
+DESKTOPS: tuple[str, ...] = tuple(_LAYOUTS)
+LAYOUTS: tuple[str, ...] = (*DESKTOPS, *boards.BOARDS)
 
 
 @dataclass(frozen=True)
@@ -73,6 +78,9 @@ def build(
     layout: str = "debian",
     cache: bool = True,
     arch: str = "",
+    mig: Sequence[str] = (),
+    imex: int = 0,
+    features: tuple[str, ...] = (),
 ) -> Report:
     """Makes a GPU host of files in a directory.
 
@@ -84,28 +92,42 @@ def build(
         layout: one of LAYOUTS.
         cache: write the loader cache that the layout has.
         arch: "x86_64" or "aarch64"; this machine's by default, so that the libraries load.
+        mig: divides the GPUs into MIG devices: one word for all of them, or one for each, see `mig.instances`.
+        imex: how many IMEX channels.
+        features: of "gds", "mofed", "gdrcopy", "nvswitch": their nodes, modules and files.
 
     Raises Fault for a wrong argument, for a directory that holds something else, and when writing fails.
     """
-    settings = _LAYOUTS.get(layout)
-    if settings is None:
+    if layout not in LAYOUTS:
         raise Fault(f"there is no layout {layout!r}", cure=f"Known are {', '.join(LAYOUTS)}")
     if not _VERSION.fullmatch(driver):
         raise Fault(f"{driver!r} is no driver version", cure="Give one such as 550.163.01")
     if not 0 <= gpus <= _MOST_GPUS:
         raise Fault(f"cannot simulate {gpus} GPUs", cure=f"Give a number from 0 to {_MOST_GPUS}")
+    if not 0 <= imex <= _MOST_CHANNELS:
+        raise Fault(f"cannot simulate {imex} IMEX channels", cure=f"Give a number from 0 to {_MOST_CHANNELS}")
+    for word in features:
+        if word not in besides.FEATURES:
+            raise Fault(f"there is no feature {word!r}", cure=f"Known are {', '.join(besides.FEATURES)}")
+    if layout in boards.BOARDS and (mig or imex or features):
+        raise Fault(f"layout {layout} has neither MIG devices nor IMEX channels nor features")
     if not model.strip() or not model.isprintable() or len(model) > 200:
         raise Fault(f"{model!r} cannot be the name of a GPU")
     machine = arch or {"arm64": "aarch64"}.get(platform.machine(), platform.machine())
-    if not arch and machine not in userland.TRIPLES:
+    if not arch and machine not in MACHINES:
         machine = "x86_64"
-    if machine not in userland.TRIPLES:
-        raise Fault(f"cannot simulate a machine of kind {arch!r}", cure=f"Known are {', '.join(userland.TRIPLES)}")
+    if machine not in MACHINES:
+        raise Fault(f"cannot simulate a machine of kind {arch!r}", cure=f"Known are {', '.join(MACHINES)}")
     root = Path(directory)
     try:
         _claim(root)
         with Rootfs(str(root)) as files:
-            return _fill(files, root, settings, gpus, driver, model, layout, machine, cache=cache)
+            if layout in boards.BOARDS:
+                board = boards.Board(files, driver, machine)
+                board.build(layout, gpus, model)
+                return _report(board, root, layout)
+            cards = kernel.gpus(gpus, model, mig)
+            return _fill(files, root, _LAYOUTS[layout], cards, driver, layout, machine, (features, imex), cache=cache)
     except OSError as error:
         reason = words(error, writing=True)
         raise Fault(f"cannot make the simulated host: {reason}", where=str(error.filename or root)) from error
@@ -115,18 +137,19 @@ def _fill(
     files: Rootfs,
     root: Path,
     settings: dict[str, Any],
-    gpus: int,
+    cards: tuple[kernel.Gpu, ...],
     driver: str,
-    model: str,
     layout: str,
     arch: str,
+    more: tuple[tuple[str, ...], int],
     *,
     cache: bool,
 ) -> Report:
-    cards = kernel.gpus(gpus, model)
     module = kernel.Module(files, driver, arch, cards)
     module.tables(settings.get("firmware-parameter", ""))
+    module.drm()
     module.nodes()
+    besides.add(module, *more)
     driver_root = settings.get("root", "/")
     if driver_root != "/":
         files.directory(driver_root)
@@ -151,6 +174,23 @@ def _fill(
         libraries32=made.libraries32,
         nodes=tuple(module.made),
         left_out=tuple(left_out),
+    )
+
+
+def _report(board: boards.Board, root: Path, layout: str) -> Report:
+    return Report(
+        directory=str(root),
+        layout=layout,
+        driver=board.driver,
+        arch=board.arch,
+        driver_root="/",
+        library_directory=board.directory,
+        cache=board.cache,
+        gpus=board.cards,
+        libraries=board.libraries,
+        libraries32={},
+        nodes=tuple(board.nodes),
+        left_out=tuple(board.left_out),
     )
 
 

@@ -10,13 +10,8 @@ from typing import Any
 
 from gpu_oci_hook.container.rootfs import Rootfs
 from gpu_oci_hook.errors import words
-from gpu_oci_hook.formats import elf, ldcache
+from gpu_oci_hook.formats import ARCHITECTURES, elf, ldcache
 
-# Machine: Debian's name of it, its 32-bit sister, and Debian's name of that.
-TRIPLES = {
-    "x86_64": ("x86_64-linux-gnu", "i386", "i386-linux-gnu"),
-    "aarch64": ("aarch64-linux-gnu", "armhf", "arm-linux-gnueabihf"),
-}
 _SCRIPT = """#!/bin/sh
 # Made by `gpu-oci-hook simulate`; stands for NVIDIA's {name}.
 echo "{name} {version} (simulated)"
@@ -40,8 +35,8 @@ class Userland:
         self.files = files
         self.layout = layout
         self.catalogue = catalogue
-        triple, arch32, triple32 = TRIPLES[arch]
-        self.arch, self.arch32 = arch, arch32
+        self.arch, self.arch32 = arch, ARCHITECTURES[arch].small
+        triple, triple32 = ARCHITECTURES[arch].triple, ARCHITECTURES[self.arch32].triple
         self.names = {"{version}": driver, "{arch}": arch, "{triple}": triple, "{triple32}": triple32}
         self.libraries: dict[str, str] = {}
         self.libraries32: dict[str, str] = {}
@@ -170,7 +165,7 @@ class Userland:
     def _cache(self) -> None:
         """The loader cache as ldconfig would write it for this tree."""
         cached = [self._fill(path) for path in self.layout["cached"]]
-        flags, flags32 = ldcache.FLAGS[self.arch], ldcache.FLAGS[self.arch32]
+        flags, flags32 = ARCHITECTURES[self.arch].flags, ARCHITECTURES[self.arch32].flags
         entries: list[tuple[str, str, int]] = []
         public = self.place("front-libraries") or self.place("libraries")
         if cached:

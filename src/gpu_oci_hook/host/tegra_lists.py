@@ -1,0 +1,271 @@
+"""JetPack's CSV lists of nodes and files: what each line says, and what of it is there.
+
+A line is "TYPE, PATH", split at the first comma; a path may have the wildcards * ? [ ]. Types: dev (a character
+device), dir (a directory), lib (a file), sym (a link). Of links the chain is made anew in the container, and the file
+at its end comes along, at the path that it has here. Nothing is required. Facts: container toolkit 3.15. Cost rule:
+cold; only when something has changed, but `judged` on each start on such a board.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from fnmatch import fnmatchcase
+
+from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.host import catalogue as catalogues
+from gpu_oci_hook.host.inventory import DriverFile, Inventory
+from gpu_oci_hook.host.platform import RELEASE
+from gpu_oci_hook.host.root import MAX_LINKS, Host
+from gpu_oci_hook.host.search import Search
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpu_oci_hook.host.inventory import Remembered
+
+    # File, number of the line, type, path, what became of it ("matched" if anything), the paths that it stands for.
+    Line = tuple[str, int, str, str, str, tuple[str, ...]]
+
+NAMES = ("devices.csv", "drivers.csv", "l4t.csv")
+TYPES = ("dev", "dir", "lib", "sym")
+_WILD = frozenset("*?[")
+_LIMIT = 1 << 20
+
+
+def search(host: Host, driver: Host, directory: str, ignore: tuple[str, ...], *, every: bool) -> Remembered:
+    """The files of the lists: (witnesses, inventory, (lines, links)).
+
+    Arguments:
+        host: the machine, which has the lists and the nodes. driver: the root that has the files.
+        directory: of the lists. ignore: patterns of links that are left out.
+        every: all lists of the directory, not the three that every JetPack has.
+    """
+    lists = _Lists(host, driver, ignore)
+    lists.here.directory(directory)
+    wanted = [name for name in host.names(directory) if name.lower().endswith(".csv") and name.lower() != ".csv"]
+    if not every:
+        wanted = [name for name in NAMES if name in wanted]
+    if not wanted:
+        looked = "*.csv" if every else ", ".join(NAMES)
+        lists.problems.append(f"no list of the board's nodes and files in {host.path(directory)}: looked for {looked}")
+    lists.places.append((directory, ", ".join(wanted) or "no list"))
+    for name in wanted:
+        lists.read(f"{directory}/{name}")
+    lists.release()
+    trees = tuple([f"{path}/" for path, file in lists.files.items() if file.kind == "tree"])
+    # Of what lies in a directory that goes in as a whole, only libraries have to be known by name.
+    files = [
+        file for path, file in lists.files.items() if not trees or file.kind == "library" or not path.startswith(trees)
+    ]
+    inventory = Inventory(
+        version="",
+        files=tuple(files),
+        places=tuple(lists.places),
+        problems=tuple(lists.problems),
+    )
+    witnesses = lists.here.witnesses()
+    if lists.there is not lists.here:
+        witnesses = (*witnesses, *lists.there.witnesses())
+    links = tuple([(path, target, where) for path, (target, where) in lists.links.items()])
+    return witnesses, inventory.to_data(), (tuple(lists.lines), links)
+
+
+def parse(text: str) -> list[tuple[int, str, str]]:
+    """(number, type, path) of the lines that say anything; the path is empty where there is no comma."""
+    found = []
+    for number, raw in enumerate(text.splitlines(), 1):
+        line = raw.strip()
+        if line and not line.startswith("#"):
+            kind, _, path = line.partition(",")
+            found.append((number, kind.strip(), path.strip()))
+    return found
+
+
+def expand(host: Host, pattern: str, listed: Callable[[str], object] = str) -> list[str]:
+    """The paths that a pattern stands for: itself when it has no wildcard, whether it exists or not.
+
+    Arguments:
+        listed: is told each directory that the answer depends on.
+    """
+    if not _WILD & set(pattern):
+        return [pattern]
+    paths = [""]
+    for part in pattern.strip("/").split("/"):
+        if not _WILD & set(part):
+            paths = [f"{path}/{part}" for path in paths]
+            continue
+        for path in paths:
+            listed(path or "/")
+        # As in a shell, a wildcard stands for no name with a dot in front.
+        paths = [
+            f"{path}/{name}"
+            for path in paths
+            for name in host.names(path or "/")
+            if fnmatchcase(name, part) and (not name.startswith(".") or part.startswith("."))
+        ]
+    return paths
+
+
+def judged(host: Host, line: Line) -> Line:
+    """A line about nodes, with what is there now."""
+    file, number, kind, pattern, what, _ = line
+    if what:
+        return line
+    paths = []
+    wrong = 0
+    for path in expand(host, pattern):
+        status = host.status(path)
+        if status is not None and stat.S_ISCHR(status.st_mode):
+            paths.append(path)
+        else:
+            wrong += status is not None
+    what = "matched" if paths else "wrong kind: no character device" if wrong else "missing"
+    return file, number, kind, pattern, what, tuple(paths)
+
+
+def ignored(path: str, patterns: tuple[str, ...]) -> bool:
+    """Whether one of the patterns has a path: a whole one, or after "**/" one for the last name."""
+    name = path.rpartition("/")[2]
+    return any(
+        fnmatchcase(name, pattern[3:]) if pattern.startswith("**/") else _matches(path, pattern) for pattern in patterns
+    )
+
+
+def _matches(path: str, pattern: str) -> bool:
+    """A wildcard never stands for a slash."""
+    a, b = path.split("/"), pattern.split("/")
+    return len(a) == len(b) and all(fnmatchcase(x, y) for x, y in zip(a, b, strict=True))
+
+
+class _Lists:
+    """The lists of one board.
+
+    files: path to file. links: path to (target, line). lines, places, problems: the report.
+    """
+
+    def __init__(self, host: Host, driver: Host, ignore: tuple[str, ...]) -> None:
+        self.host = host
+        self.driver = driver
+        self.ignore = ignore
+        self.here = Search(host)
+        self.there = self.here if driver.root == host.root else Search(driver)
+        self.known = catalogues.load().libraries
+        self.files: dict[str, DriverFile] = {}
+        self.links: dict[str, tuple[str, str]] = {}
+        self.lines: list[Line] = []
+        self.places: list[tuple[str, str]] = []
+        self.problems: list[str] = []
+
+    def read(self, file: str) -> None:
+        """One list."""
+        hit = self.here.file(file)
+        if isinstance(hit, str):
+            self.problems.append(f"{self.host.path(file)} {hit}, so it counts for nothing")
+            return
+        self.here.watch(hit[0])
+        try:
+            text = os.fsdecode(self.host.read(file, _LIMIT) or b"")
+        except Fault as fault:
+            self.problems.append(f"a list counts for nothing: {fault}")
+            return
+        counts: dict[str, int] = {}
+        for number, kind, path in parse(text):
+            what, paths = self._line(f"{file.rpartition('/')[2]}:{number}", kind, path)
+            self.lines.append((file, number, kind, path, what, tuple(paths)))
+            word = (what or "nodes, looked at every time").partition(":")[0]
+            counts[word] = counts.get(word, 0) + 1
+        self.places.append((file, ", ".join(f"{count} {word}" for word, count in counts.items()) or "no line"))
+
+    def _line(self, where: str, kind: str, pattern: str) -> tuple[str, list[str]]:
+        if kind not in TYPES:
+            return f"unknown type: known are {', '.join(TYPES)}", []
+        if not pattern.startswith("/") or "\0" in pattern or ".." in pattern.split("/"):
+            return ("no absolute path" if pattern else "no path"), []
+        if kind == "dev":
+            return "", []
+        paths: list[str] = []
+        reasons: list[str] = []
+        for path in expand(self.driver, pattern, self.there.directory):
+            reason = self._path(where, kind, path)
+            (reasons if reason else paths).append(reason or path)
+        if paths:
+            return "matched", paths
+        return (reasons[0] if reasons else "missing"), []
+
+    def _path(self, where: str, kind: str, path: str) -> str:
+        """Takes what is there into the files and links; why not, "" when it did."""
+        if kind == "sym" and ignored(path, self.ignore):
+            return "ignored: [host] csv-ignore"
+        self.there.directory(path.rpartition("/")[0] or "/")  # what appears or goes there later counts
+        real = self.there.resolve(path)
+        if real is None:
+            return "missing"
+        status = self.driver.status(real, follow=False)
+        if status is None:
+            return "missing"
+        folder = stat.S_ISDIR(status.st_mode)
+        if kind == "dir" and not folder:
+            return "wrong kind: no directory"
+        if kind == "lib" and folder:
+            return "wrong kind: a directory"
+        if not folder and not stat.S_ISREG(status.st_mode):
+            return "wrong kind: no regular file"
+        if not folder and status.st_size == 0:
+            return "wrong kind: an empty file"
+        self._chain(where, path)
+        if real not in self.files:
+            self.files[real] = self._made("tree", where, real) if folder else self._file(where, real)
+        return ""
+
+    def _is_link(self, path: str) -> bool:
+        status = self.driver.status(path, follow=False)
+        return status is not None and stat.S_ISLNK(status.st_mode)
+
+    def _chain(self, where: str, path: str) -> None:
+        """Every link from `path` to the file at its end; one more where a directory on the way is a link."""
+        for _ in range(MAX_LINKS):
+            above, _, name = path.rpartition("/")
+            parent = self.driver.resolve(above or "/") or above
+            real = f"{parent.rstrip('/')}/{name}"
+            if real != path:
+                self.links.setdefault(path, (real, where))
+                path = real
+            if not self._is_link(path):
+                return
+            target = os.readlink(self.driver.path(parent).rstrip("/") + f"/{name}")
+            self.links.setdefault(path, (target, where))
+            path = os.path.normpath(target if target.startswith("/") else f"{parent}/{target}")
+
+    def _file(self, where: str, real: str) -> DriverFile:
+        self.there.watch(real)
+        facts = self.there.library(real)
+        name = real.rpartition("/")[2]
+        if isinstance(facts, str) or ".so" not in name or not facts.arch:
+            return self._made("config", where, real)
+        soname = facts.soname or name
+        entry = self.known.get(catalogues.stem(soname))
+        links = [link for link in (entry.links if entry else ()) if "/" not in link and link not in (name, soname)]
+        made = self._made("library", where, real)
+        made.soname, made.links, made.arch = soname, tuple(links), facts.arch
+        made.needs, made.glibc = tuple(facts.needed), facts.glibc
+        return made
+
+    def _made(self, kind: str, where: str, real: str, *, root: Host | None = None, container: str = "") -> DriverFile:
+        return DriverFile(
+            kind=kind,
+            capability="",
+            path=real,
+            source=(root or self.driver).path(real),
+            name=(container or real).rpartition("/")[2],
+            container=container or real,
+            found=where,
+        )
+
+    def release(self) -> None:
+        """The board's release, which programs of JetPack ask for."""
+        hit = self.here.file(RELEASE)
+        if not isinstance(hit, str):
+            self.here.watch(hit[0])
+            self.files.setdefault(RELEASE, self._made("config", RELEASE, hit[0], root=self.host, container=RELEASE))

@@ -1,0 +1,76 @@
+"""What a simulated host has beside GPUs: IMEX channels, GPUDirect Storage, RDMA, GDRCopy, NVSwitches.
+
+Cost rule: none.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import stat
+
+from gpu_oci_hook.errors import words
+from gpu_oci_hook.simulate.kernel import Module
+
+FEATURES = ("gds", "mofed", "gdrcopy", "nvswitch")
+IMEX = 234
+_VERBS, _MISC, _FS, _GDR, _SWITCH = 231, 10, 509, 508, 507
+
+# Lines of /proc/devices; nodes: path, major, minor, mode; files: path and text.
+_MODULES = {"gds": (_FS, "nvidia-fs"), "mofed": (_VERBS, "infiniband_verbs"), "gdrcopy": (_GDR, "gdrdrv"),
+            "nvswitch": (_SWITCH, "nvidia-nvswitch")}  # fmt: skip
+_NODES = {
+    "gds": [(f"/dev/nvidia-fs{number}", _FS, number, 0o666) for number in range(3)],
+    "mofed": [
+        ("/dev/infiniband/uverbs0", _VERBS, 192, 0o666),
+        ("/dev/infiniband/uverbs1", _VERBS, 193, 0o666),
+        ("/dev/infiniband/rdma_cm", _MISC, 122, 0o666),
+    ],
+    "gdrcopy": [("/dev/gdrdrv", _GDR, 0, 0o666)],
+    "nvswitch": [
+        ("/dev/nvidia-nvswitchctl", _SWITCH, 255, 0o666),
+        ("/dev/nvidia-nvswitch0", _SWITCH, 0, 0o666),
+        ("/dev/nvidia-nvswitch1", _SWITCH, 1, 0o666),
+    ],
+}
+_FILES = {
+    "gds": [
+        ("/etc/cufile.json", '{ "properties": { "use_compat_mode": false } }\n'),
+        ("/run/udev/data/b259:0", "E:ID_MODEL=simulated NVMe disk\n"),
+    ]
+}
+
+
+def add(module: Module, features: tuple[str, ...], imex: int) -> None:
+    """Makes the nodes and files of these features, and so many IMEX channels."""
+    files = module.files
+    table = files.read("/proc/devices", 1 << 20) or b""
+    lines = "".join(f"{major:3} {name}\n" for major, name in (_MODULES[key] for key in features))
+    files.write("/proc/devices", table.replace(b"\nBlock devices:", f"{lines}\nBlock devices:".encode()), 0o444)
+    nodes = [node for key in features for node in _NODES[key]]
+    nodes += [(f"/dev/nvidia-caps-imex-channels/channel{number}", IMEX, number, 0o666) for number in range(imex)]
+    for path, major, minor, mode in nodes:
+        above, _, name = path.rpartition("/")
+        directory = files.directory(above)
+        try:
+            os.mknod(name, stat.S_IFCHR | mode, os.makedev(major, minor), dir_fd=directory.fd)
+            os.chmod(name, mode, dir_fd=directory.fd)  # undoes the umask
+        except OSError as error:
+            module.left_out.append(f"device nodes of features: {words(error)}; only root can make them")
+            break
+        module.made.append(path)
+    for key in features:
+        for path, text in _FILES.get(key, ()):
+            files.write(path, text.encode())
+    if "nvswitch" in features:
+        _socket(module, "/run/nvidia-fabricmanager/socket")
+
+
+def _socket(module: Module, path: str) -> None:
+    above, _, name = path.rpartition("/")
+    directory = module.files.directory(above)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
+        try:
+            listener.bind(f"/proc/self/fd/{directory.fd}/{name}")  # a socket's path may have 107 bytes only
+        except OSError as error:
+            module.left_out.append(f"socket {path}: {words(error)}")
