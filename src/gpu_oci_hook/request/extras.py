@@ -125,6 +125,7 @@ def _channels(
             request.withheld.append((title, f"asked for by {origin}, but {refusal}"))
             request.warnings.append(f"IMEX channels not given: {refusal}")
             return
+    words = list(dict.fromkeys(words))  # an image may say one thing thirty thousand times
     wanted = [(word, origin) for word, origin in words if word != "none"]
     if not request.driver:
         if wanted:
