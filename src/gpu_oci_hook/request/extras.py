@@ -100,9 +100,7 @@ def read(
     request.features = tuple(features)
 
 
-_NOTHING = (
-    "the container gets nothing of the driver; say NVIDIA_VISIBLE_DEVICES=none for the driver without a GPU"
-)
+_NOTHING = "the container gets nothing of the driver; say NVIDIA_VISIBLE_DEVICES=none for the driver without a GPU"
 
 
 def _channels(
