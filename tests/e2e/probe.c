@@ -1,10 +1,11 @@
 /*
  * What a container really sees: opens device nodes, dlopens libraries, and prints one line of JSON.
  *
- *   probe [--node PATH]... [--make MAJOR:MINOR]... [--library NAME]...
+ *   probe [--node PATH]... [--read PATH]... [--make MAJOR:MINOR]... [--library NAME]...
  *
  * --node     open(PATH, O_RDWR). A kernel without the driver answers ENXIO where the device cgroup allows the node, EPERM
  *            where it does not.
+ * --read     the same with O_RDONLY, for nodes that only may be read (MIG capabilities).
  * --make     makes a character device with these numbers below /dev (always a tmpfs of the container's own), opens it and
  *            removes it again. The answer is that of open(), or "mknod EPERM" and the like where making it failed.
  * --library  dlopen(NAME, RTLD_NOW).
@@ -66,6 +67,15 @@ static const char *open_node(const char *path)
     return "ok";
 }
 
+static const char *read_node(const char *path)
+{
+    int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    if (fd < 0)
+        return errno_name(errno);
+    close(fd);
+    return "ok";
+}
+
 static const char *make_node(const char *numbers)
 {
     static char answer[64];
@@ -113,6 +123,7 @@ int main(int argc, char **argv)
 {
     printf("{");
     answers("nodes", "--node", argc, argv, open_node);
+    answers("read", "--read", argc, argv, read_node);
     answers("made", "--make", argc, argv, make_node);
     answers("libraries", "--library", argc, argv, load);
     gid_t groups[256];

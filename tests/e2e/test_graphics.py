@@ -95,6 +95,16 @@ def test_the_profile_for_egl_lies_where_the_driver_reads_it(hand: ByHand) -> Non
     assert '"EGLVisibleDGPUDevices", 0x2]' in done.stdout  # GPU 0 has the minor 1
 
 
+def test_every_engine_gives_the_nodes_and_their_names_by_path(engine: engines.Engine) -> None:
+    """In a user namespace nodes are bound; whether its user may open them is the host's business."""
+    own = [name for name, _ in drm_names(gpus(2, "x")[0])]
+    script = "cd /dev/dri && for name in *D* card* by-path/*; do test -c $name && echo $name; done; true"
+    done = engine.run(Request(["/bin/sh", "-c", script], GRAPHICS)).check()
+    pci = gpus(2, "x")[0].pci
+    expected = {*own, f"by-path/pci-{pci}-card", f"by-path/pci-{pci}-render"}
+    assert set(done.stdout.split()) == expected
+
+
 # --- 32-bit programs -----------------------------------------------------------------------------------
 
 

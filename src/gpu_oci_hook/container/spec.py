@@ -19,11 +19,12 @@ def apply(spec: Object, edits: list[Edit]) -> None:
     Raises:
         Fault: the spec has something else than the OCI runtime specification says where an edit belongs.
     """
+    devices = _Devices(spec)
     for edit in edits:
         if isinstance(edit, DeviceNode):
-            _device(spec, edit)
+            devices.node(edit)
         elif isinstance(edit, DeviceRule):
-            _rule(spec, edit)
+            devices.rule(edit)
         elif isinstance(edit, Mount):
             _mount(spec, edit)
         elif isinstance(edit, DropMount):
@@ -65,46 +66,78 @@ def _list(parent: Object, key: str) -> list[object]:
     return found
 
 
-def _device(spec: Object, edit: DeviceNode) -> None:
-    devices = _list(_object(spec, "linux"), "devices")
-    wanted: Object = {
-        "path": edit.path,
-        "type": "c",
-        "major": edit.major,
-        "minor": edit.minor,
-        "fileMode": edit.mode,
-        "uid": edit.uid,
-        "gid": edit.gid,
-    }
-    for place, device in enumerate(devices):
-        if member(device, "path") != edit.path:
-            continue
-        same = all(member(device, key) == wanted[key] for key in ("type", "major", "minor"))
-        if not same:  # numbers of an earlier boot or driver (field reports A2-11)
-            devices[place] = wanted
-        return
-    devices.append(wanted)
+class _Devices:
+    """The spec's device nodes and device rules, each looked at once: a machine of MIG devices brings hundreds."""
 
+    __slots__ = ("_allowed", "_denied", "_places", "_rules", "_spec")
 
-def _rule(spec: Object, edit: DeviceRule) -> None:
-    rules = _list(_object(_object(spec, "linux"), "resources"), "devices")
-    there = False
-    for rule in rules:
-        access = member(rule, "access")
+    def __init__(self, spec: Object) -> None:
+        self._spec = spec
+        self._places: dict[object, int] | None = None
+        self._rules: list[object] | None = None
+        # Place and letters of the rules that allow one device; place and numbers of those that deny.
+        self._allowed: dict[tuple[object, object], list[tuple[int, str]]] = {}
+        self._denied: list[tuple[int, object, object]] = []
+
+    def node(self, edit: DeviceNode) -> None:
+        """Puts a node into the spec, or its right numbers."""
+        devices = _list(_object(self._spec, "linux"), "devices")
+        if self._places is None:
+            self._places = {}
+            for place, device in enumerate(devices):
+                path = member(device, "path")
+                if isinstance(path, str):
+                    self._places.setdefault(path, place)
+        wanted: Object = {
+            "path": edit.path,
+            "type": "c",
+            "major": edit.major,
+            "minor": edit.minor,
+            "fileMode": edit.mode,
+            "uid": edit.uid,
+            "gid": edit.gid,
+        }
+        there = self._places.get(edit.path)
+        if there is None:
+            self._places[edit.path] = len(devices)
+            devices.append(wanted)
+        elif any(member(devices[there], key) != wanted[key] for key in ("type", "major", "minor")):
+            devices[there] = wanted  # numbers of an earlier boot or driver (field reports A2-11)
+
+    def rule(self, edit: DeviceRule) -> None:
+        """Allows a device, unless a rule does so already that no later one takes back."""
+        if self._rules is None:
+            self._rules = _list(_object(_object(self._spec, "linux"), "resources"), "devices")
+            for place, rule in enumerate(self._rules):
+                self._read(place, rule)
+        taken = -1
+        for place, major, minor in self._denied:
+            # The kernel's -1 and a missing number mean any.
+            if major in (None, -1, edit.major) and minor in (None, -1, edit.minor):
+                taken = place
+        for place, access in self._allowed.get((edit.major, edit.minor), ()):
+            if place > taken and all(letter in access for letter in edit.access):
+                return
+        wanted: Object = {
+            "allow": True,
+            "type": "c",
+            "major": edit.major,
+            "minor": edit.minor,
+            "access": edit.access,
+        }
+        self._read(len(self._rules), wanted)
+        self._rules.append(wanted)
+
+    def _read(self, place: int, rule: object) -> None:
+        access, kind = member(rule, "access"), member(rule, "type")
         if not isinstance(access, str):
-            continue
+            return
+        numbers = member(rule, "major"), member(rule, "minor")
         if member(rule, "allow") is not True:
-            # A later rule takes back what an earlier one allowed. The kernel's -1 and a missing number mean any.
-            same = [member(rule, key) in (None, -1, number) for key, number in
-                    (("major", edit.major), ("minor", edit.minor))]  # fmt: skip
-            there = there and not (member(rule, "type") in (None, "", "a", "c") and all(same))
-        elif member(rule, "type") == "c" and (member(rule, "major"), member(rule, "minor")) == (edit.major, edit.minor):
-            there = there or all(letter in access for letter in edit.access)
-    if there:
-        return
-    rules.append(
-        {"allow": True, "type": "c", "major": edit.major, "minor": edit.minor, "access": edit.access}
-    )
+            if kind in (None, "", "a", "c"):
+                self._denied.append((place, *numbers))
+        elif kind == "c" and isinstance(numbers[0], int) and isinstance(numbers[1], int):
+            self._allowed.setdefault(numbers, []).append((place, access))
 
 
 def _mount(spec: Object, edit: Mount) -> None:

@@ -215,7 +215,7 @@ def _add_channels(extra: Extra, host: Host, numbers: Majors, asked: tuple[Channe
             )
         if not complete:
             extra.withheld.append(("request", "IMEX channels", f"{span.origin}, but this host has none"))
-        for number in hits:
+        for number in hits if len(given) < len(there) else ():
             if number not in given:
                 given.add(number)
                 extra.nodes.append((there[number], f"IMEX channel {number}: {span.origin}"))

@@ -215,9 +215,10 @@ def fill(
         extra.warnings.append("there are no nvidia-caps in /proc/devices: this driver gives MIG rights by /proc alone")
         return
     given: dict[str, tuple[Node, str]] = {}
+    places = _Places(host, machine)
 
     def add(gpu: Gpu | None, steps: str, why: str) -> None:
-        node = _node(host, f"gpu{gpu.minor}" if gpu else "", steps, machine)
+        node = places.node(gpu, steps)
         given.setdefault(node.path, (node, why))
 
     for one, origin in chosen:
@@ -227,38 +228,62 @@ def fill(
     for right, origin in rights:
         add(None, right, f"the right to {'configure' if right == 'config' else right} MIG: {origin}")
         for gpu in gpus:
-            top = f"{CAPABILITIES}/gpu{gpu.minor}/mig"
-            for gi in _numbered(host, top, "gi"):
+            tree = _tree(host, gpu)
+            for gi in _numbered(tree, "/", "gi"):
                 add(gpu, f"gi{gi}", f"GPU instance {gi} of GPU {gpu.index}: {origin}")
-                for ci in _numbered(host, f"{top}/gi{gi}", "ci"):
+                for ci in _numbered(tree, f"/gi{gi}", "ci"):
                     add(gpu, f"gi{gi}/ci{ci}", f"compute instance {ci} of it: {origin}")
     extra.nodes += given.values()
 
 
-def _node(host: Host, gpu: str, steps: str, machine: Machine) -> Node:
-    """The node of one capability, its number from the driver's tree or table.
+class _Places:
+    """Where a host has its MIG capabilities: each directory is walked to once."""
 
-    Arguments:
-        gpu: "gpu0" by its device minor; "" for the machine's own capabilities.
-        steps: "gi1", "gi1/ci0"; "config", "monitor".
-    """
-    numbers, defaults, problems = machine
-    end = "/access" if gpu else ""
-    path = f"{CAPABILITIES}/{gpu}/mig/{steps}{end}" if gpu else f"{CAPABILITIES}/mig/{steps}"
-    table = proc.params(_text(host, path))
-    minor = _number(table.get("DeviceFileMinor", ""))
-    if minor < 0:
-        minor = _minor(_text(host, MINORS), f"{gpu}/{steps}{end}" if gpu else steps)
-    if minor < 0 or numbers.caps is None:
-        what = "no nvidia-caps in /proc/devices" if numbers.caps is None else f"neither {path} nor {MINORS} has it"
-        raise Fault(
-            f"the device number of the MIG capability {steps} is not known: {what}",
-            where=host.root if host.root != "/" else "",
-            cure="MIG needs a GPU and a driver that support it",
-        )
-    mode = _number(table.get("DeviceFileMode", ""))
-    wanted = nodes.Params(mode=mode & 0o777 if mode >= 0 else 0o444, uid=defaults.uid, gid=defaults.gid)
-    return nodes.node(host, f"{NODES}/nvidia-cap{minor}", numbers.caps, minor, wanted, problems)
+    __slots__ = ("_dev", "_host", "_machine", "_trees")
+
+    def __init__(self, host: Host, machine: Machine) -> None:
+        self._host = host
+        self._machine = machine
+        self._dev = host.below(NODES)
+        self._trees: dict[int, Host] = {}
+
+    def node(self, gpu: Gpu | None, steps: str) -> Node:
+        """The node of one capability, its number from the driver's tree or table.
+
+        Arguments:
+            gpu: None for the machine's own capabilities.
+            steps: "gi1", "gi1/ci0"; "config", "monitor".
+
+        Raises:
+            Fault: the driver does not say the number.
+        """
+        numbers, defaults, problems = self._machine
+        key = gpu.minor if gpu else -1
+        tree = self._trees.get(key)
+        if tree is None:
+            tree = self._trees[key] = _tree(self._host, gpu)
+        end = "/access" if gpu else ""
+        table = proc.params(_text(tree, f"/{steps}{end}"))
+        minor = _number(table.get("DeviceFileMinor", ""))
+        if minor < 0:
+            minor = _minor(_text(self._host, MINORS), f"gpu{gpu.minor}/{steps}{end}" if gpu else steps)
+        if minor < 0 or numbers.caps is None:
+            what = f"neither {tree.path(steps + end)} nor {MINORS} has it"
+            raise Fault(
+                f"the device number of the MIG capability {steps} is not known: "
+                f"{'no nvidia-caps in /proc/devices' if numbers.caps is None else what}",
+                cure="MIG needs a GPU and a driver that support it",
+            )
+        mode = _number(table.get("DeviceFileMode", ""))
+        wanted = nodes.Params(mode=mode & 0o777 if mode >= 0 else 0o444, uid=defaults.uid, gid=defaults.gid)
+        made = nodes.node(self._dev, f"/nvidia-cap{minor}", numbers.caps, minor, wanted, problems)
+        made.path = NODES + made.path
+        return made
+
+
+def _tree(host: Host, gpu: Gpu | None) -> Host:
+    """The directory of a GPU's instances, or of the machine's own capabilities."""
+    return host.below(f"{CAPABILITIES}/gpu{gpu.minor}/mig" if gpu else f"{CAPABILITIES}/mig")
 
 
 def pairs(host: Host, gpu: Gpu) -> list[tuple[int, int]]:
@@ -271,11 +296,11 @@ def _signature(host: Host, gpu: Gpu) -> Signature:
 
     A driver that hides its tree (from a container that has containers of its own) still has the table and the nodes.
     """
-    top = f"{CAPABILITIES}/gpu{gpu.minor}/mig"
+    tree = _tree(host, gpu)
     found = []
-    for gi in _numbered(host, top, "gi"):
-        for ci in _numbered(host, f"{top}/gi{gi}", "ci"):
-            status = host.status(f"{top}/gi{gi}/ci{ci}")
+    for gi in _numbered(tree, "/", "gi"):
+        for ci in _numbered(tree, f"/gi{gi}", "ci"):
+            status = tree.status(f"/gi{gi}/ci{ci}")
             found.append((gi, ci, status.st_mtime_ns if status else 0, status.st_ino if status else 0))
     if not found and not host.names(CAPABILITIES):
         there = frozenset(host.names(NODES))

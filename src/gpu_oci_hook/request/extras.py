@@ -100,9 +100,7 @@ def read(
     request.features = tuple(features)
 
 
-_NOTHING = (
-    "the container gets nothing of the driver; say NVIDIA_VISIBLE_DEVICES=none for the driver without a GPU"
-)
+_NOTHING = "the container gets nothing of the driver; say NVIDIA_VISIBLE_DEVICES=none for the driver without a GPU"
 
 
 def _channels(
@@ -125,6 +123,7 @@ def _channels(
             request.withheld.append((title, f"asked for by {origin}, but {refusal}"))
             request.warnings.append(f"IMEX channels not given: {refusal}")
             return
+    words = list(dict.fromkeys(words))  # an image may say one thing thirty thousand times
     wanted = [(word, origin) for word, origin in words if word != "none"]
     if not request.driver:
         if wanted:
