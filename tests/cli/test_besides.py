@@ -35,9 +35,9 @@ def host(command: Command, tmp_path: Path) -> Path:
 def test_list_says_what_there_is_beside_gpus_and_who_asks_for_it(command: Command, host: Path) -> None:
     answer = command("list", "--root", host)
     for line in (
-        "GPUDirect Storage  NVIDIA_GDS=enabled       /dev/nvidia-fs0, /dev/nvidia-fs1",
-        "RDMA devices       NVIDIA_MOFED=enabled     not there: /dev/infiniband/uverbs*: no infiniband_verbs in",
-        "IMEX channels      NVIDIA_IMEX_CHANNELS=…   0-2",
+        "GPUDirect Storage (NVIDIA_GDS=enabled): there\n   /dev/nvidia-fs0, /dev/nvidia-fs1",
+        "RDMA devices (NVIDIA_MOFED=enabled): not there\n   /dev/infiniband/uverbs*: no infiniband_verbs in",
+        "IMEX channels (NVIDIA_IMEX_CHANNELS=…): there\n   0-2\n",
     ):
         assert line in answer.out
     assert "configuration adds" not in answer.out
@@ -82,7 +82,7 @@ def test_explain_shows_where_an_addition_and_a_removal_come_from(command: Comman
     )
     made = Bundle(tmp_path / "b").asks("NVIDIA_VISIBLE_DEVICES=0")
     text = command("explain", "-b", made.path, "--root", host).out
-    assert f"  [[inject.extra]] 1 of {config}: every GPU container:\n    mount     /x <- {host}/etc/ld.so.cache" in text
+    assert f"    [[inject.extra]] 1 of {config}: every GPU container:\n      /x <- /etc/ld.so.cache" in text
     assert f'  [inject] remove = "nvidia-debugdump" of {config}:\n    binary    /usr/bin/nvidia-debugdump' in text
 
 

@@ -48,19 +48,15 @@ def _extra(host: Host, config: Config) -> list[tuple[str, str, str, str, str]]:
 def show(host: Host, driver: Host, config: Config) -> None:
     """The same as a table: what there is, and the variable that asks for it."""
     numbers = host_nodes.majors(host)
-    rows = []
+    output.heading("beside the GPUs")
     for variable, key, title in SWITCHES:
         found = features.find(host, driver, numbers, key)
         there = [node.path for node in found.nodes] + [file.container for file in found.files]
-        lacks = "; ".join(f"{path}: {reason}" for path, reason in found.absent if path.startswith("/dev/"))
-        what = ", ".join(there) if found.nodes else f"not there: {lacks}"
-        rows.append((title, f"{variable}=enabled", what))
+        lacks = [(path, reason) for path, reason in found.absent if path.startswith("/dev/")]
+        _show(title, f"{variable}=enabled", there if found.nodes else [], lacks)
     channels, absent = features.channels_of(host, numbers)
-    lacks = "".join(f"; {path}: {reason}" for path, reason in absent[:4])
-    what = (features.ranges(list(channels)) or "none") + lacks
-    rows.append(("IMEX channels", "NVIDIA_IMEX_CHANNELS=…", what))
-    output.heading("beside the GPUs")
-    output.table(("what", "asked for by", "there is"), rows)
+    lacks = list(absent[:4])
+    _show("IMEX channels", "NVIDIA_IMEX_CHANNELS=…", [features.ranges(list(channels))] if channels else [], lacks)
     own = [
         (capability or "always", kind, path, place, why or "there")
         for path, place, capability, kind, why in _extra(host, config)
@@ -68,3 +64,13 @@ def show(host: Host, driver: Host, config: Config) -> None:
     if own:
         output.heading("files that the configuration adds ([[inject.extra]])")
         output.table(("capability", "kind", "path", "in the container", "state"), own)
+
+
+def _show(title: str, asked: str, there: list[str], lacks: list[tuple[str, str]]) -> None:
+    """What is there, or what keeps it from being there, below a line that says which."""
+    output.line(f"{title} ({asked}): {'there' if there else 'not there'}")
+    if there:
+        output.line(f"   {', '.join(there)}")
+        return
+    for path, reason in lacks:
+        output.line(f"   {path}: {reason.partition(', so ')[0]}")

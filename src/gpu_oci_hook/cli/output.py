@@ -69,21 +69,23 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def gpus(found: Iterable[Gpu], notes: Mapping[int, Sequence[str]] | None = None) -> None:
-    """Two lines per GPU: all by which it can be asked for, and what a requirement can ask about it.
+    """Two lines per GPU, or three: all by which it can be asked for, and what a requirement can ask about it.
 
     Architecture and brand are those of our tables; NVML knows them of every GPU.
 
     Arguments:
-        notes: more words on a GPU, by its index.
+        notes: more words on a GPU, by its index, on a line of their own.
     """
     for gpu in found:
         line("  ".join(word for word in (str(gpu.index), gpu.uuid, gpu.model) if word))
         node = [f"/dev/nvidia{gpu.minor}"] if gpu.minor >= 0 else []
         arch = versions.arch(gpu.model) or "unknown to our tables"
         brand = " or ".join(versions.brands(gpu.model)) or "unknown to our tables"
-        more = (notes or {}).get(gpu.index, ())
         own = [gpu.pci] if gpu.pci else []
-        line("   " + ", ".join([*own, *node, f"arch {arch}", f"brand {brand}", *more]))
+        line("   " + ", ".join([*own, *node, f"arch {arch}", f"brand {brand}"]))
+        more = (notes or {}).get(gpu.index, ())
+        if more:
+            line("   " + ", ".join(more))
 
 def _styled(text: str, stream: TextIO | None, *, colour: str | None = None, bold: bool = False) -> str:
     """The text on one line, with escape sequences only if there is something to show and somebody to see it.
