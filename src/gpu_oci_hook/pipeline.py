@@ -18,13 +18,12 @@ from gpu_oci_hook.formats import fastjson, proc
 from gpu_oci_hook.host import gpus as host_gpus
 from gpu_oci_hook.host import inventory as host_inventory
 from gpu_oci_hook.host import nodes as host_nodes
-from gpu_oci_hook.host import versions
 from gpu_oci_hook.host.extra import Extra
 from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.plan import build
 from gpu_oci_hook.plan.edits import Plan
 from gpu_oci_hook.plan.facts import Facts
-from gpu_oci_hook.request import devices, member, read, requirements
+from gpu_oci_hook.request import devices, member, read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -34,10 +33,6 @@ if TYPE_CHECKING:
     from gpu_oci_hook.request import Request
 
 GENERATED = "gpu-oci-hook"
-
-# What to do when the module has found no GPU.
-NO_GPUS = "look for the reason in the kernel's log (dmesg | grep -i nvrm) and for the card (lspci -d 10de:)"
-
 
 class Outcome:
     """What became of one bundle's request.
@@ -177,14 +172,20 @@ def prepare(spec: dict[str, object], config: Config, bundle: str, memory: Memory
         outcome.gpus = special.gpus(outcome.gpus)
         version = version or ""
     elif version is None or (request.asks and not outcome.gpus):
-        return _missing(outcome, host, config, numbers, version, memory)
+        from gpu_oci_hook import absent
+
+        absent.tell(outcome, host, config, version, memory, loaded=numbers.loaded)
+        return outcome
     choose(outcome, host, config, version, memory)
     inventory = outcome.inventory = files_of(outcome, host, config, version, memory)
     if inventory.mismatch:
         text = inventory.problems[0]
         if config.version_mismatch == "fail":
             raise Fault(text)
-    check_requirements(outcome, host, config, version, memory)
+    if request.requirements:
+        from gpu_oci_hook import conditions
+
+        conditions.check(outcome, host, config, version, memory)
 
     facts = Facts()
     facts.spec, facts.request, facts.config, facts.inventory = spec, request, config, inventory
@@ -203,7 +204,6 @@ def prepare(spec: dict[str, object], config: Config, bundle: str, memory: Memory
         special.fill(facts)
     facts.params = _visible_params(host)
     facts.mount_program = os.path.exists(build.MOUNT_PROGRAM)
-    facts.datacenter = all(versions.datacenter(gpu.model) for gpu, _ in outcome.chosen)
     facts.rootfs = root_path(spec, outcome.bundle)
     facts.generated = f"{outcome.bundle}/{GENERATED}"
     facts.prepared = state.place() or facts.generated
@@ -211,11 +211,19 @@ def prepare(spec: dict[str, object], config: Config, bundle: str, memory: Memory
     _refuse_own_root(outcome.rootfs)
     facts.target = outcome.rootfs
     facts.image = outcome.image = image.survey(outcome.rootfs, host.machine)
+    facts.datacenter = bool(facts.image.compat) and _datacenter(outcome.chosen)
     plan = build.build(facts)
     plan.warnings += [text for text in outcome.plan.warnings if text not in plan.warnings]
     plan.warnings += [*problems, *inventory.problems]
     outcome.plan = plan
     return outcome
+
+
+def _datacenter(chosen: list[tuple[Gpu, str]]) -> bool:
+    """Whether all chosen GPUs are of the data-centre class; only an image with compat libraries makes us ask."""
+    from gpu_oci_hook.host import versions
+
+    return all(versions.datacenter(gpu.model) for gpu, _ in chosen)
 
 
 def _special(host: Host, config: Config, *, loaded: bool) -> Special | None:
@@ -361,85 +369,6 @@ def _refuse_own_root(rootfs: Rootfs) -> None:
             where=rootfs.path,
             cure="Start the container without asking for a GPU: it sees the machine's own driver and nodes",
         )
-
-
-def _values(special: Special | None, gpu: Gpu | None, version: str) -> requirements.Values:
-    """What requirements are held against: the host with one of its GPUs, or with none."""
-    label = f"GPU {gpu.index} ({gpu.model})" if gpu else "this host"
-    if special is not None:
-        return special.values(label, gpu, version)
-    exact, at_least = versions.cuda_version(version)
-    arch, brand = (versions.arch(gpu.model), versions.brands(gpu.model)) if gpu else ("", ())
-    return requirements.Values(
-        label, cuda=exact, cuda_at_least=at_least, driver=version, arch=arch, brand=brand
-    )
-
-
-def check_requirements(outcome: Outcome, host: Host, config: Config, version: str, memory: Memory) -> None:
-    """Holds `NVIDIA_REQUIRE_*` against the host, GPU by GPU; NVML is asked only for what no table knows.
-
-    Raises:
-        Fault: one is not met, or cannot be decided.
-    """
-    request, warnings = outcome.request, outcome.plan.warnings
-    chosen = [gpu for gpu, _ in outcome.chosen]
-    if not request.requirements:
-        return
-    if request.requirements_off:
-        warnings.append(f"requirements are not checked: {request.requirements_off}")
-        return
-    subjects: list[Gpu | None] = [*chosen]
-    hosts = [_values(outcome.special, gpu, version) for gpu in subjects or [None]]
-    unknown = requirements.check(request.requirements, hosts, warnings)
-    if not unknown:
-        return
-    from gpu_oci_hook.host import answers
-
-    identity = version if outcome.special is None else outcome.special.identity()
-    library = outcome.special.nvml if outcome.special else lambda: nvml_library(host, config, version, memory)
-    reason = answers.fill(hosts, chosen, identity, unknown, memory, library)
-    unknown = requirements.check(request.requirements, hosts, [])
-    if unknown and outcome.special is not None:
-        # Such machines have no place that tells, so that no image with the usual conditions would ever start there.
-        warnings.append(
-            f"requirements that depend on the host's {', '.join(unknown)} are not checked: platform "
-            f"{outcome.special.name} does not tell it ({reason or 'nor does NVML'})"
-        )
-    elif unknown:
-        raise requirements.unanswered(request.requirements, hosts, unknown, reason)
-
-
-def _missing(
-    outcome: Outcome,
-    host: Host,
-    config: Config,
-    numbers: host_nodes.Majors,
-    version: str | None,
-    memory: Memory,
-) -> Outcome:
-    """No GPU on the machine: fails or warns, by policy, with what is missing."""
-    found = host_inventory.load(host, driver_host(host, config), config.library_paths, version, memory)
-    missing = []
-    libraries = any(file.kind == "library" for file in found.files)
-    if version is None:
-        loaded = "its device numbers are there" if numbers.loaded else "no nvidia in /proc/devices"
-        missing.append(f"the kernel module nvidia is not loaded ({loaded}, no /proc/driver/nvidia/version)")
-    elif not outcome.gpus:
-        missing.append(f"the kernel module {version} is loaded but has no GPU in /proc/driver/nvidia/gpus")
-    if not libraries:
-        missing.append("no driver libraries are installed where they are looked for (see gpu-oci-hook list)")
-    elif version is None:
-        missing.append("driver libraries are installed")
-    text = f"this machine has no NVIDIA GPU to give: {'; '.join(missing)}"
-    if config.missing_gpu == "fail":
-        cures = [NO_GPUS if version else "load the driver" if libraries else "install and load the driver"]
-        if not libraries:
-            cures.append("set [host] driver-root or library-paths if its files lie elsewhere")
-        cures.append('set [request] missing-gpu = "warn" to start without a GPU')
-        cure = ", or ".join(cures)
-        raise Fault(text, where=outcome.request.origin, cure=cure[0].upper() + cure[1:])
-    outcome.plan.warnings.append(f"{text}; the container starts without a GPU")
-    return outcome
 
 
 def _besides(request: Request, config: Config) -> bool:

@@ -7,6 +7,7 @@ from pathlib import Path
 import click
 
 from gpu_oci_hook import simulate as simulation
+from gpu_oci_hook.absent import NO_GPUS
 from gpu_oci_hook.cli import besides, output
 from gpu_oci_hook.cli.app import config_file, formats, host_roots
 from gpu_oci_hook.cli.common import Silent, settings_for, toml
@@ -20,7 +21,6 @@ from gpu_oci_hook.host import mig as host_mig
 from gpu_oci_hook.host.inventory import DriverFile, Gpu, Inventory
 from gpu_oci_hook.host.nvml import Card
 from gpu_oci_hook.host.root import Host
-from gpu_oci_hook.pipeline import NO_GPUS
 
 _MANY = {"library": "libraries", "binary": "programs", "socket": "sockets", "directory": "directories"}
 

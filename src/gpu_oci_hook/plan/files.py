@@ -10,7 +10,6 @@ from gpu_oci_hook.container import loader
 from gpu_oci_hook.container.apply import generated_name
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats import SMALL
-from gpu_oci_hook.plan import compat
 from gpu_oci_hook.plan.edits import Directory, DropMount, Env, File, Link, Mount, Plan, Withheld
 from gpu_oci_hook.plan.facts import needs
 from gpu_oci_hook.plan.places import Places
@@ -179,18 +178,9 @@ def _libraries(facts: Facts, plan: Plan, places: Places, files: list[tuple[Drive
             where=facts.rootfs,
             cure="Mount a tmpfs on /run or make the root file system writable",
         )
-    verdict = compat.decide(
-        facts.image.compat, facts.inventory.version, facts.config.cuda_compat, datacenter=facts.datacenter
-    )
-    compute = "compute" in with_brought(facts.request.capabilities)
-    if verdict.warning and compute:
-        plan.warnings.append(verdict.warning)
-    uses_compat = bool(verdict.directory) and compute
-    if facts.image.compat and not uses_compat:
-        reason = verdict.reason if compute else needs("compute")
-        plan.withheld.append(Withheld("compat", facts.image.compat[0][0], reason))
+    preferred, preference = _compat(facts, plan) if facts.image.compat else ("", "")
     found: list[tuple[str, str, str]] = []
-    directories: list[str] = [verdict.directory] if uses_compat else []
+    directories: list[str] = [preferred] if preferred else []
     entries: dict[str, dict[str, str]] = {}
     mounts: list[Mount] = []
     plugins: dict[str, list[Link]] = {}
@@ -221,8 +211,8 @@ def _libraries(facts: Facts, plan: Plan, places: Places, files: list[tuple[Drive
                 inside[name] = file.soname
                 names.append(name)
         for name in names:
-            uses = uses_compat and not small and name in facts.image.compat_names
-            found.append((name, f"{verdict.directory if uses else directory}/{name}", file.arch))
+            uses = bool(preferred) and not small and name in facts.image.compat_names
+            found.append((name, f"{preferred if uses else directory}/{name}", file.arch))
     for directory, inside in entries.items():
         if directory not in directories:
             directories.append(directory)
@@ -248,11 +238,27 @@ def _libraries(facts: Facts, plan: Plan, places: Places, files: list[tuple[Drive
 
         names_there, more = fixed_places.add(facts, plan, places, fixed)
         for name, path, arch in names_there:
-            uses = uses_compat and arch not in SMALL and name in facts.image.compat_names
-            found.append((name, f"{verdict.directory}/{name}" if uses else path, arch))
+            uses = bool(preferred) and arch not in SMALL and name in facts.image.compat_names
+            found.append((name, f"{preferred}/{name}" if uses else path, arch))
         directories += more
-    preferred = f"; the image's own libcuda comes first: {verdict.reason}" if uses_compat else ""
-    _loader(facts, plan, places, found, directories, preferred)
+    _loader(facts, plan, places, found, directories, preference)
+
+
+def _compat(facts: Facts, plan: Plan) -> tuple[str, str]:
+    """The directory of the image's compat libraries where they come first, and the words for it; else ("", "")."""
+    from gpu_oci_hook.plan import compat  # few images have any
+
+    verdict = compat.decide(
+        facts.image.compat, facts.inventory.version, facts.config.cuda_compat, datacenter=facts.datacenter
+    )
+    compute = "compute" in with_brought(facts.request.capabilities)
+    if verdict.warning and compute:
+        plan.warnings.append(verdict.warning)
+    if verdict.directory and compute:
+        return verdict.directory, f"; the image's own libcuda comes first: {verdict.reason}"
+    reason = verdict.reason if compute else needs("compute")
+    plan.withheld.append(Withheld("compat", facts.image.compat[0][0], reason))
+    return "", ""
 
 
 def _links_in_image(
