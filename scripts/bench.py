@@ -2,7 +2,8 @@
 
 Each round takes every row's pair one after the other, so that a change of the machine's mood hits both. Containers get
 a fresh overlay on one image each time, as an engine gives them, and a config.json as dockerd writes it
-(bench_bundle.json: seccomp, masked paths, device rules).
+(bench_bundle.json: seccomp, masked paths, device rules). Bundles and our memory lie on a tmpfs, as /run does on a
+real machine; the container's layer lies on a disk.
 """
 
 from __future__ import annotations
@@ -60,7 +61,10 @@ class Bench:
         )
         self.shim = str(place / "prefix/bin/gpu-oci-runtime")
         self.bundle = place / "bundle"
-        (self.bundle / "rootfs").mkdir(parents=True)
+        for directory in (STATE, self.bundle):
+            directory.mkdir(exist_ok=True)
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "tmpfs", directory], check=True)
+        (self.bundle / "rootfs").mkdir()
         self.plain = (ROOT / "scripts/bench_bundle.json").read_bytes()
         spec = json.loads(self.plain)
         spec["process"]["env"] += ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"]
@@ -120,7 +124,11 @@ class Bench:
 
     def cold(self) -> float:
         """Seconds of the first create after boot: nothing of ours is remembered."""
-        shutil.rmtree(STATE, ignore_errors=True)
+        for entry in STATE.iterdir():
+            if entry.is_dir():
+                shutil.rmtree(entry)
+            else:
+                entry.unlink()
         return self.create(self.shim, self.asking)
 
     def part(self, which: str) -> float:
@@ -202,11 +210,14 @@ def main() -> int:
     if runtime is None:
         raise SystemExit(f"{options.runtime} is not installed")
     with tempfile.TemporaryDirectory(prefix="gpu-oci-hook-bench-") as name:
-        bench = Bench(Path(name), runtime)
         runs = []
-        for number in range(options.runs):
-            print(f"run {number + 1} of {options.runs}, {options.rounds} rounds", flush=True)
-            runs.append(bench.take(options.rounds))
+        try:
+            bench = Bench(Path(name), runtime)
+            for number in range(options.runs):
+                print(f"run {number + 1} of {options.runs}, {options.rounds} rounds", flush=True)
+                runs.append(bench.take(options.rounds))
+        finally:
+            subprocess.run(["umount", "--lazy", f"{name}/bundle"], check=False)
     print(f"\n{'row':44}{'budget':>7}{'median':>8}   runs")
     late = []
     for row, (budget, meaning) in ROWS.items():

@@ -1,6 +1,6 @@
 """What is loaded and what is read, on the way of every call and on the way of a GPU container: allow-lists.
 
-Started as the installed launcher starts: the real interpreter, -IS, our package's directory and nothing else.
+Started as the installed launcher starts: the real interpreter, -ISXutf8, our package's directory and nothing else.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SOURCE = Path(gpu_oci_hook.__file__).resolve().parents[1]
 
 # As `gpu-oci-hook install` writes it, but for the place of the memory and, where asked, a look at what is loaded
 # in the place of exec.
-LAUNCHER = """#!{python} -IS
+LAUNCHER = """#!{python} -ISXutf8
 import sys
 sys.path += [{source!r}]
 from gpu_oci_hook import state
@@ -131,7 +131,7 @@ class Machine:
 
 def _bare() -> set[str]:
     code = "import sys; print(chr(10).join(sys.modules))"
-    done = subprocess.run([interpreter(), "-IS", "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([interpreter(), "-ISXutf8", "-c", code], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
 
 
@@ -246,7 +246,7 @@ def opened(machine: Machine, *words: str | Path, bare: bool = False) -> tuple[li
     if strace is None:
         lacking("what a call opens; strace is not installed")
     trace = machine.root / "trace"
-    command = [interpreter(), "-IS", "-c", "pass"] if bare else [machine.launcher(), *words]
+    command = [interpreter(), "-ISXutf8", "-c", "pass"] if bare else [machine.launcher(), *words]
     subprocess.run(
         [strace, "-f", "-y", "-e", "trace=open,openat,openat2,execve", "-o", trace, *command],
         env=machine.env, check=True, capture_output=True, timeout=60,

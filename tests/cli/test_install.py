@@ -30,7 +30,7 @@ def test_install_writes_two_launchers_that_start(command: Command, tmp_path: Pat
         assert path.stat().st_mode & 0o7777 == 0o755
         first = path.read_bytes().split(b"\n")[0].decode()
         python, flags = first.removeprefix("#!").split(" ")
-        assert flags == "-IS" and Path(python).is_absolute()
+        assert flags == "-ISXutf8" and Path(python).is_absolute()
         assert Path(python).resolve() == Path(python) and not Path(python).is_relative_to(sys.prefix)
     run = subprocess.run([tmp_path / "bin/gpu-oci-hook", "--version"], env={}, capture_output=True, text=True)
     assert (run.returncode, run.stdout, run.stderr) == (0, f"gpu-oci-hook, version {VERSION}\n", "")
@@ -235,4 +235,4 @@ def test_root_is_warned_of_places_where_others_could_write(tmp_path: Path) -> No
 def test_packaging_shows_the_templates_that_install_uses() -> None:
     for name in NAMES:
         text = (ROOT / "packaging/launchers" / f"{name}.in").read_bytes()
-        assert install.MARKER in text and text.startswith(b"#!@PYTHON@ -IS\n")
+        assert install.MARKER in text and text.startswith(b"#!@PYTHON@ -ISXutf8\n")

@@ -1,8 +1,9 @@
 """`gpu-oci-hook install`: the launchers that engines call, and what has to be true for root to call them.
 
 A launcher names its interpreter absolutely and starts it with -I (nothing from the environment, the current
-directory or the user's site) and -S (no site directories, which is also half of the start's time), so it has
-to say itself where our package and the libraries of the command line lie.
+directory or the user's site), -S (no site directories, which is also half of the start's time) and -X utf8
+(engines name no locale, and looking for one costs a millisecond), so it has to say itself where our package and
+the libraries of the command line lie.
 """
 
 from __future__ import annotations
@@ -94,7 +95,7 @@ def interpreter() -> str:
         raise Fault("the Python interpreter is not there or cannot be run", where=path)
     if any(character.isspace() for character in path):
         raise Fault("the Python interpreter's path has a blank in it; no script can start with it", where=path)
-    if len(os.fsencode(f"#!{path} -IS")) > _FIRST_LINE:
+    if len(os.fsencode(f"#!{path} -ISXutf8")) > _FIRST_LINE:
         raise Fault(
             f"the Python interpreter's path is too long for a script's first line ({_FIRST_LINE} characters)",
             where=path,

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from gpu_oci_hook.errors import Fault, words
 from gpu_oci_hook.formats import elf
 from gpu_oci_hook.host.inventory import witness
-from gpu_oci_hook.host.root import Host
+from gpu_oci_hook.host.root import MAX_LINKS, Host
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,8 +39,12 @@ class Search:
         # Some hundred files lie in a few directories, and those do not move while we look.
         self._parents: dict[str, str | None] = {}
 
-    def resolve(self, path: str) -> str | None:
-        """The path without links, None when it leads nowhere; every link on the way is watched."""
+    def resolve(self, path: str, links: int = MAX_LINKS) -> str | None:
+        """The path without links, None when it leads nowhere; every link on the way is watched.
+
+        Arguments:
+            links: how many more may be followed.
+        """
         head, _, name = path.rpartition("/")
         if head not in self._parents:
             self._parents[head] = self._walk(head or "/")
@@ -49,13 +53,17 @@ class Search:
             return self._walk(path)
         here = f"{parent.rstrip('/')}/{name}"
         try:
-            os.readlink(self.host.prefix + here)
+            target = os.readlink(self.host.prefix + here)
         except OSError as error:
-            if error.errno == errno.EINVAL:  # it is there, and no link: what nearly all files are
-                return here
+            # EINVAL: it is there, and no link; what nearly all files are
+            return here if error.errno == errno.EINVAL else self._walk(path)
         except ValueError:
             return None
-        return self._walk(path)
+        if here not in self._links:
+            self._links[here] = witness(self.host.path(here))
+        if links == 0:
+            return None
+        return self.resolve(target if target.startswith("/") else f"{parent.rstrip('/')}/{target}", links - 1)
 
     def _walk(self, path: str) -> str | None:
         trail: list[str] = []
