@@ -1,8 +1,8 @@
 """The start-up budgets, measured: every row is a ratio against bare runc (or bare Python) in the same run.
 
-Each round takes every row's pair one after the other, so that a change of the machine's mood hits both. Containers get
-a fresh overlay on one image each time, as an engine gives them, and a config.json as dockerd writes it
-(bench_bundle.json: seccomp, masked paths, device rules). Bundles and our memory lie on a tmpfs, as /run does on a
+Each round takes every row once, in an order of its own, so that a change of the machine's mood hits all alike.
+Containers get a fresh overlay on one image each time, as an engine gives them, and a config.json as dockerd writes
+it (bench_bundle.json: seccomp, masked paths, device rules). Bundles and our memory lie on a tmpfs, as /run does on a
 real machine; the container's layer lies on a disk.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import shutil
 import statistics
 import subprocess
@@ -18,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -120,6 +122,8 @@ class Bench:
             self.run(self.runc, "delete", "--force", name)
         finally:
             subprocess.run(["umount", "--lazy", rootfs], check=True)
+        # The kernel takes a dead container's mounts apart behind our back; the next row must not pay for it.
+        time.sleep(0.1)
         return took
 
     def cold(self) -> float:
@@ -161,19 +165,25 @@ class Bench:
         def note(key: str, action: Callable[[], float]) -> None:
             times.setdefault(key, []).append(action())
 
+        rows: list[tuple[str, Callable[[], float]]] = [
+            ("python", lambda: self.run(self.python, "-IS", "-c", "pass")),
+            ("runc plain", lambda: self.create(self.runc, self.plain)),
+            ("shim plain", lambda: self.create(self.shim, self.plain)),
+            ("runc edited", lambda: self.create(self.runc, self.edited)),
+            ("shim asking", lambda: self.create(self.shim, self.asking)),
+        ]
+        for word, line in words.items():
+            rows.append((f"runc {word}", partial(self.run, self.runc, *line)))
+            rows.append((f"shim {word}", partial(self.run, self.shim, *line)))
+        for which in self.edited_part:
+            rows.append((f"runc {which}", partial(self.create, self.runc, self.edited_part[which])))
+            rows.append((f"shim {which}", partial(self.part, which)))
         try:
-            for _ in range(rounds):
-                note("python", lambda: self.run(self.python, "-IS", "-c", "pass"))
-                for word, line in words.items():
-                    note(f"runc {word}", lambda line=line: self.run(self.runc, *line))  # type: ignore[misc]
-                    note(f"shim {word}", lambda line=line: self.run(self.shim, *line))  # type: ignore[misc]
-                note("runc plain", lambda: self.create(self.runc, self.plain))
-                note("shim plain", lambda: self.create(self.shim, self.plain))
-                note("runc edited", lambda: self.create(self.runc, self.edited))
-                note("shim asking", lambda: self.create(self.shim, self.asking))
-                for which in self.edited_part:
-                    note(f"runc {which}", lambda which=which: self.create(self.runc, self.edited_part[which]))  # type: ignore[misc]
-                    note(f"shim {which}", lambda which=which: self.part(which))  # type: ignore[misc]
+            for number in range(rounds):
+                # Each row pays a little for what went before it: in every round for something else.
+                random.Random(number).shuffle(rows)
+                for key, action in rows:
+                    note(key, action)
                 note("shim cold", self.cold)
                 self.learn()  # what is cold has forgotten
         finally:
