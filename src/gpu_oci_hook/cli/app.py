@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable
 from typing import Any
 
 import click
 
 from gpu_oci_hook import VERSION
+from gpu_oci_hook.cli.groups import Lazy
 
 # Command, its module in this package, the attribute there, and the line that --help shows.
 _COMMANDS = {
@@ -16,28 +16,13 @@ _COMMANDS = {
     "explain": ("bundle", "explain", "What a container would get and why; changes nothing."),
     "apply": ("bundle", "apply", "Make the edits that explain shows, by hand."),
     "simulate": ("machine", "simulate", "Build a GPU host made of files, for tests without a GPU."),
+    "cdi": ("cdi", "cdi", "CDI files: make, check, list and resolve them."),
     "config": ("config", "config", "Show, check and document the configuration."),
     "install": ("install", "install", "Write the launchers that engines call."),
 }
 
 
-class _Commands(click.Group):
-    def list_commands(self, ctx: click.Context) -> list[str]:
-        return list(_COMMANDS)
-
-    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
-        if cmd_name not in _COMMANDS:
-            return None
-        module, attribute, _ = _COMMANDS[cmd_name]
-        command: click.Command = getattr(importlib.import_module(f"gpu_oci_hook.cli.{module}"), attribute)
-        return command
-
-    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, entry[2]) for name, entry in _COMMANDS.items()])
-
-
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Lazy, commands=_COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(VERSION, prog_name="gpu-oci-hook")
 def program() -> None:
     """Gives containers the NVIDIA GPUs they ask for, and says why."""
