@@ -81,6 +81,7 @@ INJECTION = PASS_THROUGH | {
     "gpu_oci_hook.request.capabilities",
     "gpu_oci_hook.request.devices",
     "gpu_oci_hook.request.requirements",
+    "gpu_oci_hook.together",
 }
 
 # Beside those, where a container or a GPU of its has to do with MIG.

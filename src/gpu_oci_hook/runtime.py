@@ -265,6 +265,9 @@ def main() -> None:
             path = call.config_json()
             data = None if huge_and_silent(path) else read_config_json(path)
             if data is not None and asks(data):
+                from gpu_oci_hook import together
+
+                together.use()
                 from gpu_oci_hook import pipeline
 
                 pipeline.inject(
