@@ -16,6 +16,7 @@ from gpu_oci_hook.formats import MACHINES
 
 MAX_LINKS = 40  # the kernel's own bound (path_resolution(7))
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+_PIECE = 1 << 14
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
@@ -79,11 +80,15 @@ class Host:
                 return None
             raise Fault(f"it cannot be read: {words(error)}", where=self.path(path)) from None
         try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
                 raise Fault("it is not a regular file", where=self.path(path))
-            data = os.read(fd, limit + 1)  # procfs gives its short files in one piece
+            # Room for what a read may bring is made first: for the limit it would be a megabyte for a line. Files
+            # of procfs say that they are empty, and come in one piece if they are short.
+            piece = min(limit, max(status.st_size, _PIECE)) + 1
+            data = os.read(fd, piece)
             while data and len(data) <= limit:
-                more = os.read(fd, limit + 1 - len(data))
+                more = os.read(fd, piece)
                 if not more:
                     break
                 data += more
