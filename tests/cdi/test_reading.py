@@ -16,6 +16,7 @@ import yaml
 
 from cdi import engine_cases
 from cdi.engine_cases import CASES
+from cdi.mutations import text_mutated
 from cdi.specs import BROUGHT, FULL, small
 from gpu_oci_hook.cdi import jsonlines, reading, shape, tree, validation
 from gpu_oci_hook.cdi.finding import Finding, join, line_of
@@ -160,6 +161,11 @@ def test_a_path_names_odd_keys_in_quotes() -> None:
         ("a: &a [b]\n*a : b\n", "x.yaml", "2: a key is no word"),
         ("~: b\n", "x.yaml", "1: a key is null"),
         ("a: !!int b\n", "x.yaml", "1: 'b' is tagged !!int that is none"),
+        (
+            "a: {b: c?d}\n",
+            "x.yaml",
+            "1: not YAML for engines: a question mark in a word between brackets",
+        ),
         ("%YAML 1.2\n---\na: b\n", "x.yaml", "1: declares a version of YAML that engines do not read"),
         ("kind: a\nKIND: b\n", "x.yaml", "2: is there beside kind"),
     ],
@@ -323,46 +329,8 @@ def test_mutations_of_a_file_are_the_same_without_libyaml(plain: Any) -> None:
         "env: [A=b, 'c d', \"e\\tf\"]\n    mounts:\n    - hostPath: /a # b\n      containerPath: |\n       x"
     )
     for _ in range(1500):
-        text = mutated(start, chance)
+        text = text_mutated(start, chance)
         assert plain(text) == outcome(text), text
-
-
-def mutated(text: str, chance: random.Random) -> str:
-    """The text with one to four small changes."""
-    pieces = [
-        "[",
-        "]",
-        "{",
-        "}",
-        ":",
-        " ",
-        "\n",
-        "- ",
-        "&a ",
-        "*a",
-        "!!int ",
-        "<<: ",
-        "'",
-        '"',
-        "#",
-        ",",
-        "? ",
-        "|",
-        ">",
-    ]
-    pieces += ["\t", "~", "0", "yes", "---\n", "...\n", "%", "@", "é", "\\", "null", "1e5", "x" * 20]
-    for _ in range(chance.randint(1, 4)):
-        place, end = sorted((chance.randrange(len(text) + 1), chance.randrange(len(text) + 1)))
-        match chance.randrange(4):
-            case 0:
-                text = text[:place] + chance.choice(pieces) + text[place:]
-            case 1:
-                text = text[:place] + text[min(end, place + 12) :]
-            case 2:
-                text = text[:place] + text[place : min(end, place + 30)] * 2 + text[place:]
-            case _:
-                text = text[:place] + chance.choice(pieces) + text[place + 1 :]
-    return text
 
 
 # --- files ------------------------------------------------------------------------------------------

@@ -11,7 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cdi.specs import BROUGHT, FULL, Spec, changed, small
+from cdi.mutations import mutated
+from cdi.specs import BROUGHT, FULL, changed, small
 from gpu_oci_hook.cdi import names, rules, schema, validation, versions
 
 WHOLE = schema.whole()
@@ -93,51 +94,13 @@ def test_the_file_with_every_field_is_right_and_has_every_field() -> None:
             assert f'"{field}"' in text or "x-until" in rule, (name, field)
 
 
-ODD: list[object] = [
-    None, True, False, 0, -1, 1, 5, 195, 1.0, 1.5, -0.0, 1e300, 2**32, 2**63, 2**64, 10**30, "", "a", "0", "c", "u",
-    "rwm", "rx", "none", "/", "/a", ".", "..", "a/b", "vendor.com/class", "vendor.com/cl.ass", "v/c", "A=b", "=b", "A",
-    "a\n", "a\0b", "\n", "é", "0.5.0", "v1.1.0", "2.0.0", "prestart", "x" * 300, [], [None], [[]], ["A=b"], ["x", 1],
-    [0], [1, -1], [{}], {}, {"a": "b"}, {"a": 1}, {"A/b/c": "x"}, {"a.b/c": "x"}, {"-a": "x"}, {"path": "/x"},
-    {"env": ["A=b"]}, {"env": []}, {"intelRdt": {}}, {"intelRdt": None}, {"unknown": 1},
-    {"hostInterfaceName": "a", "name": "b"}, {"hostPath": "/a", "containerPath": "b"},
-]  # fmt: skip
-
-
-def mutations(spec: Spec, chance: random.Random) -> object:
-    """A copy of a file with one to three things in it that are odd, gone, or somewhere else."""
-    new: object = json.loads(json.dumps(spec))
-    for _ in range(chance.randint(1, 3)):
-        places: list[tuple[Any, Any]] = []
-        waiting = [new]
-        while waiting:
-            one = waiting.pop()
-            keys = list(one) if isinstance(one, dict) else range(len(one)) if isinstance(one, list) else ()
-            places += [(one, key) for key in keys]
-            waiting += [one[key] for key in keys]  # type: ignore[index]
-        if not places:
-            return chance.choice(ODD)
-        owner, key = chance.choice(places)
-        match chance.randrange(5):
-            case 0:
-                del owner[key]
-            case 1 if isinstance(owner, dict):
-                owner[chance.choice(["mounts", "env", "name", "netDevices", "enableMBM", "schemata", "", "é"])] = owner[
-                    key
-                ]
-            case 2 if isinstance(owner, list):
-                owner.append(owner[key])
-            case _:
-                owner[key] = json.loads(json.dumps(chance.choice(ODD)))
-    return new
-
-
 def test_hand_checks_and_schema_agree_on_every_mutation_of_good_files() -> None:
     chance = random.Random(4)
     good = [*BROUGHT.values(), FULL]
     wrong = 0
     judge = oracle(WHOLE)
     for _ in range(6000):
-        spec = mutations(chance.choice(good), chance)
+        spec = mutated(chance.choice(good), chance)
         assert agrees(spec, WHOLE, judge), spec
         version = chance.choice(versions.KNOWN)
         assert agrees(spec, schema.schema(version), ORACLES[version]), (version, spec)
@@ -149,7 +112,7 @@ def test_no_mutation_of_good_files_is_more_than_findings() -> None:
     chance = random.Random(5)
     good = [*BROUGHT.values(), FULL]
     for _ in range(6000):
-        spec = mutations(chance.choice(good), chance)
+        spec = mutated(chance.choice(good), chance)
         for maximum in ("", chance.choice(versions.KNOWN)):
             found = validation.findings(spec, "x", maximum=maximum)
             assert all(str(one) and one.level in ("error", "warning", "info") for one in found)
@@ -160,7 +123,7 @@ def test_a_file_without_findings_is_right_for_the_schema_of_the_version_that_it_
     chance = random.Random(6)
     seen = 0
     for _ in range(6000):
-        spec = mutations(chance.choice([*BROUGHT.values(), FULL]), chance)
+        spec = mutated(chance.choice([*BROUGHT.values(), FULL]), chance)
         found = validation.findings(spec, "x")
         if not found and isinstance(spec, dict):
             seen += 1

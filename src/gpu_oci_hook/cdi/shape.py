@@ -82,6 +82,11 @@ class Shaper:
 
     def _scalar(self, tree: object, rule: Schema, where: str) -> object:
         kind = rule.get("type", "string" if "enum" in rule else "")
+        if isinstance(tree, int) and not -(1 << 63) <= tree < 1 << 64:
+            try:
+                tree = float(tree)  # as go-yaml does; `scalars.plain` has done it already
+            except OverflowError:
+                tree = str(tree)
         if kind == "string" and isinstance(tree, int | float | None):
             text = scalars.text_of(tree)
             spelled = self.spelled.get(where, text)
