@@ -20,6 +20,8 @@ def values(errand: Errand) -> dict[str, object]:
 def full() -> Errand:
     errand = Errand()
     errand.links = [("libcuda.so.1", "/usr/local/nvidia/lib64/libcuda.so"), ("../card1", "/dev/dri/by-path/x")]
+    errand.plugins = [("/usr/local/nvidia/lib64/libnvidia-allocator.so.1", "gbm/nvidia-drm_gbm.so")]
+    errand.plugins32 = [("/usr/local/nvidia/lib/libnvidia-allocator.so.1", "gbm/nvidia-drm_gbm.so")]
     errand.folders, errand.folders32 = ["/usr/local/nvidia/lib64"], ["/usr/local/nvidia/lib"]
     errand.driver_version, errand.cuda_compat, errand.root = "550.163.01", "never", "/run/nvidia/driver"
     errand.hide_device_files = errand.egl_profile = errand.drm_links = errand.requirements = True
@@ -35,6 +37,8 @@ def test_an_errand_that_asks_for_nothing_has_no_words() -> None:
 def test_the_words_of_an_errand_have_one_order() -> None:
     assert full().words() == [
         "--link", "libcuda.so.1::/usr/local/nvidia/lib64/libcuda.so", "--link", "../card1::/dev/dri/by-path/x",
+        "--plugin", "/usr/local/nvidia/lib64/libnvidia-allocator.so.1::gbm/nvidia-drm_gbm.so",
+        "--plugin32", "/usr/local/nvidia/lib/libnvidia-allocator.so.1::gbm/nvidia-drm_gbm.so",
         "--folder", "/usr/local/nvidia/lib64", "--folder32", "/usr/local/nvidia/lib",
         "--driver-version", "550.163.01", "--cuda-compat", "never", "--root", "/run/nvidia/driver",
         "--log", "/var/log/hook.log", "--made-from", "1f",
@@ -83,6 +87,8 @@ def test_a_value_may_follow_an_equals_sign() -> None:
         (["--link", "a:/b"], '--link: "a:/b" is no TARGET::PATH'),
         (["--link", "::/b"], '--link: "::/b" is no TARGET::PATH'),
         (["--link", "a::/b::/c"], '--link: "a::/b::/c" is no TARGET::PATH'),
+        (["--plugin", "a::/b"], '--plugin: "/b" is no name in a directory'),
+        (["--plugin32", "a::b/../c"], '--plugin32: "b/../c" is no name in a directory'),
         (["--link", "a::b"], '--link: "b" is no absolute path'),
         (["--cuda-compat", "no"], '--cuda-compat: "no" is no policy. Known are auto, always, never'),
         (["--egl-profile=1"], '--egl-profile: "1" is neither true nor false'),

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 ARROW = "::"
 POLICIES = ("auto", "always", "never")
 
-# (flag, attribute) in the order in which `words` says them.
+# (flag, attribute) in the order in which `words` says them: pairs, lists, texts, switches.
+_PAIRS = (("link", "links"), ("plugin", "plugins"), ("plugin32", "plugins32"))
 _LISTS = (("folder", "folders"), ("folder32", "folders32"))
 _TEXTS = (
     ("driver-version", "driver_version"),
@@ -31,7 +32,7 @@ _SWITCHES = (
     ("drm-links", "drm_links"),
     ("check-requirements", "requirements"),
 )
-_VALUED = frozenset(("link", *[flag for flag, _ in (*_LISTS, *_TEXTS)]))
+_VALUED = frozenset(flag for flag, _ in (*_PAIRS, *_LISTS, *_TEXTS))
 _PLAIN = frozenset(flag for flag, _ in _SWITCHES)
 _DEFAULTS = {"cuda_compat": "auto", "root": "/"}
 
@@ -41,6 +42,8 @@ class Errand:
 
     Attributes:
         links: (target, path in the container) of symbolic links; a target is text and need not exist.
+        plugins: (target, name) of links in the image's own library directory, wherever that is, such as
+            "gbm/nvidia-drm_gbm.so"; plugins32: in that for 32-bit libraries.
         folders: directories of the container whose mounted libraries its loader must find, the one to win first;
             folders32: the same for 32-bit libraries.
         driver_version: of the host when the file was made; "" when it was not known.
@@ -56,11 +59,13 @@ class Errand:
 
     __slots__ = (
         "cuda_compat", "driver_version", "drm_links", "egl_profile", "folders", "folders32", "hide_device_files",
-        "links", "log", "made_from", "requirements", "root",
+        "links", "log", "made_from", "plugins", "plugins32", "requirements", "root",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.links: list[tuple[str, str]] = []
+        self.plugins: list[tuple[str, str]] = []
+        self.plugins32: list[tuple[str, str]] = []
         self.folders: list[str] = []
         self.folders32: list[str] = []
         self.driver_version = ""
@@ -80,8 +85,9 @@ class Errand:
             Fault: it holds something that the command line cannot say.
         """
         words: list[str] = []
-        for target, path in self.links:
-            words += ["--link", ARROW.join((target, path))]
+        for flag, attribute in _PAIRS:
+            for pair in getattr(self, attribute):
+                words += [f"--{flag}", ARROW.join(pair)]
         for flag, attribute in _LISTS:
             for folder in getattr(self, attribute):
                 words += [f"--{flag}", folder]
@@ -104,7 +110,12 @@ def parse(words: list[str]) -> Errand:
     texts, switches = dict(_TEXTS), dict(_SWITCHES)
     for flag, value in flags(words, _VALUED, _PLAIN):
         if flag == "link":
-            errand.links.append(link(value))
+            target, path = pair(flag, value)
+            errand.links.append((target, absolute(flag, path)))
+        elif flag == "plugin":
+            errand.plugins.append(_plugin(flag, value))
+        elif flag == "plugin32":
+            errand.plugins32.append(_plugin(flag, value))
         elif flag in switches:
             setattr(errand, switches[flag], value == "true")
         elif flag == "folder":
@@ -150,16 +161,23 @@ def flags(words: list[str], valued: Iterable[str], plain: Iterable[str]) -> list
     return found
 
 
-def link(text: str) -> tuple[str, str]:
-    """(target, path in the container) of a `TARGET::PATH`.
+def pair(flag: str, text: str) -> tuple[str, str]:
+    """(target, path) of a `TARGET::PATH`.
 
     Raises:
         Fault: it is not of that form, or a half is empty.
     """
     parts = text.split(ARROW)
     if len(parts) != 2 or not all(parts):
-        raise Fault(f'"{clipped(text)}" is no TARGET{ARROW}PATH', where="--link")
-    return parts[0], absolute("link", parts[1])
+        raise Fault(f'"{clipped(text)}" is no TARGET{ARROW}PATH', where=f"--{flag}")
+    return parts[0], parts[1]
+
+
+def _plugin(flag: str, text: str) -> tuple[str, str]:
+    target, name = pair(flag, text)
+    if any(part in ("", ".", "..") for part in name.split("/")):
+        raise Fault(f'"{clipped(name)}" is no name in a directory', where=f"--{flag}")
+    return target, name
 
 
 def absolute(flag: str, path: str) -> str:
