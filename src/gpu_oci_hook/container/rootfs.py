@@ -18,6 +18,7 @@ import os
 import stat
 
 from gpu_oci_hook.container.directory import (
+    DESCRIPTORS,
     MAKE,
     PATH,
     TRIES,
@@ -27,6 +28,7 @@ from gpu_oci_hook.container.directory import (
     fault_of,
     temporary,
 )
+from gpu_oci_hook.errors import Fault
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -80,6 +82,10 @@ class Rootfs:
     def forget(self) -> None:
         """Let go of the directories that are held for speed: a path may lead elsewhere now."""
         self._known.clear()
+
+    def is_machine(self) -> bool:
+        """Whether it is this machine's own root, into which nothing must ever be put."""
+        return os.path.samestat(os.fstat(self._fd), os.stat("/"))
 
     def directory(self, path: str, *, create: bool = True) -> Directory:
         """A handle on a directory, for several names in it; missing ones are made (0755).
@@ -180,6 +186,23 @@ class Rootfs:
         """Write a file and make the directories above it: see `Directory.write`."""
         where, name = self._place(path)
         return where.write(name, data, mode)
+
+    def chmod(self, path: str, mode: int) -> bool:
+        """Change the mode of what is there, links followed inside the root; whether anything was changed.
+
+        Through the descriptor that was looked at: a name may be another thing's by then.
+        Raises: Fault when it is missing, or the kernel refuses.
+        """
+        try:
+            found, missing = self._walk(path)
+            if missing:
+                raise error_of(errno.ENOENT)
+            if stat.S_IMODE(os.fstat(found.fd).st_mode) == mode:
+                return False
+            os.chmod(f"{DESCRIPTORS}/{found.fd}", mode)
+        except (OSError, ValueError) as error:
+            raise fault_of("cannot change the mode", path, error) from error
+        return True
 
     def clear(self, path: str) -> bool:
         """Make room for a file mount: see `Directory.clear`. What is missing stays missing."""
@@ -292,6 +315,19 @@ class Rootfs:
                     continue
             here = Directory(self, os.dup(self._fd), [])
         return here, missing
+
+
+def root_path(spec: dict[str, object], bundle: str) -> str:
+    """The absolute path of the container's root file system.
+
+    Raises:
+        Fault: `root.path` is missing or no text.
+    """
+    root = spec.get("root")
+    path = root.get("path") if isinstance(root, dict) else None
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise Fault('"root.path" is missing', where=f"{bundle}/config.json")
+    return os.path.abspath(os.path.join(bundle, path))
 
 
 def _step(above: int, name: str) -> tuple[int, str]:

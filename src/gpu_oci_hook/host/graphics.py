@@ -55,9 +55,13 @@ def _drm(extra: Extra, host: Host, gpu: Gpu, problems: list[str]) -> None:
             continue
         node = nodes.node(host, path, _DRM_MAJOR, minor, _DEFAULTS, problems, cure=_CURE)
         extra.optional.append((node, f"draws on GPU {gpu.index} ({gpu.pci})"))
-        kind = "card" if name.startswith("card") else "render"
-        reason = f"the name by path of GPU {gpu.index}'s node"
-        extra.links.append((f"/dev/dri/by-path/pci-{gpu.pci}-{kind}", f"../{name}", reason))
+        extra.links.append((*by_path(gpu, name), f"the name by path of GPU {gpu.index}'s node"))
+
+
+def by_path(gpu: Gpu, name: str) -> tuple[str, str]:
+    """(path, text) of the link that udev makes for a DRM node."""
+    kind = "card" if name.startswith("card") else "render"
+    return f"/dev/dri/by-path/pci-{gpu.pci}-{kind}", f"../{name}"
 
 
 def _numbered(name: str, stem: str) -> bool:
@@ -78,20 +82,31 @@ def _minor(host: Host, path: str) -> int | None:
 
 def _profile(extra: Extra, chosen: list[Gpu], *, subset: bool) -> None:
     """Tells EGL which GPUs to list: it would else name devices that it cannot open (libnvidia-container facts 2.8)."""
-    beyond = [gpu.minor for gpu in chosen if gpu.minor >= _MOST]
-    if beyond and subset:
-        extra.warnings.append(
+    text, warning = profile([gpu.minor for gpu in chosen])
+    if warning and subset:
+        extra.warnings.append(warning)
+    if not text:
+        return
+    reason = "EGL lists the GPUs of this container only" if subset else "the image has one for other GPUs"
+    extra.texts.append((PROFILE, text, reason, subset))
+
+
+def profile(minors: list[int]) -> tuple[bytes, str]:
+    """The application profile that makes EGL list the GPUs with these minors, b"" when it can name none; a warning."""
+    beyond = [minor for minor in minors if minor >= _MOST]
+    warning = ""
+    if beyond:
+        warning = (
             f"EGL's profile names the first {_MOST} GPUs only: /dev/nvidia{beyond[0]} is not in it, and EGL may not "
             "list it"
         )
     mask = 0
-    for gpu in chosen:
-        mask |= 1 << gpu.minor if 0 <= gpu.minor < _MOST else 0
+    for minor in minors:
+        mask |= 1 << minor if 0 <= minor < _MOST else 0
     if not mask:
-        return
+        return b"", warning
     text = (
         '{"profiles": [{"name": "_container_", "settings": ["EGLVisibleDGPUDevices", '
         f'{mask:#x}]}}], "rules": [{{"pattern": [], "profile": "_container_"}}]}}\n'
     )
-    reason = "EGL lists the GPUs of this container only" if subset else "the image has one for other GPUs"
-    extra.texts.append((PROFILE, text.encode(), reason, subset))
+    return text.encode(), warning
