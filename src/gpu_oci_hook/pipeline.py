@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from gpu_oci_hook.host.platform import Special
     from gpu_oci_hook.request import Request
 
-GENERATED = "gpu-oci-hook"
+GENERATED = apply.GENERATED
+
 
 class Outcome:
     """What became of one bundle's request.

@@ -16,6 +16,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpu_oci_hook.container.rootfs import Rootfs
 
+# The bundle's directory for what is made there.
+GENERATED = "gpu-oci-hook"
+
 
 def below_root(rootfs: Rootfs, edits: list[Edit], generated: str) -> list[str]:
     """Makes the edits that concern files; what was changed, one line each.

@@ -87,6 +87,12 @@ class Rootfs:
         """Whether it is this machine's own root, into which nothing must ever be put."""
         return os.path.samestat(os.fstat(self._fd), os.stat("/"))
 
+    def mount(self) -> bytes:
+        """The kernel's number of the mount that it is; b"" where /proc does not tell."""
+        from gpu_oci_hook.linux import mounts
+
+        return mounts.number(self._fd)
+
     def directory(self, path: str, *, create: bool = True) -> Directory:
         """A handle on a directory, for several names in it; missing ones are made (0755).
 

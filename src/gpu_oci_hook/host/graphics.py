@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gpu_oci_hook.host.inventory import Gpu
     from gpu_oci_hook.host.root import Host
 
-_DRM_MAJOR = 226  # Documentation/admin-guide/devices.txt of the kernel: given to DRM for good
+DRM_MAJOR = 226  # Documentation/admin-guide/devices.txt of the kernel: given to DRM for good
 # Where the host has no node: for root alone, since nobody has said which group may. (The kernel's own is 0600.)
 _DEFAULTS = nodes.Params(mode=0o660)
 _CURE = "Remove the stale node: udevadm trigger makes it anew"
@@ -53,7 +53,7 @@ def _drm(extra: Extra, host: Host, gpu: Gpu, problems: list[str]) -> None:
             reason = f"{_directory(gpu)}/{name}/dev does not say its numbers"
             extra.withheld.append(("device", path, reason))
             continue
-        node = nodes.node(host, path, _DRM_MAJOR, minor, _DEFAULTS, problems, cure=_CURE)
+        node = nodes.node(host, path, DRM_MAJOR, minor, _DEFAULTS, problems, cure=_CURE)
         extra.optional.append((node, f"draws on GPU {gpu.index} ({gpu.pci})"))
         extra.links.append((*by_path(gpu, name), f"the name by path of GPU {gpu.index}'s node"))
 
@@ -75,7 +75,7 @@ def _minor(host: Host, path: str) -> int | None:
     except Fault:
         return None
     major, _, minor = data.decode("latin-1").strip().partition(":")
-    if major == str(_DRM_MAJOR) and minor.isascii() and minor.isdigit() and len(minor) < 8:
+    if major == str(DRM_MAJOR) and minor.isascii() and minor.isdigit() and len(minor) < 8:
         return int(minor)
     return None
 
