@@ -98,7 +98,7 @@ def profile(here: Container, root: str) -> None:
         here.notes.append(f"{graphics.PROFILE} is left out: it lies in another mount")
     else:
         try:
-            here.rootfs.write(graphics.PROFILE, text)
+            here.layer.write(graphics.PROFILE, text)
         except Fault as fault:
             here.notes.append(f"EGL's application profile is left out: {fault}")
 

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     Flags = dict[str, list[str]]
 
+ROOT = "/"  # their flags name no other
 COMPAT_ROOT = "/usr/local/cuda/compat"
 # Every hook's own flags; "container-spec" is a file with the OCI state in the place of stdin.
 HOOKS: dict[str, tuple[str, ...]] = {
@@ -115,9 +116,9 @@ def _known(name: str, flags: Flags) -> list[str]:
         from gpu_oci_hook.cdi import devices
 
         if name == "update-application-profile":
-            devices.profile(here, "/")
+            devices.profile(here, ROOT)
         else:
-            devices.hide(here, "/")
+            devices.hide(here, ROOT)
     return here.notes
 
 
@@ -223,7 +224,7 @@ def _preferred(here: Container, flags: Flags) -> str:
     version, place = _last(flags, "host-driver-version"), _last(flags, "cuda-compat-container-root")
     if not version:
         return ""
-    return steps.compat(here, os.uname().machine, version, "auto", "/", place or COMPAT_ROOT)
+    return steps.compat(here, os.uname().machine, version, "auto", ROOT, place or COMPAT_ROOT)
 
 
 def _mode(flags: Flags) -> int:
@@ -248,6 +249,6 @@ def _chmod(here: Container, mode: int, paths: list[str]) -> None:
             here.notes.append(f"the mode of {path} stays as it is: it lies in another mount")
             continue
         try:
-            here.rootfs.chmod(path, mode)
+            (here.rootfs if places.cover(path) == "fresh" else here.layer).chmod(path, mode)
         except Fault as fault:
             here.notes.append(str(fault))

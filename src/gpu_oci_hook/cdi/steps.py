@@ -17,10 +17,13 @@ if TYPE_CHECKING:
 
     from gpu_oci_hook.cdi.errand import Errand
     from gpu_oci_hook.container.called import Container
+    from gpu_oci_hook.container.rootfs import Rootfs
 
     Found = list[tuple[str, str, str]]
 
 UNWRITABLE = "the root file system cannot be written"
+# A name that nothing is mounted on.
+_ANY = ".gpu-oci-hook"
 
 
 def links(here: Container, wanted: Iterable[tuple[str, str]]) -> None:
@@ -31,16 +34,25 @@ def links(here: Container, wanted: Iterable[tuple[str, str]]) -> None:
     """
     places = here.places()
     lost = []
+    # What holds for one name in a directory holds for all; a driver has fifty links in one.
+    ways: dict[str, tuple[str, str, Rootfs]] = {}
     for text, path in wanted:
-        place, why = places.mount_point(path)
-        if not why and places.mounted(place):
+        above, _, name = path.rpartition("/")
+        if above not in ways:
+            place, why = places.mount_point(f"{above}/{_ANY}")
+            fresh = not why and places.covered(place) == "fresh"
+            if not (why or fresh or places.writable):
+                why = UNWRITABLE
+            ways[above] = place.rpartition("/")[0], why, here.rootfs if fresh else here.layer
+        place, why, root = ways[above]
+        if not why and places.mounted(f"{place}/{name}"):
             why = "the container has its own mount there"
-        if why and places.writable:
+        if not why:
+            root.link(f"{place}/{name}", text)
+        elif places.writable:
             here.notes.append(f"the link {path} is left out: {why}")
-        elif why or (not places.writable and places.covered(place) != "fresh"):
-            lost.append(path)
         else:
-            here.rootfs.link(place, text)
+            lost.append(path)
     if lost:
         more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
         here.notes.append(f"the link {lost[0]}{more} cannot be made: {UNWRITABLE}")
@@ -163,7 +175,7 @@ def libraries(here: Container, arch: str, found: Found, folders: list[str], pref
             here.notes.append(f"{path} is left as it is: it lies in another mount")
             continue
         try:
-            here.rootfs.write(path, content)
+            here.layer.write(path, content)
         except Fault:
             if needed:
                 raise

@@ -31,15 +31,17 @@ class Container:
     Attributes:
         bundle: its directory. spec: its config.json.
         rootfs: its root file system, held, with the container's mounts in it.
+        layer: the same for writing into the image's part of it: another one where the runtime has made the root
+            read-only already.
         notes: what is left undone without harm, one sentence each.
     """
 
-    __slots__ = ("_image", "_places", "bundle", "notes", "rootfs", "spec")
+    __slots__ = ("_image", "_places", "bundle", "layer", "notes", "rootfs", "spec")
 
     def __init__(self, bundle: str, spec: dict[str, object], rootfs: Rootfs) -> None:
         self.bundle = bundle
         self.spec = spec
-        self.rootfs = rootfs
+        self.rootfs = self.layer = rootfs
         self.notes: list[str] = []
         self._image: Image | None = None
         self._places: Places | None = None
@@ -57,7 +59,12 @@ class Container:
         if self._places is None:
             from gpu_oci_hook.plan import places
 
-            self._places = places.Places(self.spec, self.rootfs, [], writable=self.rootfs.writable())
+            writable = self.rootfs.writable()
+            if not writable and member(self.spec, "root", "readonly") is True:
+                layer = self.rootfs.writable_layer()
+                writable = layer is not None
+                self.layer = layer or self.rootfs
+            self._places = places.Places(self.spec, self.rootfs, [], writable=writable)
         return self._places
 
     def nodes(self) -> dict[str, tuple[int, int]]:

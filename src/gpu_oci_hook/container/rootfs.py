@@ -93,6 +93,18 @@ class Rootfs:
 
         return mounts.number(self._fd)
 
+    def writable_layer(self) -> Rootfs | None:
+        """The same without its mounts, and not read-only, where only the runtime has made it so; else None."""
+        from gpu_oci_hook.linux import mounts
+
+        fd = mounts.writable(self._fd)
+        if fd < 0:
+            return None
+        layer = Rootfs(f"{DESCRIPTORS}/{fd}")
+        layer.path = self.path
+        os.close(fd)
+        return layer if layer.writable() else None
+
     def directory(self, path: str, *, create: bool = True) -> Directory:
         """A handle on a directory, for several names in it; missing ones are made (0755).
 

@@ -8,12 +8,17 @@ not walked again, and kernels before 5.2 know nothing newer.
 from __future__ import annotations
 
 import os
+import sys
 
 from gpu_oci_hook.container.directory import DESCRIPTORS, PATH, error_of
 
 # linux/mount.h
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT = 1, 2, 4, 8, 32
 _NOATIME, _NODIRATIME, _BIND, _RELATIME = 1024, 2048, 4096, 1 << 21
+# The same numbers on every architecture since Linux 5.0; OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH.
+_OPEN_TREE, _MOUNT_SETATTR = 428, 442
+_EMPTY_PATH, _ATTR_RDONLY = 0x1000, 1
+_CLONE = 1 | os.O_CLOEXEC | _EMPTY_PATH
 # statvfs(3)'s bits for the same flags
 _SAME = _RDONLY | _NOSUID | _NODEV | _NOEXEC | _NOATIME | _NODIRATIME
 _ST_RELATIME = 4096
@@ -21,21 +26,30 @@ _LIMIT = 32 << 20  # a node with ten thousand mounts has 2 MiB of them
 
 
 class Mount:
-    """What a descriptor is a part of: the file system's type, and whether the mount has peers that see changes."""
+    """A mount: the file system's type, whether it has peers that see changes, whether it is read-only, and below it.
 
-    __slots__ = ("kind", "shared")
+    `above` is the number of the mount that it is mounted on.
+    """
 
-    def __init__(self, kind: str, *, shared: bool) -> None:
+    __slots__ = ("above", "kind", "read_only", "shared")
+
+    def __init__(self, kind: str, above: bytes, *, shared: bool, read_only: bool) -> None:
         self.kind = kind
+        self.above = above
         self.shared = shared
+        self.read_only = read_only
 
 
 def of(fd: int) -> Mount | None:
-    """The mount that a descriptor lies in; None where /proc does not tell.
+    """The mount that a descriptor lies in; None where /proc does not tell."""
+    return numbered(number(fd))
 
-    From /proc/self/fdinfo and mountinfo (proc(5)): the kernel's word, whatever the image has in that place.
+
+def numbered(mount: bytes) -> Mount | None:
+    """The mount with the kernel's number; None where /proc does not tell.
+
+    From /proc/self/mountinfo (proc(5)): the kernel's word, whatever the image has in that place.
     """
-    mount = number(fd)
     table = b""
     try:
         with open("/proc/self/mountinfo", "rb", buffering=0) as file:
@@ -49,8 +63,11 @@ def of(fd: int) -> Mount | None:
     for line in table.split(b"\n"):
         if mount and line.startswith(mount + b" "):
             left, _, right = line.partition(b" - ")
+            words = left.split(b" ")
             kind = right.split(b" ", 1)[0].decode("latin-1")
-            return Mount(kind, shared=b" shared:" in left)
+            return Mount(
+                kind, words[1], shared=b" shared:" in left, read_only=b"ro" in words[5].split(b",")
+            )
     return None
 
 
@@ -92,6 +109,33 @@ def lay(source: str, above: int, name: str) -> None:
         pass  # it belongs to nobody whom the container could be
     finally:
         os.close(fd)
+
+
+def writable(fd: int) -> int:
+    """A descriptor of the same directory in a mount of its own that is not read-only; -1 where there can be none.
+
+    crun makes the root of a `--read-only` container so before it calls hooks, runc afterwards. Only what the
+    runtime has laid over a place that could be written counts: somebody who hands out a directory read-only means it.
+    A mount without a name: nobody else sees it, and it is gone with the descriptor. Linux 5.12 and later.
+    """
+    own = of(fd)
+    below = numbered(own.above) if own is not None else None
+    if own is None or below is None or not own.read_only or below.read_only:
+        return -1
+    try:
+        import _ctypes
+
+        call = _ctypes.dlsym(_ctypes.dlopen(None, 0), "syscall")  # type: ignore[arg-type]
+        clone = _ctypes.call_function(call, (_OPEN_TREE, fd, b"", _CLONE))
+        if not isinstance(clone, int) or clone < 0:
+            return -1
+        wanted = bytes(8) + _ATTR_RDONLY.to_bytes(8, sys.byteorder) + bytes(16)  # struct mount_attr: set, clear, ...
+        if _ctypes.call_function(call, (_MOUNT_SETATTR, clone, b"", _EMPTY_PATH, wanted, len(wanted))) == 0:
+            return clone
+        os.close(clone)
+    except (ImportError, AttributeError, TypeError, OSError):
+        pass
+    return -1
 
 
 def _mount(source: str, target: str, flags: int) -> None:
