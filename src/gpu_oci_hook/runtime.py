@@ -1,7 +1,7 @@
 """The shim: called in runc's place, it gives the container its GPUs if it asks for any, and becomes runc.
 
 Cost rule: this runs four to six times in a container's life, nearly always only to become runc at once. It
-imports `os`, `state` of our own, and what is built in (`gc`, `marshal`, `sys`); everything else waits until a
+imports `state` of our own, and what is built in (`gc`, `marshal`, `posix`, `sys`); everything else waits until a
 container is known to ask.
 """
 
@@ -10,7 +10,7 @@ from __future__ import annotations
 import _signal  # type: ignore[import-not-found]  # `signal` brings enum
 import gc
 import marshal
-import os
+import posix  # `os` without its abstract classes, whose import costs a seventh of the interpreter's start
 import sys
 
 from gpu_oci_hook import VERSION, state
@@ -118,13 +118,15 @@ class Call:
 
     def config_json(self) -> str:
         """The path of the bundle's config.json."""
-        return os.path.join(self.bundle, self.config)
+        if not self.bundle or self.config.startswith("/"):
+            return self.config
+        return f"{self.bundle}{'' if self.bundle.endswith('/') else '/'}{self.config}"
 
 
 def signature(path: str) -> tuple[int, ...]:
     """What changes when a file changes; () when it cannot be looked at."""
     try:
-        status = os.stat(path)
+        status = posix.stat(path)
     except OSError:
         return ()
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
@@ -140,12 +142,12 @@ def known() -> Known:
     Raises:
         Fault: no low-level runtime is to be found.
     """
-    path = os.environ.get("GPU_OCI_HOOK_CONFIG") or state.CONFIG
+    path = state.variable("GPU_OCI_HOOK_CONFIG") or state.CONFIG
     data = state.read(MEMORY)
     if data is not None:
         try:
             build, entries = marshal.loads(data)  # noqa: S302 - ours alone to write, see state
-            entry: Known = entries[path, os.environ.get("PATH")]
+            entry: Known = entries[path, state.variable("PATH")]
             if build == BUILD and entry[0] == signature(path) and entry[2] == signature(entry[1]):
                 return entry
         except (EOFError, ValueError, TypeError, KeyError, IndexError):
@@ -163,20 +165,20 @@ def read_config_json(path: str) -> bytes | None:
     """
     try:
         # A FIFO in the file's place must not make us wait.
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = posix.open(path, posix.O_RDONLY | posix.O_NONBLOCK | posix.O_CLOEXEC)
     except FileNotFoundError:
         return None
     except (OSError, ValueError) as error:
         raise _unreadable(path, error) from None
     try:
-        status = os.fstat(fd)
+        status = posix.fstat(fd)
         if status.st_mode & 0o170000 != 0o100000:  # S_ISREG, without the import
             raise _refused(path, "it is not a regular file")
         if status.st_size > CONFIG_JSON_LIMIT:
             raise _refused(path, f"it is larger than {CONFIG_JSON_LIMIT >> 20} MiB")
         parts = []
         size = 0
-        while part := os.read(fd, max(status.st_size + 1 - size, 65536)):
+        while part := posix.read(fd, max(status.st_size + 1 - size, 65536)):
             parts.append(part)
             size += len(part)
             if size > CONFIG_JSON_LIMIT:
@@ -185,7 +187,7 @@ def read_config_json(path: str) -> bytes | None:
     except OSError as error:
         raise _unreadable(path, error) from None
     finally:
-        os.close(fd)
+        posix.close(fd)
 
 
 def huge_and_silent(path: str) -> bool:
@@ -194,17 +196,17 @@ def huge_and_silent(path: str) -> bool:
     It is looked at in pieces, so that its size costs time and no memory.
     """
     try:
-        if os.stat(path).st_size <= CONFIG_JSON_LIMIT:
+        if posix.stat(path).st_size <= CONFIG_JSON_LIMIT:
             return False
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = posix.open(path, posix.O_RDONLY | posix.O_NONBLOCK | posix.O_CLOEXEC)
         try:
             tail = b""
-            while part := os.read(fd, 1 << 20):
+            while part := posix.read(fd, 1 << 20):
                 if asks(tail + part):
                     return False
                 tail = part[-64:]  # longer than every trigger
         finally:
-            os.close(fd)
+            posix.close(fd)
     except (OSError, ValueError):
         return False
     return True
@@ -246,8 +248,8 @@ def become(path: str, words: list[str]) -> None:
     # The interpreter ignores these two at its start, and what is ignored stays so across exec.
     _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)
     _signal.signal(_signal.SIGXFSZ, _signal.SIG_DFL)
-    os.environ[LOOP] = str(os.getpid())
-    os.execv(path, [path, *words])  # noqa: S606
+    posix.putenv(LOOP, str(posix.getpid()))
+    posix.execv(path, [path, *words])
 
 
 def main() -> None:
@@ -258,13 +260,16 @@ def main() -> None:
     words = sys.argv[1:]
     call = Call(words)
     try:
-        if os.environ.get(LOOP) == str(os.getpid()):
+        if state.variable(LOOP) == str(posix.getpid()):
             raise _loop()
         entry = known()
         if call.command in ("create", "run"):
             path = call.config_json()
             data = None if huge_and_silent(path) else read_config_json(path)
             if data is not None and asks(data):
+                from gpu_oci_hook import together
+
+                together.use()
                 from gpu_oci_hook import pipeline
 
                 pipeline.inject(

@@ -2,12 +2,13 @@
 
 Losing any of them costs time, never correctness, so nothing here ever fails a start: what cannot be read,
 is not ours, or others could have written counts as not there; what cannot be written is not kept.
-Cost rule: on every path; `os` and `sys` only.
+Cost rule: on every path; `posix` and `sys` only (`os` costs a seventh of the interpreter's start).
 """
 
 from __future__ import annotations
 
-import os
+import posix
+import sys
 
 # Where the state lies. A user namespace's root sees the machine's /run/gpu-oci-hook as somebody else's and
 # then uses the user's own run directory.
@@ -22,10 +23,16 @@ _OTHERS_WRITE = 0o022
 _MARK = 16
 
 
+def variable(name: str) -> str | None:
+    """An environment variable of this process, as `os.environ` would have it."""
+    value = posix.environ.get(name.encode())
+    return None if value is None else value.decode(sys.getfilesystemencoding(), "surrogateescape")
+
+
 def directories() -> list[str]:
     """The places where state may lie, best first."""
     places = [DIRECTORY]
-    own = os.environ.get("XDG_RUNTIME_DIR", "")
+    own = variable("XDG_RUNTIME_DIR") or ""
     if own.startswith("/") and _own(own):
         places.append(own + "/gpu-oci-hook")
     return places
@@ -36,33 +43,33 @@ def _own(path: str) -> bool:
     environment, who could swap what lies in it.
     """
     try:
-        status = os.stat(path)
+        status = posix.stat(path)
     except OSError:
         return False
-    return status.st_uid == os.geteuid() and not status.st_mode & _OTHERS_WRITE
+    return status.st_uid == posix.geteuid() and not status.st_mode & _OTHERS_WRITE
 
 
 def _trusted(fd: int) -> bool:
-    status = os.fstat(fd)
-    return status.st_uid == os.geteuid() and not status.st_mode & _OTHERS_WRITE
+    status = posix.fstat(fd)
+    return status.st_uid == posix.geteuid() and not status.st_mode & _OTHERS_WRITE
 
 
 def _open_directory(path: str, *, create: bool) -> int:
     """The descriptor of a state directory that is ours, or -1."""
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+    flags = posix.O_RDONLY | posix.O_DIRECTORY | posix.O_NOFOLLOW | posix.O_CLOEXEC
     try:
-        fd = os.open(path, flags)
+        fd = posix.open(path, flags)
     except OSError:
         if not create:
             return -1
         try:
-            os.mkdir(path, 0o755)
-            fd = os.open(path, flags)
+            posix.mkdir(path, 0o755)
+            fd = posix.open(path, flags)
         except OSError:
             return -1
     if _trusted(fd):
         return fd
-    os.close(fd)
+    posix.close(fd)
     return -1
 
 
@@ -73,23 +80,24 @@ def read(name: str) -> bytes | None:
         if directory < 0:
             continue
         try:
-            fd = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=directory)
+            flags = posix.O_RDONLY | posix.O_NOFOLLOW | posix.O_NONBLOCK | posix.O_CLOEXEC
+            fd = posix.open(name, flags, dir_fd=directory)
         except OSError:
             continue
         finally:
-            os.close(directory)
+            posix.close(directory)
         try:
-            status = os.fstat(fd)
+            status = posix.fstat(fd)
             size = status.st_size
             regular = status.st_mode & 0o170000 == 0o100000  # S_ISREG, without the import
             if regular and _trusted(fd) and size <= LIMIT:
-                data = os.read(fd, size + 1)
+                data = posix.read(fd, size + 1)
                 if len(data) == size and data[:_MARK] == _mark(data[_MARK:]):
                     return data[_MARK:]
         except OSError:
             pass
         finally:
-            os.close(fd)
+            posix.close(fd)
     return None
 
 
@@ -99,26 +107,26 @@ def write(name: str, data: bytes) -> bool:
         directory = _open_directory(place, create=True)
         if directory < 0:
             continue
-        temporary = f".{name}.{os.getpid()}"
+        temporary = f".{name}.{posix.getpid()}"
         try:
-            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-            fd = os.open(temporary, flags, 0o644, dir_fd=directory)
+            flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC
+            fd = posix.open(temporary, flags, 0o644, dir_fd=directory)
             try:
                 view = memoryview(_mark(data) + data)
                 while view:
-                    view = view[os.write(fd, view) :]
-                os.fchmod(fd, 0o644)  # whatever the umask says, others must not write
+                    view = view[posix.write(fd, view) :]
+                posix.fchmod(fd, 0o644)  # whatever the umask says, others must not write
             finally:
-                os.close(fd)
-            os.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+                posix.close(fd)
+            posix.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
             return True
         except OSError:
             try:
-                os.unlink(temporary, dir_fd=directory)
+                posix.unlink(temporary, dir_fd=directory)
             except OSError:
                 pass
         finally:
-            os.close(directory)
+            posix.close(directory)
     return False
 
 
@@ -127,12 +135,21 @@ def place() -> str:
     for path in directories():
         fd = _open_directory(path, create=False)
         if fd >= 0:
-            os.close(fd)
+            posix.close(fd)
             return path
         parent = path.rpartition("/")[0]
-        if not os.path.lexists(path) and os.access(parent, os.W_OK, effective_ids=True):
+        if not _there(path) and posix.access(parent, posix.W_OK, effective_ids=True):
             return path
     return ""
+
+
+def _there(path: str) -> bool:
+    """Whether anything has this name, be it a link to nowhere."""
+    try:
+        posix.lstat(path)
+    except (OSError, ValueError):
+        return False
+    return True
 
 
 def digest(data: bytes) -> str:
@@ -157,30 +174,34 @@ def prepare(path: str, entries: tuple[tuple[str, str], ...]) -> None:
     if _prepared(path, entries):
         return
     parent = path.rpartition("/")[0]
-    os.makedirs(parent, 0o755, exist_ok=True)
-    fresh = f"{path}.{os.getpid()}"
-    _remove(fresh)  # left by one that was killed and had our number
-    os.mkdir(fresh, 0o755)
     try:
-        fd = os.open(fresh, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        posix.mkdir(parent, 0o755)
+    except FileExistsError:
+        pass
+    fresh = f"{path}.{posix.getpid()}"
+    _remove(fresh)  # left by one that was killed and had our number
+    posix.mkdir(fresh, 0o755)
+    try:
+        fd = posix.open(fresh, posix.O_RDONLY | posix.O_DIRECTORY | posix.O_NOFOLLOW | posix.O_CLOEXEC)
         try:
-            os.fchmod(fd, 0o755)  # containers with other user ids walk through it, whatever the umask says
+            posix.fchmod(fd, 0o755)  # containers with other user ids walk through it, whatever the umask says
             for name, target in entries:
                 if target:
-                    os.symlink(target, name, dir_fd=fd)
+                    posix.symlink(target, name, dir_fd=fd)
                 else:
-                    os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o444, dir_fd=fd))
+                    flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_CLOEXEC
+                    posix.close(posix.open(name, flags, 0o444, dir_fd=fd))
         finally:
-            os.close(fd)
+            posix.close(fd)
         try:
-            os.rename(fresh, path)
+            posix.rename(fresh, path)
         except OSError:
-            if _prepared(path, entries) or not os.path.lexists(path):
+            if _prepared(path, entries) or not _there(path):
                 raise
             # Not what its name says: a container that may mount anew has written into it. Others use it still,
             # so it is kept.
-            os.rename(path, f"{path}.{os.urandom(8).hex()}")
-            os.rename(fresh, path)
+            posix.rename(path, f"{path}.{posix.urandom(8).hex()}")
+            posix.rename(fresh, path)
     except OSError:
         _remove(fresh)
         if not _prepared(path, entries):  # else somebody was faster
@@ -194,29 +215,29 @@ def _prepared(path: str, entries: tuple[tuple[str, str], ...]) -> bool:
         return False
     wanted = dict(entries)
     try:
-        with os.scandir(directory) as found:
+        with posix.scandir(directory) as found:
             for entry in found:
                 target = wanted.pop(entry.name, None)
                 if target is None:
                     return False
                 if target:
-                    if os.readlink(entry.name, dir_fd=directory) != target:
+                    if posix.readlink(entry.name, dir_fd=directory) != target:
                         return False
                 elif not entry.is_file(follow_symlinks=False):
                     return False
     except OSError:
         return False
     finally:
-        os.close(directory)
+        posix.close(directory)
     return not wanted
 
 
 def _remove(path: str) -> None:
     """Removes a directory of files, as far as it goes."""
     try:
-        for name in os.listdir(path):
-            os.unlink(f"{path}/{name}")
-        os.rmdir(path)
+        for name in posix.listdir(path):
+            posix.unlink(f"{path}/{name}")
+        posix.rmdir(path)
     except OSError:
         pass
 
@@ -243,13 +264,13 @@ class Lock:
             directory = _open_directory(place, create=True)
             if directory < 0:
                 continue
-            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+            flags = posix.O_RDWR | posix.O_CREAT | posix.O_NOFOLLOW | posix.O_CLOEXEC
             try:
-                self._fd = os.open(self._name + ".lock", flags, 0o600, dir_fd=directory)
+                self._fd = posix.open(self._name + ".lock", flags, 0o600, dir_fd=directory)
             except OSError:
                 continue
             finally:
-                os.close(directory)
+                posix.close(directory)
             end = time.monotonic() + self._patience
             while True:
                 try:
@@ -263,7 +284,7 @@ class Lock:
 
     def __exit__(self, *_: object) -> None:
         if self._fd >= 0:
-            os.close(self._fd)
+            posix.close(self._fd)
             self._fd = -1
 
 

@@ -19,7 +19,9 @@ from pathlib import Path
 import click
 
 import gpu_oci_hook
+from gpu_oci_hook import together
 from gpu_oci_hook.cli import output
+from gpu_oci_hook.container import apply
 from gpu_oci_hook.errors import Fault, words
 
 LAUNCHERS = ("gpu-oci-runtime", "gpu-oci-hook")
@@ -66,7 +68,7 @@ def install(prefix: str, *, aliases: bool, force: bool) -> None:
     except OSError as error:
         reason = words(error, writing=True)
         raise Fault(f"it cannot be written: {reason}", where=str(error.filename or directory)) from error
-    compiled = compileall.compile_dir(package, quiet=2)
+    compiled = compileall.compile_dir(package, quiet=2) and _together()
     output.line(
         f"the compiled code of {package} is up to date"
         if compiled
@@ -76,6 +78,15 @@ def install(prefix: str, *, aliases: bool, force: bool) -> None:
     if os.geteuid() == 0:
         for sentence in open_doors([python, str(package), *paths, str(directory)]):
             output.warning(sentence)
+
+
+def _together() -> bool:
+    """Writes the one file with the code of the modules that every GPU container needs; whether that could be done."""
+    try:
+        apply.replace(together.PATH, together.contents(), mode=0o644)
+    except (OSError, Fault):
+        return False
+    return True
 
 
 def interpreter() -> str:

@@ -88,6 +88,7 @@ class Directory:
                 self._replace(name, lambda new: self._symlink(new, target))
             else:
                 self._give(name)
+            self._root.appeared()
             return True
         except (OSError, ValueError) as error:
             raise self._fault("cannot make the symbolic link", name, error) from error
@@ -101,6 +102,7 @@ class Directory:
             if self._holds(_one(name), data, mode):
                 return False
             self._replace(name, lambda new: self._fill(new, data, mode))
+            self._root.appeared()
             return True
         except (OSError, ValueError) as error:
             raise self._fault("cannot write the file", name, error) from error

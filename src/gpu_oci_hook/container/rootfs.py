@@ -1,8 +1,9 @@
 """A container's root file system, which is hostile: every path below it is walked by file descriptor.
 
-Cost rule: on the way of every GPU container, so `os`, `errno` and `stat` only. A walk costs one open and one
-close for each component; the directories used last stay open, so that a second name in the same directory
-costs its own system call and nothing else. openat2(RESOLVE_IN_ROOT) would be shorter, but ctypes costs 3 ms.
+Cost rule: on the way of every GPU container, so `os`, `errno` and `stat` only. A walk costs one open for each
+component; the directories on the way stay open, so that a second name below one costs the rest of the way and
+nothing else, and the way to one that is missing is walked once. openat2(RESOLVE_IN_ROOT) would be shorter, but
+ctypes costs 3 ms.
 
 What holds against an image, and against another process that swaps names while we work: the only anchors
 are descriptors that we hold; a component is opened with O_NOFOLLOW relative to one; the text of a link is
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 LINKS = 40  # as the kernel: path_resolution(7)
 STEPS = 20000  # a hostile text could else make us walk for minutes
-KEPT = 32  # directories held open
+KEPT = 64  # directories held open
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -50,12 +51,14 @@ class Rootfs:
     Raises: Fault when it cannot be opened. A context manager; `close` gives the descriptors back.
     """
 
-    __slots__ = ("_fd", "_known", "path")
+    __slots__ = ("_absent", "_fd", "_known", "path")
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._fd = -1
         self._known: dict[str, Directory] = {}
+        # Of directories that are missing: the last thing on the way, and what is missing after it.
+        self._absent: dict[str, tuple[Directory, list[str]]] = {}
         try:
             self._fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except (OSError, ValueError) as error:
@@ -82,6 +85,11 @@ class Rootfs:
     def forget(self) -> None:
         """Let go of the directories that are held for speed: a path may lead elsewhere now."""
         self._known.clear()
+        self._absent.clear()
+
+    def appeared(self) -> None:
+        """Let go of what was found to be missing: something has been made."""
+        self._absent.clear()
 
     def is_machine(self) -> bool:
         """Whether it is this machine's own root, into which nothing must ever be put."""
@@ -128,12 +136,18 @@ class Rootfs:
 
         Raises: Fault when links loop, a file stands where a directory must be, a name is impossible.
         """
+        above, _, name = path.rstrip("/").rpartition("/")
         try:
-            # Twenty files go to a few directories: the way to one that is there is walked once.
-            where, name = self._parent(path, create=False)
-            if name and "\0" not in name and len(os.fsencode(name)) <= 255 and where.readlink(name) is None:
-                return "/" + "/".join([*where.parts, name])
-        except (OSError, ValueError):
+            # Twenty files go to a few directories: the way to one of them is walked once.
+            if name not in ("", ".", "..") and "\0" not in name and len(os.fsencode(name)) <= 255:
+                try:
+                    where = self._directory(above, create=False)
+                    if where.readlink(name) is None:
+                        return "/" + "/".join([*where.parts, name])
+                except FileNotFoundError:
+                    found, missing = self._absent[above]
+                    return "/" + "/".join([*found.parts, *missing, name])
+        except (OSError, ValueError, KeyError):
             pass  # the whole walk knows what to say
         try:
             found, missing = self._walk(path)
@@ -269,15 +283,31 @@ class Rootfs:
     def _directory(self, path: str, *, create: bool) -> Directory:
         known = self._known.get(path)
         if known is None:
+            if not create and path in self._absent:
+                raise error_of(errno.ENOENT)
             known, missing = self._walk(path, create=create)
             if missing:
+                self._absent[path] = known, missing
                 raise error_of(errno.ENOENT)
             if not stat.S_ISDIR(os.fstat(known.fd).st_mode):
                 raise error_of(errno.ENOTDIR)
-            if len(self._known) >= KEPT:
-                self._known.clear()
-            self._known[path] = known
+            self._keep(path, known)
         return known
+
+    def _keep(self, path: str, directory: Directory) -> None:
+        if len(self._known) >= KEPT:
+            self.forget()
+        self._known[path] = directory
+
+    def _start(self, path: str) -> tuple[Directory | None, str]:
+        """The last directory of a path that is held, and the rest of the path."""
+        head = path
+        while head:
+            head = head.rpartition("/")[0]
+            known = self._known.get(head)
+            if known is not None:
+                return known, path[len(head) :]
+        return None, path
 
     def _walk(self, path: str, *, create: bool = False) -> tuple[Directory, list[str]]:
         """Walk a path below the root, component by component.
@@ -285,11 +315,14 @@ class Rootfs:
         Returns: a handle on the last thing that exists (a file, too: the caller asks), and the
         components that are missing after it. Raises: OSError; ValueError for impossible names.
         """
-        pending = path.split("/")
+        start, rest = self._start(path)
+        # What was walked of the path as it is written, while that has led through nothing but directories.
+        plain = path[: len(path) - len(rest)] if path.startswith("/") else None
+        pending = rest.split("/")
         pending.reverse()
         missing: list[str] = []
         links = steps = 0
-        here = Directory(self, os.dup(self._fd), [])
+        here = Directory(self, os.dup(self._fd), []) if start is None else start
         while pending:
             name = pending.pop()
             if name in ("", "."):
@@ -306,6 +339,7 @@ class Rootfs:
                     missing.append(name)
                 continue
             if name == "..":
+                plain = None
                 if not here.parts:
                     continue
                 if not stat.S_ISDIR(os.fstat(here.fd).st_mode):
@@ -317,14 +351,19 @@ class Rootfs:
                 except FileNotFoundError:
                     if create:
                         here.mkdir(name)
+                        self.appeared()
                         pending.append(name)
                     else:
                         missing.append(name)
                     continue
                 if fd >= 0:
-                    here.parts.append(name)
-                    here = Directory(self, fd, here.parts)
+                    if plain is not None:
+                        if plain and plain not in self._known:
+                            self._keep(plain, here)  # it is a directory: something is in it
+                        plain = f"{plain}/{name}"
+                    here = Directory(self, fd, [*here.parts, name])
                     continue
+                plain = None
                 links += 1
                 if links > LINKS:
                     raise error_of(errno.ELOOP)

@@ -20,20 +20,16 @@ def apply(spec: Object, edits: list[Edit]) -> None:
         Fault: the spec has something else than the OCI runtime specification says where an edit belongs.
     """
     devices = _Devices(spec)
+    mounts = _Mounts(spec)
     for edit in edits:
         if isinstance(edit, DeviceNode):
             devices.node(edit)
         elif isinstance(edit, DeviceRule):
             devices.rule(edit)
         elif isinstance(edit, Mount):
-            _mount(spec, edit)
+            mounts.add(edit)
         elif isinstance(edit, DropMount):
-            mounts = _list(spec, "mounts")
-            mounts[:] = [
-                mount
-                for mount in mounts
-                if (member(mount, "source"), member(mount, "destination")) != (edit.source, edit.destination)
-            ]
+            mounts.drop(edit)
         elif isinstance(edit, Gid):
             gids = _list(_object(_object(spec, "process"), "user"), "additionalGids")
             if edit.gid not in gids:
@@ -140,18 +136,41 @@ class _Devices:
             self._allowed.setdefault(numbers, []).append((place, access))
 
 
-def _mount(spec: Object, edit: Mount) -> None:
-    mounts = _list(spec, "mounts")
-    wanted: Object = {
-        "destination": edit.destination,
-        "type": "bind",
-        "source": edit.source,
-        "options": list(edit.options),
-    }
-    for mount in mounts:
-        if member(mount, "destination") == edit.destination:
-            return  # the container's own mount wins; the plan has said so
-    mounts.append(wanted)
+class _Mounts:
+    """The spec's mounts, each looked at once: a driver brings sixty."""
+
+    __slots__ = ("_spec", "_there")
+
+    def __init__(self, spec: Object) -> None:
+        self._spec = spec
+        self._there: set[object] | None = None
+
+    def add(self, edit: Mount) -> None:
+        """Adds a mount, unless there is one on that place: the container's own wins; the plan has said so."""
+        mounts = _list(self._spec, "mounts")
+        if self._there is None:
+            found = [member(mount, "destination") for mount in mounts]
+            self._there = {destination for destination in found if isinstance(destination, str)}
+        if edit.destination in self._there:
+            return
+        self._there.add(edit.destination)
+        wanted: Object = {
+            "destination": edit.destination,
+            "type": "bind",
+            "source": edit.source,
+            "options": list(edit.options),
+        }
+        mounts.append(wanted)
+
+    def drop(self, edit: DropMount) -> None:
+        """Takes a mount away."""
+        self._there = None
+        mounts = _list(self._spec, "mounts")
+        mounts[:] = [
+            mount
+            for mount in mounts
+            if (member(mount, "source"), member(mount, "destination")) != (edit.source, edit.destination)
+        ]
 
 
 def _env(spec: Object, edit: Env) -> None:

@@ -38,6 +38,7 @@ LIMIT = 10.0  # seconds for NVML: what the incumbent gives it
 
 _NAME = "mig"
 _TEXT = 1 << 20
+_MANY = 16  # MIG devices from which on the table is the cheaper of the two places of their numbers
 _UUID = frozenset("0123456789abcdefABCDEF-GPUMI/")
 
 
@@ -215,7 +216,7 @@ def fill(
         extra.warnings.append("there are no nvidia-caps in /proc/devices: this driver gives MIG rights by /proc alone")
         return
     given: dict[str, tuple[Node, str]] = {}
-    places = _Places(host, machine)
+    places = _Places(host, machine, many=len(chosen) > _MANY or bool(rights))
 
     def add(gpu: Gpu | None, steps: str, why: str) -> None:
         node = places.node(gpu, steps)
@@ -237,15 +238,21 @@ def fill(
 
 
 class _Places:
-    """Where a host has its MIG capabilities: each directory is walked to once."""
+    """Where a host has its MIG capabilities: each directory is walked to once.
 
-    __slots__ = ("_dev", "_host", "_machine", "_trees")
+    Arguments:
+        many: of the numbers that are wanted. The driver's tree has number and mode of each in a file of its own, its
+            table has all that there could ever be: thousands.
+    """
 
-    def __init__(self, host: Host, machine: Machine) -> None:
+    __slots__ = ("_dev", "_host", "_machine", "_table", "_trees")
+
+    def __init__(self, host: Host, machine: Machine, *, many: bool) -> None:
         self._host = host
         self._machine = machine
         self._dev = host.below(NODES)
         self._trees: dict[int, Host] = {}
+        self._table = _minors(host) if many else {}
 
     def node(self, gpu: Gpu | None, steps: str) -> Node:
         """The node of one capability, its number from the driver's tree or table.
@@ -258,27 +265,38 @@ class _Places:
             Fault: the driver does not say the number.
         """
         numbers, defaults, problems = self._machine
-        key = gpu.minor if gpu else -1
-        tree = self._trees.get(key)
-        if tree is None:
-            tree = self._trees[key] = _tree(self._host, gpu)
-        end = "/access" if gpu else ""
-        table = proc.params(_text(tree, f"/{steps}{end}"))
-        minor = _number(table.get("DeviceFileMinor", ""))
-        if minor < 0:
-            minor = _minor(_text(self._host, MINORS), f"gpu{gpu.minor}/{steps}{end}" if gpu else steps)
+        minor = self._table.get(_called(gpu, steps), -1)
+        mode = 0o444
+        # The mode counts only where the host has no node.
+        if minor < 0 or self._dev.status(f"/nvidia-cap{minor}", follow=False) is None:
+            minor, mode = self._of_tree(gpu, steps, minor)
         if minor < 0 or numbers.caps is None:
-            what = f"neither {tree.path(steps + end)} nor {MINORS} has it"
+            what = f"neither {self._tree_of(gpu).path(steps + '/access' * bool(gpu))} nor {MINORS} has it"
             raise Fault(
                 f"the device number of the MIG capability {steps} is not known: "
                 f"{'no nvidia-caps in /proc/devices' if numbers.caps is None else what}",
                 cure="MIG needs a GPU and a driver that support it",
             )
-        mode = _number(table.get("DeviceFileMode", ""))
-        wanted = nodes.Params(mode=mode & 0o777 if mode >= 0 else 0o444, uid=defaults.uid, gid=defaults.gid)
+        wanted = nodes.Params(mode=mode, uid=defaults.uid, gid=defaults.gid)
         made = nodes.node(self._dev, f"/nvidia-cap{minor}", numbers.caps, minor, wanted, problems)
         made.path = NODES + made.path
         return made
+
+    def _of_tree(self, gpu: Gpu | None, steps: str, minor: int) -> tuple[int, int]:
+        """The number and mode that the driver's tree has for a capability; the given number where it has none."""
+        table = proc.params(_text(self._tree_of(gpu), f"/{steps}{'/access' if gpu else ''}"))
+        said, mode = _number(table.get("DeviceFileMinor", "")), _number(table.get("DeviceFileMode", ""))
+        if said < 0 and minor < 0:
+            self._table = self._table or _minors(self._host)
+            said = self._table.get(_called(gpu, steps), -1)
+        return said if said >= 0 else minor, mode & 0o777 if mode >= 0 else 0o444
+
+    def _tree_of(self, gpu: Gpu | None) -> Host:
+        key = gpu.minor if gpu else -1
+        tree = self._trees.get(key)
+        if tree is None:
+            tree = self._trees[key] = _tree(self._host, gpu)
+        return tree
 
 
 def _tree(host: Host, gpu: Gpu | None) -> Host:
@@ -361,11 +379,18 @@ def _numbered(host: Host, path: str, word: str) -> list[int]:
     return sorted(number for number in found if number >= 0)
 
 
-def _minor(table: str, name: str) -> int:
-    for line in table.split("\n"):
-        if line.startswith(f"{name} "):
-            return _number(line[len(name) :].strip())
-    return -1
+def _called(gpu: Gpu | None, steps: str) -> str:
+    """What the table calls a capability."""
+    return f"gpu{gpu.minor}/{steps}/access" if gpu else steps
+
+
+def _minors(host: Host) -> dict[str, int]:
+    """The driver's table: what a capability is called there, and its number."""
+    found = {}
+    for line in _text(host, MINORS).split("\n"):
+        name, _, minor = line.strip().partition(" ")
+        found[name] = _number(minor.strip())
+    return found
 
 
 def _number(text: str) -> int:

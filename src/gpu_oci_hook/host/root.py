@@ -16,6 +16,7 @@ from gpu_oci_hook.formats import MACHINES
 
 MAX_LINKS = 40  # the kernel's own bound (path_resolution(7))
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
+_PIECE = 1 << 14
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 
 
@@ -24,17 +25,17 @@ class Host:
 
     Arguments:
         root: the directory; "/" is the machine itself. All paths given to the methods are paths below it.
-
-    Attributes:
-        machine: `uname -m`; below another root what the driver there says that it is for, if it says so.
     """
 
-    __slots__ = ("machine", "prefix", "root")
+    __slots__ = ("_found", "_machine", "prefix", "root")
 
     def __init__(self, root: str = "/") -> None:
         self.root = _tidy(root)
         self.prefix = "" if self.root == "/" else self.root
-        self.machine = self._machine()
+        # Ways walked, and where they lead: twenty files lie in few directories. What is missing is looked for
+        # again, since a module that is loaded meanwhile brings it.
+        self._found: dict[str, str] = {}
+        self._machine = ""
 
     def __repr__(self) -> str:
         return f"Host({self.root!r})"
@@ -79,11 +80,15 @@ class Host:
                 return None
             raise Fault(f"it cannot be read: {words(error)}", where=self.path(path)) from None
         try:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
+            status = os.fstat(fd)
+            if not stat.S_ISREG(status.st_mode):
                 raise Fault("it is not a regular file", where=self.path(path))
-            data = os.read(fd, limit + 1)  # procfs gives its short files in one piece
+            # Room for what a read may bring is made first: for the limit it would be a megabyte for a line. Files
+            # of procfs say that they are empty, and come in one piece if they are short.
+            piece = min(limit, max(status.st_size, _PIECE)) + 1
+            data = os.read(fd, piece)
             while data and len(data) <= limit:
-                more = os.read(fd, limit + 1 - len(data))
+                more = os.read(fd, piece)
                 if not more:
                     break
                 data += more
@@ -128,15 +133,18 @@ class Host:
         found = self.resolve(path)
         return Host(self.path(path if found is None else found))
 
-    def _machine(self) -> str:
-        own = os.uname().machine
-        if not self.prefix:
-            return own
-        try:
-            said = self.read("/proc/driver/nvidia/version", 65536) or b""
-        except Fault:
-            return own
-        return next((word for word in MACHINES if word.encode() in said.split()), own)
+    @property
+    def machine(self) -> str:
+        """`uname -m`; below another root what the driver there says that it is for, if it says so."""
+        if not self._machine:
+            self._machine = os.uname().machine
+            if self.prefix:
+                try:
+                    said = (self.read("/proc/driver/nvidia/version", 65536) or b"").split()
+                except Fault:
+                    said = []
+                self._machine = next((word for word in MACHINES if word.encode() in said), self._machine)
+        return self._machine
 
     def _real(self, path: str) -> str | None:
         if not self.prefix:
@@ -151,39 +159,52 @@ class Host:
                 return os.path.realpath(path, strict=True)
             except (OSError, ValueError):
                 return None
-        left = path.split("/")
-        left.reverse()
-        done: list[str] = []
+        head, rest = self._start(path) if links is None else ("", path)
+        done = self._found[head].split("/")[1:] if head else []
         count = 0
-        while left:
-            name = left.pop()
-            if name in ("", "."):
-                continue
-            if name == "..":
-                if done:
-                    done.pop()
-                continue
-            here = "/" + "/".join([*done, name])
-            try:
-                target = os.readlink(self.prefix + here)
-            except ValueError:
-                return None
-            except OSError as error:
-                if error.errno == errno.EINVAL:  # it is there, and no link
-                    done.append(name)
+        for part in rest.split("/"):
+            left = [part]
+            while left:
+                name = left.pop()
+                if name in ("", "."):
                     continue
+                if name == "..":
+                    if done:
+                        done.pop()
+                    continue
+                here = "/" + "/".join([*done, name])
+                try:
+                    target = os.readlink(self.prefix + here)
+                except ValueError:
+                    return None
+                except OSError as error:
+                    if error.errno == errno.EINVAL:  # it is there, and no link
+                        done.append(name)
+                        continue
+                    if links is not None:
+                        links.append(here)
+                    return None
+                count += 1
+                if count > MAX_LINKS:
+                    return None
                 if links is not None:
                     links.append(here)
-                return None
-            count += 1
-            if count > MAX_LINKS:
-                return None
-            if links is not None:
-                links.append(here)
-            if target.startswith("/"):
-                done.clear()
-            left.extend(reversed(target.split("/")))
+                if target.startswith("/"):
+                    done.clear()
+                left.extend(reversed(target.split("/")))
+            if part and done:
+                head = f"{head}/{part}"
+                self._found[head] = "/" + "/".join(done)
         return "/" + "/".join(done)
+
+    def _start(self, path: str) -> tuple[str, str]:
+        """The longest way to a directory above that was walked already, and the rest of the path."""
+        head = path
+        while head:
+            head = head.rpartition("/")[0]
+            if head in self._found:
+                return head, path[len(head) :]
+        return "", path
 
 
 def _tidy(path: str) -> str:

@@ -1,0 +1,100 @@
+"""The one file with the hot modules' code: taken when it is whole and fresh, passed over when it is anything else."""
+
+from __future__ import annotations
+
+import marshal
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gpu_oci_hook
+from gpu_oci_hook import together
+from test_imports import INJECTION, PASS_THROUGH
+
+PACKAGE = Path(gpu_oci_hook.__file__).resolve().parent
+LOADERS = """
+import sys
+sys.path.insert(0, {source!r})
+from gpu_oci_hook import together
+together.use()
+from gpu_oci_hook import pipeline
+from gpu_oci_hook.host import root
+for module in (pipeline, root, sys.modules["gpu_oci_hook.request"]):
+    print(type(module.__spec__.loader).__name__, module.__name__, module.__package__, module.__file__)
+"""
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The package in a place of its own, with the file as `install` writes it."""
+    place = tmp_path / "gpu_oci_hook"
+    shutil.copytree(PACKAGE, place, ignore=shutil.ignore_patterns("__pycache__"))
+    write = f"""
+import sys
+sys.path.insert(0, {str(tmp_path)!r})
+from gpu_oci_hook import together
+import os
+os.makedirs(os.path.dirname(together.PATH), exist_ok=True)
+open(together.PATH, "wb").write(together.contents())
+"""
+    subprocess.run([sys.executable, "-I", "-c", write], check=True)
+    return place
+
+
+def data(copy: Path) -> Path:
+    return copy / "__pycache__" / os.path.basename(together.PATH)
+
+
+def loaders(copy: Path) -> list[list[str]]:
+    code = LOADERS.format(source=str(copy.parent))
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    return [line.split() for line in done.stdout.splitlines()]
+
+
+def test_modules_come_from_the_file_and_look_like_any_others(copy: Path) -> None:
+    assert loaders(copy) == [
+        ["Finder", "gpu_oci_hook.pipeline", "gpu_oci_hook", str(copy / "pipeline.py")],
+        ["Finder", "gpu_oci_hook.host.root", "gpu_oci_hook.host", str(copy / "host/root.py")],
+        ["Finder", "gpu_oci_hook.request", "gpu_oci_hook.request", str(copy / "request/__init__.py")],
+    ]
+
+
+def test_a_source_that_has_changed_makes_the_file_stale(copy: Path) -> None:
+    with open(copy / "plan/places.py", "a") as file:
+        file.write("# changed\n")
+    assert {line[0] for line in loaders(copy)} == {"SourceFileLoader"}
+
+
+def test_a_source_of_the_same_size_and_another_time_makes_it_stale_too(copy: Path) -> None:
+    os.utime(copy / "plan/places.py", ns=(1, 1))
+    assert {line[0] for line in loaders(copy)} == {"SourceFileLoader"}
+
+
+def test_a_source_that_is_gone_makes_it_stale(copy: Path) -> None:
+    (copy / "host/graphics.py").rename(copy / "host/elsewhere.py")
+    assert {line[0] for line in loaders(copy)} == {"SourceFileLoader"}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"no marshal at all", b"truncated", marshal.dumps((together.STAMP, {"gpu_oci_hook.pipeline": 1})),
+     marshal.dumps(((together.STAMP[0], 1), {})), marshal.dumps(7)],
+)  # fmt: skip
+def test_a_damaged_or_foreign_file_is_passed_over(copy: Path, content: bytes) -> None:
+    data(copy).write_bytes(data(copy).read_bytes()[:-100] if content == b"truncated" else content)
+    assert {line[0] for line in loaders(copy)} == {"SourceFileLoader"}
+
+
+def test_without_the_file_everything_loads_as_ever(copy: Path) -> None:
+    data(copy).unlink()
+    assert {line[0] for line in loaders(copy)} == {"SourceFileLoader"}
+
+
+def test_its_modules_are_those_of_a_container_with_every_capability() -> None:
+    some = {"conditions", "host.versions", "request.requirements", "together"}  # what only some containers need
+    ours = {name.removeprefix("gpu_oci_hook.") for name in INJECTION - PASS_THROUGH if name.startswith("gpu_oci_hook")}
+    assert set(together.MODULES) == ours - some
