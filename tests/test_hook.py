@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import shutil
 import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import cdi_edits
 import gpu_oci_hook
-from bundles import lacking, look
+from bundles import lacking, look, read
 from cdi_edits import FOLDER, VERSION, call, launcher
-from gpu_oci_hook import simulate
+from gpu_oci_hook import hook, simulate, state
+from gpu_oci_hook.cdi import incumbent
+from gpu_oci_hook.container import called
+from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats import ldcache
 from hook_scenes import CACHE, DROP_IN, Scene, gpu_host
 
@@ -309,3 +315,62 @@ def test_no_hook_takes_long_over_a_fifo_or_a_huge_file_of_the_image(scene: Scene
     assert "no readable file of a sane size" in scene.works()
     assert time.monotonic() - begin < 10
     assert (scene.root / CACHE).is_file()
+
+
+# --- whatever is in config.json -----------------------------------------------------------------------------
+
+ODD = (
+    *(None, True, -1, 1 << 80, 1.5, "", "x", "/", "//", "/../..", "a\0b", "\udcff", "/dev/nvidia0"),
+    *([], [[]], {}, {"a": 1}),
+)
+
+
+def places(value: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The way to every value in a JSON document."""
+    found = [path] if path else []
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            found += places(value[key], (*path, key))
+    return found
+
+
+@pytest.mark.parametrize("way", ["ours", "theirs"])
+def test_any_value_of_config_json_may_be_anything(
+    tmp_path: Path, host: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sentence or success, never a mistake of ours; and nothing outside of the bundle."""
+    monkeypatch.setattr(state, "DIRECTORY", str(tmp_path / "memory"))
+    scene = Scene(tmp_path, host, "NVIDIA_REQUIRE_CUDA=cuda>=12")
+    config = read(scene.bundle)
+    cdi_edits.devices(config, {"/dev/nvidia0": (195, 0), "/dev/dri/card0": (226, 0)})
+    getattr(cdi_edits, way)(config, host, scene.program)
+    cdi_edits.mount_points(scene.bundle, config)
+    errand = scene.errand
+    errand.requirements = errand.egl_profile = errand.drm_links = errand.hide_device_files = True
+    text = json.dumps(config)
+    choose = random.Random(way)
+    before = look(host)
+    for number, path in enumerate(places(config) * 2):
+        spoilt = json.loads(text)
+        inner = spoilt
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = choose.choice([odd for odd in ODD if path[:2] != ("root", "path") or odd != "/dev/nvidia0"])
+        (scene.bundle / "config.json").write_text(json.dumps(spoilt))
+        state_file = tmp_path / "state.json"
+        state_file.write_text(json.dumps({"bundle": str(scene.bundle)}))
+        fd = os.open(state_file, os.O_RDONLY)
+        try:
+            here = called.read(fd)
+            if way == "ours":
+                hook.perform(errand, here)
+            else:
+                for words in cdi_edits.chain():
+                    incumbent.run([*words, f"--container-spec={state_file}"])
+        except Fault as fault:
+            assert str(fault)
+        except Exception as error:
+            raise AssertionError(f"{number}: {path} = {inner[path[-1]]!r}") from error
+        finally:
+            os.close(fd)
+    assert look(host) == before

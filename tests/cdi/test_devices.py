@@ -9,7 +9,8 @@ import pytest
 
 import cdi_edits
 from bundles import bundle, look, read, settings, spec, write
-from gpu_oci_hook import pipeline, state
+from cdi_edits import VERSION
+from gpu_oci_hook import pipeline, simulate, state
 from gpu_oci_hook.errors import Fault
 from hook_scenes import PROFILE, Scene, gpu_host
 
@@ -66,6 +67,25 @@ def test_r22_the_others(env: list[str], status: int, said: str, tmp_path: Path, 
     done = scene.call()
     assert done.returncode == status, done.stderr
     assert (said in done.stderr) if said else done.stderr == ""
+
+
+def test_r22_what_no_table_knows_is_asked_of_nvml_and_said_in_the_words_of_the_shim(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The simulated NVML answers nothing; each asks for itself, and remembers nothing of the other's."""
+    monkeypatch.setattr(state, "DIRECTORY", str(tmp_path / "memory"))
+    host = tmp_path / "strange"
+    simulate.build(host, driver=VERSION, model="NVIDIA Strange 1")
+    scene = Scene(tmp_path, host, "NVIDIA_REQUIRE_X=brand=tesla")
+    scene.nodes = {"/dev/nvidia0": (195, 0)}
+    scene.errand.requirements = True
+    text = scene.refused()
+    other = bundle(tmp_path / "other", spec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_X=brand=tesla"))
+    path = str(other / "config.json")
+    with pytest.raises(Fault) as caught:
+        pipeline.inject(path, Path(path).read_bytes(), str(other), settings(host).to_data())
+    assert text == f"gpu-oci-hook: {caught.value}\n"
+    assert "the host's brand is not known" in text
 
 
 def test_requirements_are_not_checked_unless_the_file_says_so(tmp_path: Path, host: Path) -> None:

@@ -42,10 +42,14 @@ HOOKS: dict[str, tuple[str, ...]] = {
     "update-ldcache": ("folder", "ldconfig-path"),
 }
 _EVERYWHERE = ("container-spec",)
-_USAGE = (
-    "Stands in for nvidia-cdi-hook: HOOK [FLAG VALUE]..., with the container's state on standard input. Hooks: "
-    f"{', '.join(HOOKS)}\n"
-)
+_USAGE = f"""\
+A runtime calls a hook, with the container's state on standard input:
+
+  gpu-oci-hook hook create-container [FLAG VALUE]...   as files by gpu-oci-hook cdi generate say
+  nvidia-cdi-hook HOOK [FLAG VALUE]...                 as files by NVIDIA's generator say; also gpu-oci-hook hook HOOK
+
+Hooks: {', '.join(HOOKS)}
+"""
 _HELP, _VERSION, _QUIET = ("help", "h"), ("version", "v"), ("quiet", "q")
 _SWITCHES = ("debug", "d", *_HELP, *_VERSION, *_QUIET)
 _PROGRAMS = ("nvidia-cdi-hook", "nvidia-ctk", "gpu-oci-hook")

@@ -148,11 +148,12 @@ def libraries(here: Container, arch: str, found: Found, folders: list[str], pref
     Raises:
         Fault: the cache cannot be written though its place can.
     """
+    if not found:
+        return
     image, places = here.image(arch), here.places()
+    instead = f"Set LD_LIBRARY_PATH={':'.join([preferred, *folders] if preferred else folders)}"
     if not places.writable:
-        here.notes.append(
-            f"the loader's cache cannot be written: {UNWRITABLE}. Set LD_LIBRARY_PATH={':'.join(folders)}"
-        )
+        here.notes.append(f"the loader's cache cannot be written: {UNWRITABLE}. {instead}")
         return
     # What lies in a directory where the loader looks anyway needs no line: one would change the order of others'.
     usual = (image.library_dir, image.library_dir32, "/usr/lib", "/lib")
@@ -163,12 +164,10 @@ def libraries(here: Container, arch: str, found: Found, folders: list[str], pref
             (name, f"{preferred}/{name}" if kind == arch and name in image.compat_names else path, kind)
             for name, path, kind in found
         ]
-    if not found:
-        return
     result = loader.files(image, found, directories)
     here.notes += result.notes
     if result.environment:
-        here.notes.append(f"the loader's files are not enough. Set LD_LIBRARY_PATH={':'.join(directories)}")
+        here.notes.append(f"the loader's files are not enough. {instead}")
     for path, content in result.files:
         needed = path.endswith((".cache", ".path"))
         if places.cover(path) != "image":
