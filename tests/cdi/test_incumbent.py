@@ -186,6 +186,23 @@ def test_chmod_changes_what_is_in_the_image_and_nothing_else(incumbent: Theirs, 
     assert inside.stat().st_mode & 0o777 == 0o644
 
 
+def test_two_files_with_this_hook_do_not_undo_each_other(incumbent: Theirs) -> None:
+    incumbent.finish()
+    config = read(incumbent.bundle)
+    config["hooks"]["createContainer"].append(
+        cdi_edits.hook(incumbent.cdi_hook, ["update-ldcache", "--folder=/opt/lib", "--folder", "/opt/lib64"])
+    )
+    config["mounts"].append(cdi_edits.mount(f"{incumbent.host}{OWN}/libcuda.so.{VERSION}", "/opt/lib/libcuda.so.7"))
+    write(incumbent.bundle, config)
+    incumbent.chain()
+    lines = (incumbent.root / DROP_IN).read_text().splitlines()
+    assert {"/opt/lib", "/opt/lib64", f"{OWN}/vdpau"} <= {*lines}
+    assert incumbent.cache()["libnvidia-ml.so.1"] == f"{OWN}/libnvidia-ml.so.1"
+    before = look(incumbent.root)
+    assert incumbent.hook("update-ldcache", "--folder=/opt/lib", "--folder", "/opt/lib64").stderr == ""
+    assert look(incumbent.root) == before
+
+
 def test_a_soname_is_read_from_the_host_and_never_from_the_image(incumbent: Theirs) -> None:
     """What stands at the mount's place below the root is the image's where nothing is mounted, as here."""
     from gpu_oci_hook.formats import elf

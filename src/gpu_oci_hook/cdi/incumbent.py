@@ -154,8 +154,11 @@ def _update(here: Container, folders: list[str]) -> None:
     """What `ldconfig` would find in these folders of the files that are mounted there: SONAMEs, links, cache.
 
     A SONAME is read from the mount's source, a file of the host's. Of the folder's own links only the one that
-    `ldconfig` keeps too is looked at: the name without a version, by the text of the link.
+    `ldconfig` keeps too is looked at: the name without a version, by the text of the link. Two files can bring this
+    hook twice; each does the work of both, so that the last one leaves everything.
     """
+    listed = [folder for flags in _hooks(here, "update-ldcache") for folder in flags.get("folder", [])]
+    folders = [*listed, *folders]  # in one order for all of them
     arch = os.uname().machine
     known = [arch, ARCHITECTURES[arch].small] if arch in ARCHITECTURES else [arch]
     folders = list(dict.fromkeys("/" + folder.strip("/") for folder in folders))
@@ -185,7 +188,7 @@ def _update(here: Container, folders: list[str]) -> None:
     steps.links(here, [(text, path) for path, text in wanted.items()])
     said = len(here.notes)
     preferred = ""
-    for flags in _compat_hooks(here):
+    for flags in _hooks(here, "enable-cuda-compat"):
         preferred = _preferred(here, flags)
     del here.notes[said:]  # that hook has said it
     steps.libraries(here, arch, found, folders, preferred)
@@ -207,16 +210,17 @@ def _soname(source: str) -> tuple[str, str]:
         return "", ""
     finally:
         os.close(fd)
-    return ("" if "/" in library.soname else library.soname), library.arch
+    usable = "/" not in library.soname and library.soname not in (".", "..")
+    return (library.soname if usable else ""), library.arch
 
 
-def _compat_hooks(here: Container) -> list[Flags]:
-    """The flags of each `enable-cuda-compat` that the config.json lists."""
+def _hooks(here: Container, name: str) -> list[Flags]:
+    """The flags of each hook of this name that the config.json lists."""
     found = []
     for hook in items(here.spec, "hooks", "createContainer"):
         path, said = member(hook, "path"), [word for word in items(hook, "args") if isinstance(word, str)]
-        if isinstance(path, str) and path.rpartition("/")[2] in _PROGRAMS and "enable-cuda-compat" in said:
-            found.append(_flags("enable-cuda-compat", said[said.index("enable-cuda-compat") + 1 :]))
+        if isinstance(path, str) and path.rpartition("/")[2] in _PROGRAMS and name in said:
+            found.append(_flags(name, said[said.index(name) + 1 :]))
     return found
 
 
