@@ -31,9 +31,10 @@ class Finding(NamedTuple):
     line: int = 0
 
     def __str__(self) -> str:
-        """One line: file:line: where: text. cure"""
+        """One line: file:line: where: text. cure; what is no error says so before `where`."""
         place = f"{self.file}:{self.line}" if self.line else self.file
-        parts = [place, clipped(self.where, 300), clipped(self.text, 1000)]
+        level = "" if self.level == "error" else self.level
+        parts = [place, level, clipped(self.where, 300), clipped(self.text, 1000)]
         line = ": ".join(part for part in parts if part)
         return printable(f"{line}. {clipped(self.cure, 1000)}" if self.cure else line)
 
