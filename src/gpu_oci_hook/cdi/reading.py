@@ -89,7 +89,7 @@ def parse(data: bytes, path: str) -> Document:
         document.data = None
         document.findings.append(refusal.finding)
         return document
-    if document.data is None:
+    if document.data is None and not any(one.level == "error" for one in document.findings):
         document.findings.append(Finding("error", path, "", "is empty: engines find no data in it"))
     return document
 

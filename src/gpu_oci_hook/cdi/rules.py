@@ -44,8 +44,8 @@ def breaches(value: object, rule: Schema, where: str = "") -> Iterator[Breach]:
         for breach in check(value, rule, where):
             broken = True
             yield breach._replace(level=rule["x-level"]) if "x-level" in rule else breach
-        if broken and keyword in ("type", "enum"):
-            return  # what else there is to say of a value of another kind helps nobody
+        if broken and (keyword == "type" or not isinstance(value, list | dict)):
+            return  # one reason is enough for a value
 
 
 def kind(value: object) -> str:

@@ -69,7 +69,7 @@ def tagged(text: str, tag: str) -> Scalar:
         ValueError: the word is nothing of that kind; its text says so.
     """
     name = tag.removeprefix(TAGS)
-    if name in ("str", "!") or not tag.startswith(TAGS):
+    if name in ("str", "!") or not known_tag(tag):
         return text
     if name == "binary":
         try:

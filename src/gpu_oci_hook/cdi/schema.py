@@ -31,6 +31,7 @@ def schema(version: str) -> Schema:
     strict: Schema = _of(whole(), number(version))
     strict["$id"] = f"urn:gpu-oci-hook:cdi:{version}"
     strict["title"] = f"Container Device Interface file, version {version}"
+    strict["description"] = 'x-words: a rule in words. x-level: "warning" where engines read what is forbidden.'
     strict["properties"]["cdiVersion"]["enum"] = [version, f"v{version}"]
     return strict
 
@@ -56,16 +57,17 @@ def resolved(rule: Schema) -> Schema:
 
 
 def _of(rule: Any, version: tuple[int, ...]) -> Any:
-    """A copy of a rule without what the version does not know."""
+    """A copy of a rule without what the version does not know, and with what each $ref names in its place."""
     if isinstance(rule, list):
         return [_of(one, version) for one in rule]
     if not isinstance(rule, dict):
         return rule
-    copy = {}
+    rule = resolved(rule)
+    copy: Schema = {}
     for key, value in rule.items():
         if key == "properties":
-            value = {name: one for name, one in value.items() if knows(one, version)}
-        if not key.startswith("x-") or isinstance(value, str | bool):
+            copy[key] = {name: _of(one, version) for name, one in value.items() if knows(one, version)}
+        elif key not in ("$defs", "x-since", "x-until", "x-empty-counts", "x-features"):
             copy[key] = _of(value, version)
     later = [one["pattern"] for one in rule.get("x-features", ()) if number(one["since"]) > version]
     if later:

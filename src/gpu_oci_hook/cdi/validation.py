@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gpu_oci_hook.cdi import rules, schema, versions
+from gpu_oci_hook.cdi import names, rules, schema, versions
 from gpu_oci_hook.cdi.finding import Finding, Level, join, line_of
 from gpu_oci_hook.cdi.rules import Breach, shown
 
@@ -50,11 +50,12 @@ def _better(breach: Breach, data: object) -> Breach:
     """A breach of the schema in better words, where the case is known."""
     if breach.where == "cdiVersion" and breach.keyword == "enum":
         version = str(data["cdiVersion"]) if isinstance(data, dict) else ""
+        cure = f"Declare {versions.needed(data)[0]}, which is what the content needs"
         if version.removeprefix("v") in versions.BYGONE:
             text = f"{shown(version)} is less than {versions.OLDEST}, the least that engines accept"
-            return breach._replace(text=text, cure=f"Declare {versions.needed(data)[0]}")
+            return breach._replace(text=text, cure=cure)
         known = f"{versions.OLDEST} to {versions.NEWEST}"
-        return breach._replace(text=f"{shown(version)} is no version of CDI that is known ({known})")
+        return breach._replace(text=f"{shown(version)} is no version of CDI that is known ({known})", cure=cure)
     if breach.where.endswith(".permissions") and '"none"' in breach.text:
         return breach._replace(text='"none" is understood by no engine that reads CDI up to 1.1.0')
     if breach.where.endswith(".closID"):
@@ -83,8 +84,9 @@ def _beyond(data: object) -> Iterator[Breach]:
         yield from _edits(device.get("containerEdits"), join(here, "containerEdits"))
     kind = data.get("kind")
     # container-device-interface 0.5.2: ValidateVendorName and ValidateClassName panic, and podman 4.3 with them.
-    if isinstance(kind, str) and any(len(part) == 1 for part in kind.split("/")):
-        text = f"{shown(kind)} has a part of one letter, which engines with CDI 0.5 crash over (podman 4.3)"
+    parts = names.kind(kind) if isinstance(kind, str) else None
+    if parts and min(map(len, parts)) == 1:
+        text = f"{shown('/'.join(parts))} has a part of one letter, which engines with CDI 0.5 crash over (podman 4.3)"
         yield _breach("warning", "kind", text, "Use a longer one")
 
 
