@@ -79,7 +79,7 @@ def read(directory: Path) -> Spec:
     return found
 
 
-def settings(host: Path | str, **values: object) -> Config:
+def settings(host: Path | str, **values: Any) -> Config:
     """A configuration for a simulated host: nothing of this machine counts."""
     return Config(root=str(host), **{"load_modules": False, **values})
 

@@ -5,6 +5,7 @@ Started as the installed launcher starts: the real interpreter, -ISXutf8, our pa
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -13,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+import cdi_edits
 import gpu_oci_hook
 from bundles import DEV, PROC, Spec, bundle, lacking, nodes_needed, spec
 from gpu_oci_hook import simulate
@@ -303,3 +305,122 @@ def test_a_warm_start_runs_nothing_and_reads_no_driver_file(machine: Machine, tm
     assert became
     assert not [path for path in found if ".so." in path and path.startswith(str(machine.host))]
     assert not [path for path in found if path.endswith(".toml")]
+
+
+# --- the hook -----------------------------------------------------------------------------------------------
+
+HOOK_LAUNCHER = """#!{python} -ISXutf8
+import sys
+sys.path += [{source!r}]
+from gpu_oci_hook import state
+state.DIRECTORY = {state!r}
+import os
+def leave(status):
+    fd = os.open({dump!r}, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    os.write(fd, "\\n".join(sys.modules).encode())
+    os.kill(os.getpid(), 9) if status else end(status)
+end, os._exit = os._exit, leave
+from gpu_oci_hook.cli import main
+main()
+"""
+
+# What our errand loads in every container.
+HOOK = (INJECTION - {name for name in INJECTION if name.startswith("gpu_oci_hook")}) | {
+    "gpu_oci_hook",
+    "gpu_oci_hook.cdi",
+    "gpu_oci_hook.cdi.errand",
+    "gpu_oci_hook.cdi.steps",
+    "gpu_oci_hook.cli",
+    "gpu_oci_hook.container",
+    "gpu_oci_hook.container.called",
+    "gpu_oci_hook.container.directory",
+    "gpu_oci_hook.container.image",
+    "gpu_oci_hook.container.loader",
+    "gpu_oci_hook.container.rootfs",
+    "gpu_oci_hook.errors",
+    "gpu_oci_hook.formats",
+    "gpu_oci_hook.formats.fastjson",
+    "gpu_oci_hook.formats.ldcache",
+    "gpu_oci_hook.hook",
+    "gpu_oci_hook.host",
+    "gpu_oci_hook.host.root",
+    "gpu_oci_hook.plan",
+    "gpu_oci_hook.plan.places",
+    "gpu_oci_hook.request",
+    "gpu_oci_hook.request.capabilities",
+    "gpu_oci_hook.runtime",
+    "gpu_oci_hook.state",
+}
+_GPUS = {"cdi.devices", "formats.proc", "host.gpus", "host.inventory"}
+_DECIDES = {"plan.compat", "request.requirements"}
+# Beside those, what a container, or the file, asks for.
+HOOK_BESIDES = {
+    "hide": {"cdi.devices", "formats.proc"},
+    "profile": _GPUS | {"host.graphics", "host.nodes"},
+    "links": _GPUS | {"host.graphics", "host.nodes"},
+    "requirements": _GPUS | {"conditions", "config", "host.versions", "request.requirements"},
+    "old compat": _DECIDES,
+    "new compat": _DECIDES | _GPUS | {"host.versions"},
+}
+
+
+class Hook:
+    """A bundle with the edits of a file of ours, and the hook."""
+
+    def __init__(self, root: Path, host: Path, *env: str, compat: str = "") -> None:
+        root.mkdir()
+        self.dump = root / "modules"
+        self.program = root / "gpu-oci-hook"
+        text = HOOK_LAUNCHER.format(
+            python=interpreter(), source=str(SOURCE), state=str(root / "state"), dump=str(self.dump)
+        )
+        self.program.write_text(text)
+        self.program.chmod(0o755)
+        self.bundle = bundle(root / "b", spec(*env))
+        self.errand = cdi_edits.errand(host)
+        config = json.loads((self.bundle / "config.json").read_text())
+        cdi_edits.devices(config, {"/dev/nvidia0": (195, 0)})
+        cdi_edits.ours(config, host, self.program, self.errand)
+        (self.bundle / "config.json").write_text(json.dumps(config))
+        cdi_edits.mount_points(self.bundle, config)
+        if compat:
+            (self.bundle / "rootfs/usr/local/cuda/compat").mkdir(parents=True)
+            (self.bundle / f"rootfs/usr/local/cuda/compat/libcuda.so.{compat}").write_bytes(b"x")
+
+    def loaded(self, *words: str) -> set[str]:
+        done = cdi_edits.call(self.program, list(words), json.dumps({"bundle": str(self.bundle)}))
+        assert done.returncode == 0, done.stderr
+        return set(self.dump.read_text().split("\n")) - BARE
+
+    def errands(self) -> set[str]:
+        return self.loaded("hook", "create-container", *self.errand.words())
+
+
+def test_the_hook_loads_its_allow_list_and_uses_all_of_it(machine: Machine, tmp_path: Path) -> None:
+    found = Hook(tmp_path / "hook", machine.host, "NVIDIA_VISIBLE_DEVICES=void").errands()
+    assert found <= HOOK
+    assert {name for name in HOOK if name.startswith("gpu_oci_hook")} <= found
+    assert not HOOK & FORBIDDEN
+
+
+@pytest.mark.parametrize("what", HOOK_BESIDES)
+def test_the_hook_loads_for_each_step_what_that_needs(what: str, machine: Machine, tmp_path: Path) -> None:
+    env = ["NVIDIA_REQUIRE_CUDA=cuda>=12.4"] if what == "requirements" else []
+    compat = {"old compat": "525.60.13", "new compat": "999.1"}.get(what, "")
+    hook = Hook(tmp_path / "hook", machine.host, *env, compat=compat)
+    hook.errand.hide_device_files = what == "hide"
+    hook.errand.egl_profile = what == "profile"
+    hook.errand.drm_links = what == "links"
+    hook.errand.requirements = True  # by itself it costs nothing
+    found = hook.errands()
+    if what == "new compat":
+        found -= {"gpu_oci_hook.failure", "time"}  # it is not for this GPU, which is said
+    assert found - HOOK == {f"gpu_oci_hook.{name}" for name in HOOK_BESIDES[what]}
+
+
+@pytest.mark.parametrize("words", cdi_edits.chain(), ids=lambda words: words[0])
+def test_each_of_nvidias_hooks_loads_nothing_dear(words: list[str], machine: Machine, tmp_path: Path) -> None:
+    found = Hook(tmp_path / "hook", machine.host).loaded("hook", *words)
+    assert not found & FORBIDDEN
+    standard = {name for name in found - HOOK if not name.startswith("gpu_oci_hook.")}
+    assert standard <= {"struct", "_struct"}

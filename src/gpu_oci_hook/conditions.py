@@ -6,7 +6,6 @@ Cost rule: hot for CUDA images; NVML is asked only for what no table knows.
 from __future__ import annotations
 
 from gpu_oci_hook.host import versions
-from gpu_oci_hook.pipeline import nvml_library
 from gpu_oci_hook.request import requirements
 
 TYPE_CHECKING = False
@@ -16,35 +15,59 @@ if TYPE_CHECKING:
     from gpu_oci_hook.host.platform import Special
     from gpu_oci_hook.host.root import Host
     from gpu_oci_hook.pipeline import Outcome
+    from gpu_oci_hook.request import Request
 
 
 def check(outcome: Outcome, host: Host, config: Config, version: str, memory: Memory) -> None:
+    """Holds the requirements of a container that goes the shim's way against the host; see `hold`."""
+    chosen = [gpu for gpu, _ in outcome.chosen]
+    hold(outcome.request, chosen, outcome.special, host, config, version, memory, outcome.plan.warnings)
+
+
+def hold(
+    request: Request,
+    chosen: list[Gpu],
+    special: Special | None,
+    host: Host,
+    config: Config,
+    version: str,
+    memory: Memory,
+    warnings: list[str],
+) -> None:
     """Holds `NVIDIA_REQUIRE_*` against the host, GPU by GPU; NVML is asked only for what no table knows.
+
+    Arguments:
+        chosen: the container's GPUs. special: the machine's own way, None for a desktop's. version: the driver's.
+        warnings: takes what does not stop a start, one sentence each.
 
     Raises:
         Fault: one is not met, or cannot be decided.
     """
-    request, warnings = outcome.request, outcome.plan.warnings
-    chosen = [gpu for gpu, _ in outcome.chosen]
     if request.requirements_off:
         warnings.append(f"requirements are not checked: {request.requirements_off}")
         return
     subjects: list[Gpu | None] = [*chosen]
-    hosts = [_values(outcome.special, gpu, version) for gpu in subjects or [None]]
+    hosts = [_values(special, gpu, version) for gpu in subjects or [None]]
     unknown = requirements.check(request.requirements, hosts, warnings)
     if not unknown:
         return
     from gpu_oci_hook.host import answers
 
-    identity = version if outcome.special is None else outcome.special.identity()
-    library = outcome.special.nvml if outcome.special else lambda: nvml_library(host, config, version, memory)
+    def library() -> str:
+        if special is not None:
+            return special.nvml()
+        from gpu_oci_hook.pipeline import nvml_library
+
+        return nvml_library(host, config, version, memory)
+
+    identity = version if special is None else special.identity()
     reason = answers.fill(hosts, chosen, identity, unknown, memory, library)
     unknown = requirements.check(request.requirements, hosts, [])
-    if unknown and outcome.special is not None:
+    if unknown and special is not None:
         # Such machines have no place that tells, so that no image with the usual conditions would ever start there.
         warnings.append(
             f"requirements that depend on the host's {', '.join(unknown)} are not checked: platform "
-            f"{outcome.special.name} does not tell it ({reason or 'nor does NVML'})"
+            f"{special.name} does not tell it ({reason or 'nor does NVML'})"
         )
     elif unknown:
         raise requirements.unanswered(request.requirements, hosts, unknown, reason)

@@ -40,16 +40,21 @@ def sentence(error: BaseException) -> str:
     return printable(f"internal error: {type(error).__name__}{place}: {clipped(str(error), 2000)}. Please report it")
 
 
-def report(error: BaseException, log: str, log_format: str) -> None:
+def report(error: BaseException, log: str, log_format: str, name: str = NAME) -> None:
     """Writes the failure to the engine's log, if it named one, and to stderr; never fails itself."""
-    message = f"{NAME}: {sentence(error)}"
+    message = f"{name}: {sentence(error)}"
+    _append(message, "error", log, log_format)
+    _say(message)
+
+
+def _append(message: str, level: str, log: str, log_format: str) -> None:
     moment = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     if log and not log.startswith(_NO_FILE):
         if log_format == "json":
-            line = fastjson.dumps({"level": "error", "msg": message, "time": moment})
+            line = fastjson.dumps({"level": level, "msg": message, "time": moment})
         else:
             quoted = message.replace("\\", "\\\\").replace('"', '\\"')
-            line = f'time="{moment}" level=error msg="{quoted}"'.encode("utf-8", "backslashreplace")
+            line = f'time="{moment}" level={level} msg="{quoted}"'.encode("utf-8", "backslashreplace")
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             fd = os.open(log.removeprefix("file:"), flags, 0o644)
@@ -59,12 +64,13 @@ def report(error: BaseException, log: str, log_format: str) -> None:
                 os.close(fd)
         except (OSError, ValueError):
             pass  # stderr still says it
+
+
+def warn(text: str, log: str = "", log_format: str = "text", name: str = NAME) -> None:
+    """Says something on stderr, and in a log if one is named, that stops nothing."""
+    message = clipped(printable(f"{name}: warning: {text}"), 4000)
+    _append(message, "warning", log, log_format)
     _say(message)
-
-
-def warn(text: str) -> None:
-    """Says something on stderr that stops nothing."""
-    _say(printable(f"{NAME}: warning: {text}"))
 
 
 def _say(message: str) -> None:

@@ -12,7 +12,7 @@ from gpu_oci_hook import state
 from gpu_oci_hook.config import Config
 from gpu_oci_hook.container import apply, image
 from gpu_oci_hook.container import spec as spec_edits
-from gpu_oci_hook.container.rootfs import Rootfs
+from gpu_oci_hook.container.rootfs import Rootfs, root_path
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats import fastjson, proc
 from gpu_oci_hook.host import gpus as host_gpus
@@ -23,7 +23,7 @@ from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.plan import build
 from gpu_oci_hook.plan.edits import Plan
 from gpu_oci_hook.plan.facts import Facts
-from gpu_oci_hook.request import devices, member, read
+from gpu_oci_hook.request import devices, read
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from gpu_oci_hook.host.platform import Special
     from gpu_oci_hook.request import Request
 
-GENERATED = "gpu-oci-hook"
+GENERATED = apply.GENERATED
+
 
 class Outcome:
     """What became of one bundle's request.
@@ -74,13 +75,7 @@ def parse(data: bytes, path: str) -> dict[str, object]:
     Raises:
         Fault: not JSON, or not an object.
     """
-    try:
-        found = fastjson.loads(data)
-    except Fault as fault:
-        raise Fault(f"the bundle's configuration is refused: {fault}", where=path) from None
-    if not isinstance(found, dict):
-        raise Fault("the bundle's configuration is refused: it is not an object", where=path)
-    return found
+    return fastjson.config_json(data, path)
 
 
 def inject(
@@ -348,22 +343,9 @@ def driver_host(host: Host, config: Config) -> Host:
     return host if config.driver_root == "/" else host.below(config.driver_root)
 
 
-def root_path(spec: object, bundle: str) -> str:
-    """The absolute path of the container's root file system.
-
-    Raises:
-        Fault: `root.path` is missing or no text.
-    """
-    path = member(spec, "root", "path")
-    if not isinstance(path, str) or not path or "\0" in path:
-        raise Fault('"root.path" is missing', where=f"{bundle}/config.json")
-    return os.path.abspath(os.path.join(bundle, path))
-
-
 def _refuse_own_root(rootfs: Rootfs) -> None:
     """Nothing is injected into the machine itself: its own driver would be replaced by links to nowhere."""
-    status = rootfs.status("/")
-    if status is not None and os.path.samestat(status, os.stat("/")):
+    if rootfs.is_machine():
         raise Fault(
             "the container's root file system is this machine's own, whose driver would be replaced",
             where=rootfs.path,

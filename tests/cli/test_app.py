@@ -69,7 +69,7 @@ def test_a_mistake_of_ours_is_one_line_with_its_place(command: Command, monkeypa
     assert answer.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["/usr/bin/nvidia-container-runtime-hook", "nvidia-cdi-hook"])
+@pytest.mark.parametrize("name", ["/usr/bin/nvidia-container-runtime-hook", "nvidia-container-runtime-hook"])
 def test_a_hook_alias_says_that_the_runtime_does_the_work(command: Command, name: str) -> None:
     answer = command("prestart", name=name)
     assert answer.status == 1

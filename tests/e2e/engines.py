@@ -42,6 +42,7 @@ class Request:
         binds: (host path, container path) of bind mounts.
         root: another root file system than the standard image (engines that know images only import it).
         user: the user and group id of its process (by hand only).
+        devices: qualified names of CDI devices (podman only).
     """
 
     args: Sequence[str]
@@ -50,6 +51,7 @@ class Request:
     binds: Sequence[tuple[str, str]] = ()
     root: Path | None = None
     user: int = 0
+    devices: Sequence[str] = ()
 
 
 @dataclass
@@ -424,18 +426,27 @@ class Docker(Engine):
 
 
 class Podman(Engine):
-    """podman with private storage, run by root."""
+    """podman with private storage, run by root.
+
+    Arguments:
+        furnish: shell commands that furnish the private mount namespace in which it runs; "" for none.
+    """
 
     name = "podman run"
     refusal = 126  # for every error of the runtime but "not found"
     programs: tuple[str, ...] = ("podman", "runc", "busybox", "gcc", "unshare", "nsenter")
 
-    def __init__(self) -> None:
+    def __init__(self, *, furnish: str = "") -> None:
         super().__init__()
         self._images: dict[Path, str] = {}
+        self._furnish = furnish
+        self._holder: machine.Holder | None = None
 
     def start(self, place: Place) -> None:
         super().start(place)
+        if self._furnish:
+            self._holder = machine.Holder(self._furnish)
+            self._holder.start()
         self._configure()
 
     def _configure(self) -> None:
@@ -459,7 +470,8 @@ class Podman(Engine):
             "HOME": str(home / "home"),
             "CONTAINERS_CONF": str(home / "containers.conf"),
         }
-        return machine.run([program("podman"), *flags, *words], env=env, cwd=home)
+        enter = self._holder.enter if self._holder is not None else []
+        return machine.run([*enter, program("podman"), *flags, *words], env=env, cwd=home)
 
     def _image(self, request: Request) -> str:
         root = request.root or self.place.image
@@ -478,6 +490,8 @@ class Podman(Engine):
             words += ["--env", entry]
         for source, target in request.binds:
             words += ["--volume", f"{source}:{target}"]
+        for name in request.devices:
+            words += ["--device", name]
         if request.read_only:
             # Its own tmpfs on /run, /tmp and /var/tmp would hide nothing from us, but the plain case is the
             # harder one.
@@ -501,6 +515,8 @@ class Podman(Engine):
 
     def stop(self) -> None:
         self._podman("rm", "--force", "--all", "--time", "0")
+        if self._holder is not None:
+            self._holder.stop()
 
 
 class RootlessPodman(Podman):
@@ -517,7 +533,7 @@ class RootlessPodman(Podman):
         return []
 
     def start(self, place: Place) -> None:
-        self._holder = machine.Holder(private_etc(place.directory))
+        self._holder = machine.Holder(f"{self._furnish}\n{private_etc(place.directory)}")
         self._holder.start()
         self.place = place
         self._configure()
@@ -551,11 +567,8 @@ class RootlessPodman(Podman):
             "--clear-groups",
             "--inh-caps=-all",
         ]
+        assert self._holder is not None
         return machine.run([*self._holder.enter, *user, program("podman"), *flags, *words], env=env, cwd=home)
-
-    def stop(self) -> None:
-        super().stop()
-        self._holder.stop()
 
 
 def private_etc(directory: Path) -> str:

@@ -1,6 +1,7 @@
 """The command line's entry point: every failure ends as one line on stderr, never as a traceback.
 
-Cost rule: nothing but `sys` and our errors before `app` is imported, so that a missing library is a sentence too.
+Cost rule: nothing but `sys` and our errors before `app` is imported, so that a missing library is a sentence too, and
+so that a hook, which a runtime calls in every start, costs no more than it must.
 """
 
 from __future__ import annotations
@@ -12,8 +13,10 @@ from gpu_oci_hook.errors import Fault, printable, words
 # Exit statuses: 0 done, 1 it cannot be done (the line says why), 2 the command line is wrong (click's own).
 FAILED = 1
 
-# Names under which engines start another toolkit's hooks; `install --aliases` links them to us.
-_HOOKS = ("nvidia-container-runtime-hook", "nvidia-cdi-hook")
+# Names under which engines start another toolkit's programs; `install --aliases` links the first two to us.
+_PRESTART = "nvidia-container-runtime-hook"
+_CDI_HOOK = "nvidia-cdi-hook"
+_CTK = "nvidia-ctk"
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -22,7 +25,13 @@ def main(arguments: list[str] | None = None) -> None:
     Arguments:
         arguments: the words after the program's name; default: the process's own.
     """
-    sys.exit(run(sys.argv[1:] if arguments is None else arguments, sys.argv[0]))
+    words = sys.argv[1:] if arguments is None else arguments
+    hook_words = _hook(words, sys.argv[0])
+    if hook_words is not None:
+        from gpu_oci_hook import hook
+
+        hook.main(hook_words)
+    sys.exit(run(words, sys.argv[0]))
 
 
 def run(arguments: list[str], name: str = "gpu-oci-hook") -> int:
@@ -32,13 +41,35 @@ def run(arguments: list[str], name: str = "gpu-oci-hook") -> int:
         arguments: the words after the program's name.
         name: the program's name, as it was called.
     """
+    hook_words = _hook(arguments, name)
+    if hook_words is not None:
+        from gpu_oci_hook import hook
+
+        return hook.run(hook_words)
     return _finished(_run(arguments, name))
+
+
+def _hook(arguments: list[str], name: str) -> list[str] | None:
+    """A hook's name and its flags, if the command line is a hook's."""
+    called = name.rpartition("/")[2]
+    if called == _CDI_HOOK:
+        return arguments
+    if called == _CTK:
+        # its own flags may come before the word
+        at = next((place for place, word in enumerate(arguments) if not word.startswith("-")), len(arguments))
+        return [*arguments[:at], *arguments[at + 1 :]] if arguments[at : at + 1] == ["hook"] else None
+    return arguments[1:] if arguments[:1] == ["hook"] else None
 
 
 def _run(arguments: list[str], name: str) -> int:
     try:
         called = name.rpartition("/")[2]
-        if called in _HOOKS:
+        if called == _CTK:
+            raise Fault(
+                f"{called}: gpu-oci-hook stands in for its hooks alone (nvidia-ctk hook NAME)",
+                cure="Its other commands have their like in gpu-oci-hook --help",
+            )
+        if called == _PRESTART:
             raise Fault(
                 f"{called}: gpu-oci-hook injects GPUs as a runtime, not as a hook, so this container would get none",
                 cure="Start it with gpu-oci-runtime: docker run --runtime gpu-oci, or "

@@ -16,6 +16,9 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpu_oci_hook.container.rootfs import Rootfs
 
+# The bundle's directory for what is made there.
+GENERATED = "gpu-oci-hook"
+
 
 def below_root(rootfs: Rootfs, edits: list[Edit], generated: str) -> list[str]:
     """Makes the edits that concern files; what was changed, one line each.
@@ -38,7 +41,7 @@ def below_root(rootfs: Rootfs, edits: list[Edit], generated: str) -> list[str]:
                 done.append(f"link {edit.describe()}")
         elif isinstance(edit, File):
             if edit.mounted:
-                _generate(generated, edit)
+                generate(generated, edit.path, edit.content)
             elif _write(rootfs, edit):
                 done.append(f"file {edit.describe()}")
     return done
@@ -105,15 +108,24 @@ def replace(path: str, data: bytes, *, mode: int | None = None) -> None:
         raise Fault(f"it cannot be written: {words(error, writing=True)}", where=path) from None
 
 
-def _generate(directory: str, edit: File) -> None:
-    path = f"{directory}/{generated_name(edit.path)}"
-    if _holds(path, edit.content):
-        return
+def generate(directory: str, wanted: str, content: bytes) -> str:
+    """Makes a file in the bundle that is to be mounted in the container; its path.
+
+    Arguments:
+        directory: the bundle's for such files; made when it is missing. wanted: the path in the container.
+
+    Raises:
+        Fault: the bundle cannot be written.
+    """
+    path = f"{directory}/{generated_name(wanted)}"
+    if _holds(path, content):
+        return path
     try:
         os.makedirs(directory, 0o755, exist_ok=True)
     except OSError as error:
         raise Fault(f"a file for the container cannot be made: {words(error, writing=True)}", where=path) from None
-    replace(path, edit.content, mode=0o444)
+    replace(path, content, mode=0o444)
+    return path
 
 
 def _holds(path: str, content: bytes) -> bool:

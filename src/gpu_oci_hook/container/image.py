@@ -71,8 +71,11 @@ class Image:
         self.writable = writable
 
 
-def survey(rootfs: Rootfs, arch: str) -> Image:
+def survey(rootfs: Rootfs, arch: str, compat_root: str = COMPAT) -> Image:
     """Look at an image for programs of this architecture ("x86_64", "aarch64").
+
+    Arguments:
+        compat_root: where its forward-compatibility libraries would lie.
 
     Raises: Fault only when the image leaves no place at all for libraries.
     """
@@ -81,7 +84,7 @@ def survey(rootfs: Rootfs, arch: str) -> Image:
     library_dir = _library_dir(rootfs, libc, multiarch)
     cache = rootfs.read(CACHE, CACHE_LIMIT)
     musl_path = rootfs.read(musl_path_file(arch), TEXT_LIMIT) if libc == "musl" else None
-    compat_dir, compat, compat_names = _compat(rootfs)
+    compat_dir, compat, compat_names = _compat(rootfs, compat_root)
     return Image(
         arch=arch,
         libc=libc,
@@ -185,9 +188,9 @@ def _to_make(rootfs: Rootfs, path: str) -> str | None:
     return place if rootfs.status(place) is None and not _covered(place) else None
 
 
-def _compat(rootfs: Rootfs) -> tuple[str, tuple[tuple[str, str], ...], tuple[str, ...]]:
+def _compat(rootfs: Rootfs, place: str) -> tuple[str, tuple[tuple[str, str], ...], tuple[str, ...]]:
     try:
-        directory = rootfs.directory(COMPAT, create=False)
+        directory = rootfs.directory(place, create=False)
     except Fault:
         return "", (), ()
     names = [n for n in directory.names() if n.startswith("lib") and ".so." in n]

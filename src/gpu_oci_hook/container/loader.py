@@ -15,12 +15,15 @@ from gpu_oci_hook.formats import ARCHITECTURES, ldcache, musl_path_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    import os
+    from collections.abc import Iterable, Mapping, Sequence
 
     from gpu_oci_hook.container.image import Image
 
 # Sorts before an image's own: ldconfig takes the first of two libraries with one name.
 DROP_IN = f"{CONF_DIRECTORY}/00-gpu-oci-hook.conf"
+# What programs look for by its path in the image's own library directory.
+MAIN = ("libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1")
 MUSL_DEFAULT = ("/lib", "/usr/local/lib", "/usr/lib")  # musl: ldso/dynlink.c
 _VERSION = b"1.1"
 
@@ -64,6 +67,29 @@ def files(image: Image, libraries: Sequence[tuple[str, str, str]], directories: 
         if not image.conf:
             result.files.append((CONF, _bytes(f"include {CONF_DIRECTORY}/*.conf\n")))
     return result
+
+
+def beside(
+    names: Iterable[str], there: Mapping[str, os.stat_result], *, main: bool
+) -> list[tuple[str, str]]:
+    """(name, reason) of the libraries that get a link in one of the image's own library directories.
+
+    Programs that look for a file rather than ask the loader, and those with their own loader, expect the main
+    libraries there. Any other name is touched only when a leftover of a committed GPU container has it: an
+    empty file or a link would hide ours from whoever puts that directory into LD_LIBRARY_PATH.
+
+    Arguments:
+        names: of our libraries. there: what the directory has under these names, links not followed.
+        main: it is the directory for the machine's own programs, not for 32-bit ones.
+    """
+    links = []
+    for name in names:
+        status = there.get(name)
+        if main and name in MAIN:
+            links.append((name, "for programs that do not ask the loader"))
+        elif status is not None and (status.st_mode & 0o170000 != 0o100000 or status.st_size == 0):
+            links.append((name, "the image has a leftover there"))
+    return links
 
 
 def _cache(image: Image, libraries: Sequence[tuple[str, str, str]], result: Loader) -> bytes | None:

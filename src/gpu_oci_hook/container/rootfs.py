@@ -19,6 +19,7 @@ import os
 import stat
 
 from gpu_oci_hook.container.directory import (
+    DESCRIPTORS,
     MAKE,
     PATH,
     TRIES,
@@ -28,6 +29,7 @@ from gpu_oci_hook.container.directory import (
     fault_of,
     temporary,
 )
+from gpu_oci_hook.errors import Fault
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -88,6 +90,28 @@ class Rootfs:
     def appeared(self) -> None:
         """Let go of what was found to be missing: something has been made."""
         self._absent.clear()
+
+    def is_machine(self) -> bool:
+        """Whether it is this machine's own root, into which nothing must ever be put."""
+        return os.path.samestat(os.fstat(self._fd), os.stat("/"))
+
+    def mount(self) -> bytes:
+        """The kernel's number of the mount that it is; b"" where /proc does not tell."""
+        from gpu_oci_hook.linux import mounts
+
+        return mounts.number(self._fd)
+
+    def writable_layer(self) -> Rootfs | None:
+        """The same without its mounts, and not read-only, where only the runtime has made it so; else None."""
+        from gpu_oci_hook.linux import mounts
+
+        fd = mounts.writable(self._fd)
+        if fd < 0:
+            return None
+        layer = Rootfs(f"{DESCRIPTORS}/{fd}")
+        layer.path = self.path
+        os.close(fd)
+        return layer if layer.writable() else None
 
     def directory(self, path: str, *, create: bool = True) -> Directory:
         """A handle on a directory, for several names in it; missing ones are made (0755).
@@ -194,6 +218,23 @@ class Rootfs:
         """Write a file and make the directories above it: see `Directory.write`."""
         where, name = self._place(path)
         return where.write(name, data, mode)
+
+    def chmod(self, path: str, mode: int) -> bool:
+        """Change the mode of what is there, links followed inside the root; whether anything was changed.
+
+        Through the descriptor that was looked at: a name may be another thing's by then.
+        Raises: Fault when it is missing, or the kernel refuses.
+        """
+        try:
+            found, missing = self._walk(path)
+            if missing:
+                raise error_of(errno.ENOENT)
+            if stat.S_IMODE(os.fstat(found.fd).st_mode) == mode:
+                return False
+            os.chmod(f"{DESCRIPTORS}/{found.fd}", mode)
+        except (OSError, ValueError) as error:
+            raise fault_of("cannot change the mode", path, error) from error
+        return True
 
     def clear(self, path: str) -> bool:
         """Make room for a file mount: see `Directory.clear`. What is missing stays missing."""
@@ -331,6 +372,19 @@ class Rootfs:
                     continue
             here = Directory(self, os.dup(self._fd), [])
         return here, missing
+
+
+def root_path(spec: dict[str, object], bundle: str) -> str:
+    """The absolute path of the container's root file system.
+
+    Raises:
+        Fault: `root.path` is missing or no text.
+    """
+    root = spec.get("root")
+    path = root.get("path") if isinstance(root, dict) else None
+    if not isinstance(path, str) or not path or "\0" in path:
+        raise Fault('"root.path" is missing', where=f"{bundle}/config.json")
+    return os.path.abspath(os.path.join(bundle, path))
 
 
 def _step(above: int, name: str) -> tuple[int, str]:

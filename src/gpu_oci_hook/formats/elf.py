@@ -4,7 +4,7 @@ Reading goes through the program headers and the dynamic segment, as the loader 
 headers (stripped files have none). Format facts: the ELF gABI, and glibc's dl-version.c for what the loader
 insists on.
 
-Cost rule: off the hot path, but on that of the first start after boot (so no dataclasses: they cost 5 ms);
+Cost rule: off the hot path, but on that of the first start after boot and of a hook (neither dataclasses nor typing);
 reading is bounded whatever the file claims: about 200 KiB and a few hundred reads.
 """
 
@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Sequence
-from typing import NamedTuple
 
 from gpu_oci_hook.errors import Fault, words
 from gpu_oci_hook.formats import ARCHITECTURES, Architecture
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 _MOST_HEADERS = 128
 _MOST_DYNAMIC = 64 << 10
@@ -34,18 +36,26 @@ _DT_VERSYM, _DT_VERNEED, _DT_VERNEEDNUM = 0x6FFFFFF0, 0x6FFFFFFE, 0x6FFFFFFF
 _ARCHES = {(known.bits, known.machine): name for name, known in ARCHITECTURES.items()}
 
 
-class Library(NamedTuple):
+class Library:
     """What a shared object says of itself.
 
     soname: its DT_SONAME, or "". needed: its DT_NEEDED, in order. arch: "x86_64", "i386", "aarch64", "armhf",
     or "" for any other. bits: 32 or 64. glibc: the highest GLIBC_ version that it asks for ("2.34"), or "".
     """
 
-    soname: str
-    needed: tuple[str, ...]
-    arch: str
-    bits: int
-    glibc: str
+    __slots__ = ("arch", "bits", "glibc", "needed", "soname")
+
+    def __init__(self, soname: str, needed: tuple[str, ...], arch: str, bits: int, glibc: str) -> None:
+        self.soname = soname
+        self.needed = needed
+        self.arch = arch
+        self.bits = bits
+        self.glibc = glibc
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Library) and all(getattr(self, n) == getattr(other, n) for n in self.__slots__)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 def read(source: int | bytes) -> Library:

@@ -88,6 +88,21 @@ def loads(data: bytes) -> object:
     return value
 
 
+def config_json(data: bytes, path: str) -> dict[str, object]:
+    """The object in a config.json's bytes.
+
+    Raises:
+        Fault: not JSON, or not an object.
+    """
+    try:
+        found = loads(data)
+    except Fault as fault:
+        raise Fault(f"the bundle's configuration is refused: {fault}", where=path) from None
+    if not isinstance(found, dict):
+        raise Fault("the bundle's configuration is refused: it is not an object", where=path)
+    return found
+
+
 def dumps(value: object) -> bytes:
     """The value as compact JSON in ASCII bytes, keys in their order.
 

@@ -80,6 +80,14 @@ def params(text: bytes | str) -> dict[str, str]:
     return found
 
 
+def closed_params(text: bytes) -> bytes:
+    """The module's parameters with `ModifyDeviceFiles: 0`: the driver's libraries then make no nodes."""
+    return b"".join(
+        b"ModifyDeviceFiles: 0\n" if line.startswith(b"ModifyDeviceFiles:") else line
+        for line in text.splitlines(keepends=True)
+    )
+
+
 def identity_map(text: bytes | str) -> bool:
     """Whether a /proc/*/uid_map or gid_map is the initial user namespace's: all ids mapped to themselves."""
     return [line.split() for line in _lines(text)] == [["0", "0", "4294967295"]]

@@ -144,11 +144,12 @@ def look(host: Host, path: str, place: str, capability: str, kind: str) -> tuple
         except OSError as error:
             return None, None, words(error)
         try:
-            soname, needed, arch, _, glibc = elf.read(fd)
+            library = elf.read(fd)
         except Fault as fault:
             return None, None, fault.what
         finally:
             os.close(fd)
+        soname, needed, arch, glibc = library.soname, library.needed, library.arch, library.glibc
         if arch not in arches(host):
             return None, None, f"it is for {arch or 'another kind of machine'}"
     own, asked = real.rpartition("/")[2], path.rpartition("/")[2]

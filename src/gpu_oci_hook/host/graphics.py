@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from gpu_oci_hook.host.inventory import Gpu
     from gpu_oci_hook.host.root import Host
 
-_DRM_MAJOR = 226  # Documentation/admin-guide/devices.txt of the kernel: given to DRM for good
+DRM_MAJOR = 226  # Documentation/admin-guide/devices.txt of the kernel: given to DRM for good
 # Where the host has no node: for root alone, since nobody has said which group may. (The kernel's own is 0600.)
 _DEFAULTS = nodes.Params(mode=0o660)
 _CURE = "Remove the stale node: udevadm trigger makes it anew"
@@ -53,11 +53,15 @@ def _drm(extra: Extra, host: Host, gpu: Gpu, problems: list[str]) -> None:
             reason = f"{_directory(gpu)}/{name}/dev does not say its numbers"
             extra.withheld.append(("device", path, reason))
             continue
-        node = nodes.node(host, path, _DRM_MAJOR, minor, _DEFAULTS, problems, cure=_CURE)
+        node = nodes.node(host, path, DRM_MAJOR, minor, _DEFAULTS, problems, cure=_CURE)
         extra.optional.append((node, f"draws on GPU {gpu.index} ({gpu.pci})"))
-        kind = "card" if name.startswith("card") else "render"
-        reason = f"the name by path of GPU {gpu.index}'s node"
-        extra.links.append((f"/dev/dri/by-path/pci-{gpu.pci}-{kind}", f"../{name}", reason))
+        extra.links.append((*by_path(gpu, name), f"the name by path of GPU {gpu.index}'s node"))
+
+
+def by_path(gpu: Gpu, name: str) -> tuple[str, str]:
+    """(path, text) of the link that udev makes for a DRM node."""
+    kind = "card" if name.startswith("card") else "render"
+    return f"/dev/dri/by-path/pci-{gpu.pci}-{kind}", f"../{name}"
 
 
 def _numbered(name: str, stem: str) -> bool:
@@ -71,27 +75,38 @@ def _minor(host: Host, path: str) -> int | None:
     except Fault:
         return None
     major, _, minor = data.decode("latin-1").strip().partition(":")
-    if major == str(_DRM_MAJOR) and minor.isascii() and minor.isdigit() and len(minor) < 8:
+    if major == str(DRM_MAJOR) and minor.isascii() and minor.isdigit() and len(minor) < 8:
         return int(minor)
     return None
 
 
 def _profile(extra: Extra, chosen: list[Gpu], *, subset: bool) -> None:
     """Tells EGL which GPUs to list: it would else name devices that it cannot open (libnvidia-container facts 2.8)."""
-    beyond = [gpu.minor for gpu in chosen if gpu.minor >= _MOST]
-    if beyond and subset:
-        extra.warnings.append(
+    text, warning = profile([gpu.minor for gpu in chosen])
+    if warning and subset:
+        extra.warnings.append(warning)
+    if not text:
+        return
+    reason = "EGL lists the GPUs of this container only" if subset else "the image has one for other GPUs"
+    extra.texts.append((PROFILE, text, reason, subset))
+
+
+def profile(minors: list[int]) -> tuple[bytes, str]:
+    """The application profile that makes EGL list the GPUs with these minors, b"" when it can name none; a warning."""
+    beyond = [minor for minor in minors if minor >= _MOST]
+    warning = ""
+    if beyond:
+        warning = (
             f"EGL's profile names the first {_MOST} GPUs only: /dev/nvidia{beyond[0]} is not in it, and EGL may not "
             "list it"
         )
     mask = 0
-    for gpu in chosen:
-        mask |= 1 << gpu.minor if 0 <= gpu.minor < _MOST else 0
+    for minor in minors:
+        mask |= 1 << minor if 0 <= minor < _MOST else 0
     if not mask:
-        return
+        return b"", warning
     text = (
         '{"profiles": [{"name": "_container_", "settings": ["EGLVisibleDGPUDevices", '
         f'{mask:#x}]}}], "rules": [{{"pattern": [], "profile": "_container_"}}]}}\n'
     )
-    reason = "EGL lists the GPUs of this container only" if subset else "the image has one for other GPUs"
-    extra.texts.append((PROFILE, text.encode(), reason, subset))
+    return text.encode(), warning

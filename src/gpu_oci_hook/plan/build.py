@@ -6,6 +6,7 @@ Cost rule: hot, no imports of the library.
 from __future__ import annotations
 
 from gpu_oci_hook.container.apply import generated_name
+from gpu_oci_hook.formats import proc
 from gpu_oci_hook.plan import devices, files
 from gpu_oci_hook.plan.devices import in_user_namespace
 from gpu_oci_hook.plan.edits import DropHook, File, Hook, Plan, Withheld
@@ -80,24 +81,21 @@ def _hide_params(facts: Facts, plan: Plan) -> None:
         reason = "the kernel of this machine shows containers no such file (simulated GPUs)"
         plan.withheld.append(Withheld("file", f"{PARAMS} ({name})", reason))
         return
-    text = b"".join(
-        b"ModifyDeviceFiles: 0\n" if line.startswith(b"ModifyDeviceFiles:") else line
-        for line in facts.params.splitlines(keepends=True)
-    )
+    text = proc.closed_params(facts.params)
     if text == facts.params:
         return
     if not facts.config.hide_device_files:
         reason = "[inject] hide-device-files is off in the configuration"
         plan.withheld.append(Withheld("file", f"{PARAMS} ({name})", reason))
         return
-    proc = any(
+    shown = any(
         member(mount, "destination") == "/proc"
         and member(mount, "type") == "proc"
         and "subset=pid" not in items(mount, "options")  # it has no drivers' files
         for mount in items(facts.spec, "mounts")
     )
     what = ""
-    if not proc:
+    if not shown:
         what = "the container has no procfs on /proc that shows it"
     elif not facts.mount_program:
         what = f"the host has no {MOUNT_PROGRAM}"

@@ -33,9 +33,6 @@ LINKS = "links-"
 # Where X servers have their modules: Debian's and Arch's, and Fedora's.
 _MODULES, _MODULES64 = "/usr/lib/xorg/modules", "/usr/lib64/xorg/modules"
 
-# What programs look for by its path in the image's own library directory.
-MAIN = ("libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1")
-
 
 def add(facts: Facts, plan: Plan, brought: dict[str, str]) -> None:
     """Puts the driver files of the request into the plan.
@@ -264,22 +261,13 @@ def _compat(facts: Facts, plan: Plan) -> tuple[str, str]:
 def _links_in_image(
     facts: Facts, own: str, directory: str, names: dict[str, str], plugins: list[Link]
 ) -> list[Link]:
-    """The links in one of the image's own library directories.
+    """The links in one of the image's own library directories, see `loader.beside`.
 
-    Programs that look for a file rather than ask the loader, and those with their own loader, expect the main
-    libraries there. Any other name is touched only when a leftover of a committed GPU container has it: an
-    empty file or a link would hide ours from whoever puts that directory into LD_LIBRARY_PATH. An image
-    without a directory for 32-bit libraries has no program that would load a plug-in from there.
+    An image without a directory for 32-bit libraries has no program that would load a plug-in from there.
     """
-    links = []
-    there = facts.target.statuses(own, names)
     main = own == facts.image.library_dir
-    for name in names:
-        status = there.get(name)
-        if main and name in MAIN:
-            links.append(Link(f"{own}/{name}", f"{directory}/{name}", "for programs that do not ask the loader"))
-        elif status is not None and (status.st_mode & 0o170000 != 0o100000 or status.st_size == 0):
-            links.append(Link(f"{own}/{name}", f"{directory}/{name}", "the image has a leftover there"))
+    found = loader.beside(names, facts.target.statuses(own, names), main=main)
+    links = [Link(f"{own}/{name}", f"{directory}/{name}", reason) for name, reason in found]
     if main or facts.target.status(own) is not None:
         links += plugins
     return links

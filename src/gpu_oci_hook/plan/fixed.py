@@ -5,9 +5,10 @@ Cost rule: imported only on such machines.
 
 from __future__ import annotations
 
+from gpu_oci_hook.container.loader import MAIN
 from gpu_oci_hook.formats import SMALL
 from gpu_oci_hook.plan.edits import Link, Mount, Plan, Withheld
-from gpu_oci_hook.plan.files import MAIN, READ_ONLY, same_mount
+from gpu_oci_hook.plan.files import READ_ONLY, same_mount
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

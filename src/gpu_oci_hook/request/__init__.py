@@ -186,7 +186,7 @@ def read(spec: object, config: Config) -> Request:
     values, places = environment(spec, request.warnings)
     request.environment = values
     request.privileged = privileged(spec)
-    request.legacy = bool(values.get("CUDA_VERSION")) and not values.get("NVIDIA_REQUIRE_CUDA")
+    request.legacy = _legacy(values)
     mounted = mounts(spec)
     channels = [Ask(ask.word[5:], ask.origin) for ask in mounted if ask.word.startswith("imex/")]
     _devices(request, [ask for ask in mounted if not ask.word.startswith("imex/")], values, places, config)
@@ -217,6 +217,20 @@ def read(spec: object, config: Config) -> Request:
 
         request.mig_rights = mig.rights(request, values, places)
     return request
+
+
+def demands(spec: object, config: Config) -> Request:
+    """The requirements alone, for a container whose devices somebody else has chosen (a CDI file)."""
+    request = Request()
+    values, _ = environment(spec)
+    request.environment = values
+    request.legacy = _legacy(values)
+    _requirements(request, values, config)
+    return request
+
+
+def _legacy(values: dict[str, str]) -> bool:
+    return bool(values.get("CUDA_VERSION")) and not values.get("NVIDIA_REQUIRE_CUDA")
 
 
 def _devices(

@@ -1,0 +1,195 @@
+"""The one hook's command line: what a CDI file tells our hook to do in a container.
+
+A generated file says all of it in the hook's arguments, so that the hook needs no file of ours on the machine.
+Cost rule: hot, no imports but our errors.
+"""
+
+from __future__ import annotations
+
+from gpu_oci_hook.errors import Fault, clipped
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+# Between the two halves of a link, as NVIDIA's hooks have it.
+ARROW = "::"
+POLICIES = ("auto", "always", "never")
+
+# (flag, attribute) in the order in which `words` says them: pairs, lists, texts, switches.
+_PAIRS = (("link", "links"), ("plugin", "plugins"), ("plugin32", "plugins32"))
+_LISTS = (("folder", "folders"), ("folder32", "folders32"))
+_TEXTS = (
+    ("driver-version", "driver_version"),
+    ("cuda-compat", "cuda_compat"),
+    ("root", "root"),
+    ("log", "log"),
+    ("made-from", "made_from"),
+)
+_SWITCHES = (
+    ("hide-device-files", "hide_device_files"),
+    ("egl-profile", "egl_profile"),
+    ("drm-links", "drm_links"),
+    ("check-requirements", "requirements"),
+)
+_VALUED = frozenset(flag for flag, _ in (*_PAIRS, *_LISTS, *_TEXTS))
+_PLAIN = frozenset(flag for flag, _ in _SWITCHES)
+_DEFAULTS = {"cuda_compat": "auto", "root": "/"}
+
+
+class Errand:
+    """What the hook is to do; every attribute has a default that asks for nothing.
+
+    Attributes:
+        links: (target, path in the container) of symbolic links; a target is text and need not exist.
+        plugins: (target, name) of links in the image's own library directory, wherever that is, such as
+            "gbm/nvidia-drm_gbm.so"; plugins32: in that for 32-bit libraries.
+        folders: directories of the container whose mounted libraries its loader must find, the one to win first;
+            folders32: the same for 32-bit libraries.
+        driver_version: of the host when the file was made; "" when it was not known.
+        cuda_compat: "auto", "always" or "never", as `[inject] cuda-compat`.
+        root: the host's root directory, as `[host] root`.
+        hide_device_files: `/proc/driver/nvidia/params` must say `ModifyDeviceFiles: 0`.
+        egl_profile: an application profile that makes EGL list the container's GPUs only.
+        drm_links: links in /dev/dri/by-path for the DRM nodes that the container has.
+        requirements: the container's `NVIDIA_REQUIRE_*` are held against the host.
+        log: a file that gets what is said on stderr; "" for none.
+        made_from: a hash of what the CDI file was made from, for whoever compares; the hook does not look at it.
+    """
+
+    __slots__ = (
+        "cuda_compat", "driver_version", "drm_links", "egl_profile", "folders", "folders32", "hide_device_files",
+        "links", "log", "made_from", "plugins", "plugins32", "requirements", "root",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.links: list[tuple[str, str]] = []
+        self.plugins: list[tuple[str, str]] = []
+        self.plugins32: list[tuple[str, str]] = []
+        self.folders: list[str] = []
+        self.folders32: list[str] = []
+        self.driver_version = ""
+        self.cuda_compat = "auto"
+        self.root = "/"
+        self.hide_device_files = False
+        self.egl_profile = False
+        self.drm_links = False
+        self.requirements = False
+        self.log = ""
+        self.made_from = ""
+
+    def words(self) -> list[str]:
+        """The command line without the program's name: the same words for the same errand, defaults left out.
+
+        Raises:
+            Fault: it holds something that the command line cannot say.
+        """
+        words: list[str] = []
+        for flag, attribute in _PAIRS:
+            for pair in getattr(self, attribute):
+                words += [f"--{flag}", ARROW.join(pair)]
+        for flag, attribute in _LISTS:
+            for folder in getattr(self, attribute):
+                words += [f"--{flag}", folder]
+        for flag, attribute in _TEXTS:
+            value = getattr(self, attribute)
+            if value != _DEFAULTS.get(attribute, ""):
+                words += [f"--{flag}", value]
+        words += [f"--{flag}" for flag, attribute in _SWITCHES if getattr(self, attribute)]
+        parse(words)  # what we write, we can read
+        return words
+
+
+def parse(words: list[str]) -> Errand:
+    """The errand that a command line spells.
+
+    Raises:
+        Fault: an unknown flag, a flag without its value, a relative path, a link that is none.
+    """
+    errand = Errand()
+    texts, switches = dict(_TEXTS), dict(_SWITCHES)
+    for flag, value in flags(words, _VALUED, _PLAIN):
+        if flag == "link":
+            target, path = pair(flag, value)
+            errand.links.append((target, absolute(flag, path)))
+        elif flag == "plugin":
+            errand.plugins.append(_plugin(flag, value))
+        elif flag == "plugin32":
+            errand.plugins32.append(_plugin(flag, value))
+        elif flag in switches:
+            setattr(errand, switches[flag], value == "true")
+        elif flag == "folder":
+            errand.folders.append(absolute(flag, value))
+        elif flag == "folder32":
+            errand.folders32.append(absolute(flag, value))
+        else:
+            setattr(errand, texts[flag], absolute(flag, value) if flag in ("root", "log") else value)
+    if errand.cuda_compat not in POLICIES:
+        raise Fault(f'"{clipped(errand.cuda_compat)}" is no policy', where="--cuda-compat", cure=_one_of(POLICIES))
+    return errand
+
+
+def flags(words: list[str], valued: Iterable[str], plain: Iterable[str]) -> list[tuple[str, str]]:
+    """(flag, value) of each flag on a command line that has nothing else, in order.
+
+    `--flag value` and `--flag=value` are the same; one dash is as good as two, as in Go's programs. A flag without a
+    value is "true", or what `=` gives it.
+
+    Raises:
+        Fault: an unknown flag, a flag without its value, or a word that is no flag.
+    """
+    found: list[tuple[str, str]] = []
+    at = 0
+    while at < len(words):
+        word = words[at]
+        at += 1
+        if len(word) < 2 or word[0] != "-" or word == "--":
+            raise Fault(f'"{clipped(word)}" is no flag', where="command line")
+        name, equals, value = word[1 + word.startswith("--") :].partition("=")
+        if name in plain:
+            value = value if equals else "true"
+            if value not in ("true", "false"):
+                raise Fault(f'"{clipped(value)}" is neither true nor false', where=f"--{name}")
+        elif name not in valued:
+            raise Fault("this flag is unknown", where=clipped(word), cure=_one_of(sorted((*valued, *plain)), "--"))
+        elif not equals:
+            if at == len(words):
+                raise Fault("a value is missing", where=f"--{name}")
+            value = words[at]
+            at += 1
+        found.append((name, value))
+    return found
+
+
+def pair(flag: str, text: str) -> tuple[str, str]:
+    """(target, path) of a `TARGET::PATH`.
+
+    Raises:
+        Fault: it is not of that form, or a half is empty.
+    """
+    parts = text.split(ARROW)
+    if len(parts) != 2 or not all(parts):
+        raise Fault(f'"{clipped(text)}" is no TARGET{ARROW}PATH', where=f"--{flag}")
+    return parts[0], parts[1]
+
+
+def _plugin(flag: str, text: str) -> tuple[str, str]:
+    target, name = pair(flag, text)
+    if any(part in ("", ".", "..") for part in name.split("/")):
+        raise Fault(f'"{clipped(name)}" is no name in a directory', where=f"--{flag}")
+    return target, name
+
+
+def absolute(flag: str, path: str) -> str:
+    """The path.
+
+    Raises:
+        Fault: it does not begin with a slash.
+    """
+    if not path.startswith("/"):
+        raise Fault(f'"{clipped(path)}" is no absolute path', where=f"--{flag}")
+    return path
+
+
+def _one_of(words: Iterable[str], before: str = "") -> str:
+    return f"Known are {', '.join(before + word for word in words)}"

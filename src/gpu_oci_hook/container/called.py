@@ -1,0 +1,163 @@
+"""The container that a hook is called for: the OCI state on stdin, its bundle, its root file system.
+
+The state and the bundle's config.json are the runtime's and the engine's word and are believed; the root file system
+is the image's and is not. runc starts a hook with the root as its current directory, so that directory is
+believed in one case only (see `_bundle`). Cost rule: on the way of the hook.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+
+from gpu_oci_hook import runtime
+from gpu_oci_hook.container.rootfs import Rootfs, root_path
+from gpu_oci_hook.errors import Fault, clipped, words
+from gpu_oci_hook.formats import fastjson
+from gpu_oci_hook.request import items, member
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpu_oci_hook.container.image import Image
+    from gpu_oci_hook.plan.places import Places
+
+STATE_LIMIT = 4 << 20  # it has the container's annotations, of which Kubernetes allows 256 KiB
+_CURE = "A runtime calls this hook; by hand, give it what `runc state ID` prints"
+
+
+class Container:
+    """The container that a hook is called for.
+
+    Attributes:
+        bundle: its directory. spec: its config.json.
+        rootfs: its root file system, held, with the container's mounts in it.
+        layer: the same for writing into the image's part of it: another one where the runtime has made the root
+            read-only already.
+        notes: what is left undone without harm, one sentence each.
+    """
+
+    __slots__ = ("_image", "_places", "bundle", "layer", "notes", "rootfs", "spec")
+
+    def __init__(self, bundle: str, spec: dict[str, object], rootfs: Rootfs) -> None:
+        self.bundle = bundle
+        self.spec = spec
+        self.rootfs = self.layer = rootfs
+        self.notes: list[str] = []
+        self._image: Image | None = None
+        self._places: Places | None = None
+
+    def image(self, arch: str, compat_root: str = "") -> Image:
+        """What its image is like, looked at once."""
+        if self._image is None:
+            from gpu_oci_hook.container import image
+
+            self._image = image.survey(self.rootfs, arch, compat_root or image.COMPAT)
+        return self._image
+
+    def places(self) -> Places:
+        """Where its spec's mounts lie: what is below one of them is not the image's."""
+        if self._places is None:
+            from gpu_oci_hook.plan import places
+
+            writable = self.rootfs.writable()
+            if not writable and member(self.spec, "root", "readonly") is True:
+                layer = self.rootfs.writable_layer()
+                writable = layer is not None
+                self.layer = layer or self.rootfs
+            self._places = places.Places(self.spec, self.rootfs, [], writable=writable)
+        return self._places
+
+    def nodes(self) -> dict[str, tuple[int, int]]:
+        """Its character devices: path in the container to numbers; bind mounts of nodes are such, too."""
+        found: dict[str, tuple[int, int]] = {}
+        for device in items(self.spec, "linux", "devices"):
+            path, major, minor = (member(device, key) for key in ("path", "major", "minor"))
+            if isinstance(path, str) and isinstance(major, int) and isinstance(minor, int):
+                found[path] = major, minor
+        for mount in items(self.spec, "mounts"):
+            path, source = member(mount, "destination"), member(mount, "source")
+            if isinstance(path, str) and isinstance(source, str) and path.startswith("/dev/") and source[:1] == "/":
+                try:
+                    status = os.stat(source)
+                except (OSError, ValueError):
+                    continue
+                if status.st_mode & 0o170000 == 0o020000:  # S_ISCHR, without the import
+                    found[path] = os.major(status.st_rdev), os.minor(status.st_rdev)
+        return found
+
+
+def read(source: int) -> Container:
+    """The container whose state a descriptor gives.
+
+    Raises:
+        Fault: no state, one that means nothing, a bundle or a root file system that cannot be used.
+    """
+    state = _state(source)
+    said = state.get("root")  # crun says it, as the bundle's config.json has it
+    bundle, guessed = _bundle(state, said)
+    path = f"{bundle}/config.json"
+    data = runtime.read_config_json(path)
+    if data is None:
+        raise Fault("the bundle has no config.json", where=path)
+    spec = fastjson.config_json(data, path)
+    named: dict[str, object] = {"root": {"path": said}}
+    rootfs = Rootfs(root_path(named if isinstance(said, str) and said else spec, bundle))
+    if rootfs.is_machine():
+        raise Fault("the container's root file system is this machine's own: nothing is put into it", where=path)
+    if guessed and not _beside(bundle, rootfs):
+        raise Fault("the container's state names no bundle, and the current directory is none", cure=_CURE)
+    return Container(bundle, spec, rootfs)
+
+
+def _state(source: int) -> dict[str, object]:
+    data = b""
+    try:
+        while len(data) <= STATE_LIMIT:
+            more = os.read(source, STATE_LIMIT + 1 - len(data))
+            if not more:
+                break
+            data += more
+    except OSError as error:
+        reason = "it is closed" if error.errno == errno.EBADF else words(error)
+        raise Fault(f"the container's state cannot be read: {reason}", where="standard input", cure=_CURE) from None
+    if len(data) > STATE_LIMIT:
+        raise Fault(f"the container's state is larger than {STATE_LIMIT >> 20} MiB", where="standard input")
+    if not data.strip():
+        raise Fault("the container's state is empty", where="standard input", cure=_CURE)
+    try:
+        state = fastjson.loads(data)
+    except Fault as fault:
+        raise Fault(f"the container's state is refused: {fault}", where="standard input", cure=_CURE) from None
+    if not isinstance(state, dict):
+        raise Fault("the container's state is refused: it is not an object", where="standard input", cure=_CURE)
+    return state
+
+
+def _bundle(state: dict[str, object], root: object) -> tuple[str, bool]:
+    """The bundle's directory, and whether it is a guess.
+
+    An empty one is crun's, which then stands in the bundle; it is known by the key "root" that only crun has. Any
+    other runtime may stand in the root file system, whose config.json would be the image's.
+    """
+    bundle = state.get("bundle")
+    if bundle in (None, "") and isinstance(root, str) and root:
+        try:
+            return os.getcwd(), True
+        except OSError as error:
+            raise Fault(f"the state names no bundle, and the current directory is lost: {words(error)}") from None
+    if not isinstance(bundle, str) or not bundle.startswith("/") or "\0" in bundle:
+        named = f"{clipped(bundle)!r}" if isinstance(bundle, str) else "none"
+        raise Fault(f"the container's state names no bundle by an absolute path ({named})", where="bundle", cure=_CURE)
+    return bundle, False
+
+
+def _beside(bundle: str, rootfs: Rootfs) -> bool:
+    """Whether a directory lies outside of the root: crun has made that a mount, which no image can."""
+    from gpu_oci_hook.linux import mounts
+
+    fd = os.open(bundle, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        own, theirs = mounts.number(fd), rootfs.mount()
+    finally:
+        os.close(fd)
+    return bool(own and theirs) and own != theirs and not f"{bundle}/".startswith(f"{rootfs.path}/")

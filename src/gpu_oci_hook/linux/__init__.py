@@ -1,0 +1,1 @@
+"""System calls that Python has no function for, one thin layer."""

@@ -1,0 +1,156 @@
+"""Mounts by descriptor: what a directory is a part of, and a file laid over another.
+
+Cost rule: on the way of the hook, so CPython's `_ctypes` is called directly (0.5 ms); `ctypes` costs 3 ms and is
+imported only to learn the reason of a failure. mount(2) on /proc/self/fd: the path that the descriptor stands for is
+not walked again, and kernels before 5.2 know nothing newer.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from gpu_oci_hook.container.directory import DESCRIPTORS, PATH, error_of
+
+# linux/mount.h
+_RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT = 1, 2, 4, 8, 32
+_NOATIME, _NODIRATIME, _BIND, _RELATIME = 1024, 2048, 4096, 1 << 21
+# The same numbers on every architecture since Linux 5.0; OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH.
+_OPEN_TREE, _MOUNT_SETATTR = 428, 442
+_EMPTY_PATH, _ATTR_RDONLY = 0x1000, 1
+_CLONE = 1 | os.O_CLOEXEC | _EMPTY_PATH
+# statvfs(3)'s bits for the same flags
+_SAME = _RDONLY | _NOSUID | _NODEV | _NOEXEC | _NOATIME | _NODIRATIME
+_ST_RELATIME = 4096
+_LIMIT = 32 << 20  # a node with ten thousand mounts has 2 MiB of them
+
+
+class Mount:
+    """A mount: the file system's type, whether it has peers that see changes, whether it is read-only, and below it.
+
+    `above` is the number of the mount that it is mounted on.
+    """
+
+    __slots__ = ("above", "kind", "read_only", "shared")
+
+    def __init__(self, kind: str, above: bytes, *, shared: bool, read_only: bool) -> None:
+        self.kind = kind
+        self.above = above
+        self.shared = shared
+        self.read_only = read_only
+
+
+def of(fd: int) -> Mount | None:
+    """The mount that a descriptor lies in; None where /proc does not tell."""
+    return numbered(number(fd))
+
+
+def numbered(mount: bytes) -> Mount | None:
+    """The mount with the kernel's number; None where /proc does not tell.
+
+    From /proc/self/mountinfo (proc(5)): the kernel's word, whatever the image has in that place.
+    """
+    table = b""
+    try:
+        with open("/proc/self/mountinfo", "rb", buffering=0) as file:
+            while len(table) <= _LIMIT:
+                more = file.read(1 << 20)
+                if not more:
+                    break
+                table += more
+    except OSError:
+        return None
+    for line in table.split(b"\n"):
+        if mount and line.startswith(mount + b" "):
+            left, _, right = line.partition(b" - ")
+            words = left.split(b" ")
+            kind = right.split(b" ", 1)[0].decode("latin-1")
+            return Mount(
+                kind, words[1], shared=b" shared:" in left, read_only=b"ro" in words[5].split(b",")
+            )
+    return None
+
+
+def number(fd: int) -> bytes:
+    """The kernel's number of the mount that a descriptor lies in; b"" where /proc does not tell."""
+    try:
+        with open(f"/proc/self/fdinfo/{fd}", "rb", buffering=0) as file:
+            said = file.read(4096) or b""
+    except OSError:
+        return b""
+    for line in said.split(b"\n"):
+        if line.startswith(b"mnt_id:"):
+            return line[7:].strip()
+    return b""
+
+
+def lay(source: str, above: int, name: str) -> None:
+    """Binds a file over the one with a name in a directory, read-only where the kernel lets us.
+
+    Arguments:
+        source: the file's path on the host.
+        above: a descriptor of the directory, one in which nobody else can swap names (a procfs).
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    fd = os.open(name, PATH, dir_fd=above)
+    try:
+        _mount(source, f"{DESCRIPTORS}/{fd}", _BIND)
+    finally:
+        os.close(fd)
+    fd = os.open(name, PATH, dir_fd=above)  # what lies on top now
+    try:
+        flags = os.fstatvfs(fd).f_flag
+        # In a user namespace flags that were there must be said again, or the remount is refused.
+        keep = flags & _SAME | (_RELATIME if flags & _ST_RELATIME else 0)
+        _mount("", f"{DESCRIPTORS}/{fd}", _BIND | _REMOUNT | _RDONLY | _NOSUID | _NODEV | _NOEXEC | keep)
+    except OSError:
+        pass  # it belongs to nobody whom the container could be
+    finally:
+        os.close(fd)
+
+
+def writable(fd: int) -> int:
+    """A descriptor of the same directory in a mount of its own that is not read-only; -1 where there can be none.
+
+    crun makes the root of a `--read-only` container so before it calls hooks, runc afterwards. Only what the
+    runtime has laid over a place that could be written counts: somebody who hands out a directory read-only means it.
+    A mount without a name: nobody else sees it, and it is gone with the descriptor. Linux 5.12 and later.
+    """
+    own = of(fd)
+    below = numbered(own.above) if own is not None else None
+    if own is None or below is None or not own.read_only or below.read_only:
+        return -1
+    try:
+        import _ctypes
+
+        call = _ctypes.dlsym(_ctypes.dlopen(None, 0), "syscall")  # type: ignore[arg-type]
+        clone = _ctypes.call_function(call, (_OPEN_TREE, fd, b"", _CLONE))
+        if not isinstance(clone, int) or clone < 0:
+            return -1
+        wanted = bytes(8) + _ATTR_RDONLY.to_bytes(8, sys.byteorder) + bytes(16)  # struct mount_attr: set, clear, ...
+        if _ctypes.call_function(call, (_MOUNT_SETATTR, clone, b"", _EMPTY_PATH, wanted, len(wanted))) == 0:
+            return clone
+        os.close(clone)
+    except (ImportError, AttributeError, TypeError, OSError):
+        pass
+    return -1
+
+
+def _mount(source: str, target: str, flags: int) -> None:
+    words = (os.fsencode(source), os.fsencode(target), None, flags, None)
+    try:
+        import _ctypes
+
+        call = _ctypes.dlsym(_ctypes.dlopen(None, 0), "mount")  # type: ignore[arg-type]  # None: this very process
+        if _ctypes.call_function(call, words) == 0:
+            return
+    except (ImportError, AttributeError, TypeError, OSError):
+        pass  # another interpreter, or one whose inner functions have changed
+    import ctypes
+
+    mount = ctypes.CDLL(None, use_errno=True).mount
+    mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
+    if mount(*words) != 0:
+        raise error_of(ctypes.get_errno())

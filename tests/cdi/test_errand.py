@@ -1,0 +1,107 @@
+"""The hook's command line: what is said comes back, and what means nothing is a sentence."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from gpu_oci_hook.cdi.errand import Errand, parse
+from gpu_oci_hook.errors import Fault
+
+WORD = some.text(some.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
+PATH = WORD.filter(lambda text: "::" not in text and not text.endswith(":")).map(lambda text: "/" + text)
+
+
+def values(errand: Errand) -> dict[str, object]:
+    return {name: getattr(errand, name) for name in Errand.__slots__}
+
+
+def full() -> Errand:
+    errand = Errand()
+    errand.links = [("libcuda.so.1", "/usr/local/nvidia/lib64/libcuda.so"), ("../card1", "/dev/dri/by-path/x")]
+    errand.plugins = [("/usr/local/nvidia/lib64/libnvidia-allocator.so.1", "gbm/nvidia-drm_gbm.so")]
+    errand.plugins32 = [("/usr/local/nvidia/lib/libnvidia-allocator.so.1", "gbm/nvidia-drm_gbm.so")]
+    errand.folders, errand.folders32 = ["/usr/local/nvidia/lib64"], ["/usr/local/nvidia/lib"]
+    errand.driver_version, errand.cuda_compat, errand.root = "550.163.01", "never", "/run/nvidia/driver"
+    errand.hide_device_files = errand.egl_profile = errand.drm_links = errand.requirements = True
+    errand.log, errand.made_from = "/var/log/hook.log", "1f"
+    return errand
+
+
+def test_an_errand_that_asks_for_nothing_has_no_words() -> None:
+    assert Errand().words() == []
+    assert values(parse([])) == values(Errand())
+
+
+def test_the_words_of_an_errand_have_one_order() -> None:
+    assert full().words() == [
+        "--link", "libcuda.so.1::/usr/local/nvidia/lib64/libcuda.so", "--link", "../card1::/dev/dri/by-path/x",
+        "--plugin", "/usr/local/nvidia/lib64/libnvidia-allocator.so.1::gbm/nvidia-drm_gbm.so",
+        "--plugin32", "/usr/local/nvidia/lib/libnvidia-allocator.so.1::gbm/nvidia-drm_gbm.so",
+        "--folder", "/usr/local/nvidia/lib64", "--folder32", "/usr/local/nvidia/lib",
+        "--driver-version", "550.163.01", "--cuda-compat", "never", "--root", "/run/nvidia/driver",
+        "--log", "/var/log/hook.log", "--made-from", "1f",
+        "--hide-device-files", "--egl-profile", "--drm-links", "--check-requirements",
+    ]  # fmt: skip
+
+
+def test_what_is_said_comes_back() -> None:
+    assert values(parse(full().words())) == values(full())
+
+
+@given(
+    some.lists(some.tuples(PATH, PATH), max_size=3),
+    some.lists(PATH, max_size=3),
+    some.tuples(WORD, WORD, PATH, PATH),
+    some.tuples(some.booleans(), some.booleans()),
+)
+def test_whatever_is_said_comes_back(
+    links: list[tuple[str, str]], folders: list[str], texts: tuple[str, ...], switches: tuple[bool, bool]
+) -> None:
+    errand = Errand()
+    errand.links, errand.folders = links, folders
+    errand.driver_version, errand.made_from, errand.root, errand.log = texts
+    errand.hide_device_files, errand.requirements = switches
+    assert values(parse(errand.words())) == values(errand)
+
+
+def test_a_value_may_follow_an_equals_sign() -> None:
+    words = ["--folder=/a", "-folder", "/b", "--link=x=1::/y=2", "--egl-profile=false", "--drm-links=true"]
+    errand = parse(words)
+    assert (errand.folders, errand.links) == (["/a", "/b"], [("x=1", "/y=2")])
+    assert (errand.egl_profile, errand.drm_links) == (False, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["--nope"], "--nope: this flag is unknown. Known are --check-requirements, "),
+        (["x"], 'command line: "x" is no flag'),
+        ([""], 'command line: "" is no flag'),
+        (["--"], 'command line: "--" is no flag'),
+        (["--folder"], "--folder: a value is missing"),
+        (["--folder", "lib"], '--folder: "lib" is no absolute path'),
+        (["--root="], '--root: "" is no absolute path'),
+        (["--log", "l"], '--log: "l" is no absolute path'),
+        (["--link", "a:/b"], '--link: "a:/b" is no TARGET::PATH'),
+        (["--link", "::/b"], '--link: "::/b" is no TARGET::PATH'),
+        (["--link", "a::/b::/c"], '--link: "a::/b::/c" is no TARGET::PATH'),
+        (["--plugin", "a::/b"], '--plugin: "/b" is no name in a directory'),
+        (["--plugin32", "a::b/../c"], '--plugin32: "b/../c" is no name in a directory'),
+        (["--link", "a::b"], '--link: "b" is no absolute path'),
+        (["--cuda-compat", "no"], '--cuda-compat: "no" is no policy. Known are auto, always, never'),
+        (["--egl-profile=1"], '--egl-profile: "1" is neither true nor false'),
+    ],
+)
+def test_what_means_nothing_is_a_sentence(words: list[str], text: str) -> None:
+    with pytest.raises(Fault) as caught:
+        parse(words)
+    assert str(caught.value).startswith(text)
+
+
+def test_an_errand_that_no_command_line_can_say_is_refused_when_it_is_written() -> None:
+    errand = Errand()
+    errand.links = [("a::b", "/c")]
+    with pytest.raises(Fault, match="is no TARGET::PATH"):
+        errand.words()

@@ -1,0 +1,145 @@
+"""Bundles as they are when an engine has put a CDI file's edits into them: ours, and those of NVIDIA's generator.
+
+The files are not those of the generators (which have tests of their own) but what they are documented to be.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import gpu_oci_hook
+from gpu_oci_hook.cdi.errand import Errand
+from gpu_oci_hook.cli.install import interpreter, search_paths
+
+Spec = dict[str, Any]
+
+FOLDER = "/usr/local/nvidia/lib64"
+THEIRS = "/usr/lib/x86_64-linux-gnu"
+VERSION = "550.163.01"
+READ_ONLY = ["ro", "nosuid", "nodev", "rbind", "rprivate"]
+HOOK_ENV = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
+# Enough of a driver for what is tested: (SONAME, file); the version is put in.
+LIBRARIES = {
+    "libcuda.so.1": "libcuda.so.{}",
+    "libnvidia-ml.so.1": "libnvidia-ml.so.{}",
+    "libnvidia-ptxjitcompiler.so.1": "libnvidia-ptxjitcompiler.so.{}",
+    "libnvidia-glcore.so.{}": "libnvidia-glcore.so.{}",
+}
+LAUNCHER = """#!{python} -ISXutf8
+import sys
+sys.path += {paths!r}
+{prelude}
+from gpu_oci_hook.cli import main
+main()
+"""
+
+
+def launcher(path: Path, prelude: str = "", source: Path | None = None) -> Path:
+    """A program that starts the hook as the installed launcher does, after a prelude in Python.
+
+    Arguments:
+        source: the directory with our package; default: this checkout's.
+    """
+    code = source or Path(gpu_oci_hook.__file__).resolve().parents[1]
+    paths = search_paths(code / "gpu_oci_hook")
+    path.write_text(LAUNCHER.format(python=interpreter(), paths=paths, prelude=prelude))
+    path.chmod(0o755)
+    return path
+
+
+def call(program: Path | str, words: list[str], state: bytes | str, **more: Any) -> subprocess.CompletedProcess[str]:
+    """Calls a hook as a runtime does, with a state on stdin."""
+    data = state.encode() if isinstance(state, str) else state
+    more = {"env": {"PATH": "/usr/bin:/bin"}, "timeout": 60, **more}
+    done = subprocess.run([str(program), *words], input=data, capture_output=True, **more)
+    text = {"stdout": done.stdout.decode(), "stderr": done.stderr.decode()}
+    return subprocess.CompletedProcess(done.args, done.returncode, **text)
+
+
+def devices(spec: Spec, nodes: dict[str, tuple[int, int]]) -> None:
+    """Device nodes with their rules."""
+    linux = spec.setdefault("linux", {})
+    for path, (major, minor) in nodes.items():
+        linux.setdefault("devices", []).append({"path": path, "type": "c", "major": major, "minor": minor})
+        rule = {"allow": True, "type": "c", "major": major, "minor": minor, "access": "rwm"}
+        linux.setdefault("resources", {}).setdefault("devices", []).append(rule)
+
+
+def mounts(spec: Spec, host: Path, folder: str, version: str = VERSION) -> None:
+    """The driver's libraries, one bind mount each, and nvidia-smi."""
+    for name in LIBRARIES.values():
+        file = name.format(version)
+        source = f"{host}{THEIRS}/{file}"
+        assert Path(source).is_file(), source
+        spec.setdefault("mounts", []).append(mount(source, f"{folder}/{file}"))
+    spec["mounts"].append(mount(f"{host}/usr/bin/nvidia-smi", "/usr/bin/nvidia-smi"))
+
+
+def mount(source: str, destination: str) -> Spec:
+    return {"destination": destination, "source": source, "type": "bind", "options": READ_ONLY}
+
+
+def errand(host: Path, version: str = VERSION) -> Errand:
+    """What our file tells our hook about these libraries."""
+    made = Errand()
+    for soname, name in LIBRARIES.items():
+        if soname != name:
+            made.links.append((name.format(version), f"{FOLDER}/{soname}"))
+    made.links.append(("libcuda.so.1", f"{FOLDER}/libcuda.so"))
+    made.folders, made.driver_version, made.root = [FOLDER], version, str(host)
+    return made
+
+
+def hook(program: Path | str, words: list[str], env: list[str] | None = None) -> Spec:
+    """A createContainer hook."""
+    name = os.path.basename(program)
+    return {"path": str(program), "args": [name, *words], "env": HOOK_ENV if env is None else env}
+
+
+def ours(spec: Spec, host: Path, program: Path | str, said: Errand | None = None, version: str = VERSION) -> Spec:
+    """The edits of a file of ours, in place."""
+    mounts(spec, host, FOLDER, version)
+    said = said or errand(host, version)
+    spec.setdefault("hooks", {}).setdefault("createContainer", []).append(
+        hook(program, ["hook", "create-container", *said.words()])
+    )
+    spec["process"]["env"].append("NVIDIA_VISIBLE_DEVICES=void")
+    return spec
+
+
+def theirs(spec: Spec, host: Path, program: Path | str, version: str = VERSION) -> Spec:
+    """The edits of a file by NVIDIA's generator (container toolkit facts 3.4 to 3.19), in place.
+
+    Arguments:
+        program: what stands in for nvidia-cdi-hook.
+    """
+    mounts(spec, host, THEIRS, version)
+    for words in chain(version):
+        spec.setdefault("hooks", {}).setdefault("createContainer", []).append(
+            hook(program, words, ["NVIDIA_CTK_DEBUG=false"])
+        )
+    spec["process"]["env"].append("NVIDIA_VISIBLE_DEVICES=void")
+    return spec
+
+
+def chain(version: str = VERSION) -> list[list[str]]:
+    """The hooks of NVIDIA's generator, in its order."""
+    return [
+        ["create-symlinks", "--link", f"libcuda.so.1::{THEIRS}/libcuda.so"],
+        ["enable-cuda-compat", f"--host-driver-version={version}"],
+        ["update-ldcache", "--folder", THEIRS, "--folder", f"{THEIRS}/vdpau"],
+        ["disable-device-node-modification"],
+        ["update-application-profile"],
+    ]
+
+
+def mount_points(made: Path, spec: Spec) -> None:
+    """What a runtime makes below the root before hooks run: a place for each bind mount."""
+    for item in spec["mounts"]:
+        path = made / "rootfs" / item["destination"].lstrip("/")
+        if item.get("type") == "bind" and not os.path.lexists(path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch()
