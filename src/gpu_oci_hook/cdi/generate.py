@@ -149,11 +149,11 @@ class _Maker:
         self.host = Host(config.root)
         self.machine: Machine = pipeline.survey(self.outcome, self.host, config, load_modules=config.load_modules)
         version = self.machine.version
-        if self.outcome.special is None and (version is None or not self.outcome.gpus):
-            if version is None or options.words != (NONE,):
-                loaded = self.machine.numbers.loaded
-                text, cures = absent.missing(self.outcome, self.host, config, version, memory, loaded=loaded)
-                raise Gone(text, cure=absent.sentence(cures))
+        no_gpu = not self.outcome.gpus and options.words != (NONE,)
+        if self.outcome.special is None and (version is None or no_gpu):
+            loaded = self.machine.numbers.loaded
+            text, cures = absent.missing(self.outcome, self.host, config, version, memory, loaded=loaded)
+            raise Gone(text, cure=absent.sentence(cures))
         self.version = version or ""
         self.outcome.chosen = [(gpu, "") for gpu in self.outcome.gpus]
         self.inventory: Inventory = pipeline.files_of(self.outcome, self.host, config, self.version, memory)
@@ -259,7 +259,7 @@ class _Maker:
         if ALL in self.options.words:
             together = Content()
             for one in found:
-                if one.in_all and one.names:
+                if one.in_all:
                     together.nodes.update(one.content.nodes)
                     together.gids += [gid for gid in one.content.gids if gid not in together.gids]
             if together.nodes:
@@ -304,7 +304,7 @@ class _Maker:
             if self.options.names == ("uuid",):
                 raise
             self.warnings.append(
-                f"MIG devices are written without their UUIDs, in the order of their ids: NVML does not say them: {fault}"
+                f"MIG devices are written without their UUIDs, in the order of their ids, as NVML says neither: {fault}"
             )
 
     def _names_of(self, gpu: Gpu) -> list[str]:
@@ -320,7 +320,10 @@ class _Maker:
         return self._usable(by)
 
     def _usable(self, by: dict[str, str]) -> list[str]:
-        return [by[way] for way in dict.fromkeys(self.options.names) if names.is_device(by[way])]
+        found = [by[way] for way in dict.fromkeys(self.options.names) if names.is_device(by[way])]
+        if not found:
+            self.warnings.append(f"{by['type-index']} is left out: it has no name by {', '.join(self.options.names)}")
+        return found
 
     def _beside(self, made: Content) -> list[_Device]:
         """Devices for what comes beside GPUs: what the request's feature or channels add to a plan without them."""
@@ -370,6 +373,7 @@ class _Maker:
         errand.cuda_compat = config.cuda_compat if "compute" in self.brought else "never"
         errand.root = config.root
         errand.requirements = not config.disable_require
+        errand.log = config.log_file
         if self.options.mode == GPU and (special is None or special.ordinary(self.outcome.gpus)):
             draws = "graphics" in self.brought
             errand.hide_device_files = config.hide_device_files

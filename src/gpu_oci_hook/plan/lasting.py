@@ -33,7 +33,7 @@ class Missing:
         self.required = required
 
     def __str__(self) -> str:
-        verb = "is required for" if self.required else "is left out, which is for"
+        verb = "is required for" if self.required else "is left out: it is for"
         return f"{self.path} {verb} {self.needed}, and {self.reason}"
 
 
