@@ -32,8 +32,8 @@ _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./=+-]*", re.ASCII)
 # YAML 1.1's other words for true, false and nothing.
 _WORDS = frozenset(("y", "n", "yes", "no", "on", "off", "true", "false", "null"))
 _WIDTH = 100
-# What JSON lets stand as it is and YAML, by which engines read JSON too, does not.
-_FORBIDDEN = re.compile("[\x7f-\x84\x86-\x9f\ufeff\ufffe\uffff]")
+# What JSON lets stand as it is and YAML, by which engines read JSON too, does not, or takes for a line's end.
+_FORBIDDEN = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 
 
 def dump(spec: Edits, form: str, comments: tuple[str, ...] = ()) -> bytes:
@@ -123,7 +123,7 @@ def whose(path: str) -> str:
     Raises:
         Fault: it is no file, or cannot be read.
     """
-    data = _read(os.path.realpath(path), path)
+    data = _read(_real(path), path)
     if not data:
         return "nobody's"
     if MARK.encode() in data[:200] or (b"gpu-oci-hook" in data and b"create-container" in data):
@@ -140,7 +140,7 @@ def write(path: str, data: bytes) -> str:
     Raises:
         Fault: it cannot be written; what was there is as it was.
     """
-    real = os.path.realpath(path)
+    real = _real(path)
     old = _read(real, path)
     try:
         status = os.stat(real) if old is not None else None
@@ -234,6 +234,17 @@ def _sync(fd: int) -> None:
             raise
 
 
+def _real(path: str) -> str:
+    """The path with its links followed.
+
+    Raises:
+        Fault: it is none.
+    """
+    if not path or "\0" in path:
+        raise Fault("a file's name is empty or has a NUL character", where=path)
+    return os.path.realpath(path)
+
+
 def _read(real: str, path: str) -> bytes | None:
     """The bytes of a regular file, None when it is missing; never waits for a FIFO.
 
@@ -255,5 +266,3 @@ def _read(real: str, path: str) -> bytes | None:
         return None
     except OSError as error:
         raise Fault(f"the file that is there cannot be read: {words(error)}", where=path) from None
-    except ValueError:
-        raise Fault("its name has a NUL character", where=path) from None
