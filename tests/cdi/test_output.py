@@ -28,7 +28,8 @@ TEXT = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\x0
 WORDS = st.sampled_from(
     ["0", "0:1", "1e3", "0x1f", "190:20:30", "no", "Yes", "ON", "y", "n", "null", "~", "", " ", "true", "1_000", ".inf",
      "- a", "a: b", "a #b", "#", "&a", "*a", "!t", "%", "@", "`", "'", '"', "\\", "{a}", "[a]", ",", "?", "=", "<<",
-     "|", ">", "a\nb", "a\tb", "\u2028", "\x7f", "\x85", "\ufeff", "😀", "\U000e0001", "---", "...", "2001-01-01", "0o17", "012"]
+     "|", ">", "a\nb", "a\tb", "\u2028", "\x7f", "\x85", "\ufeff", "😀", "\U000e0001", "---", "...",
+     "2001-01-01", "0o17", "012"]
 )  # fmt: skip
 SCALARS = TEXT | WORDS | st.integers(-(2**63), 2**63) | st.booleans()
 VALUES = st.recursive(

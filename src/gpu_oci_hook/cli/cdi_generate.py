@@ -103,7 +103,9 @@ def generate(path: str, force: bool, config_path: str, root: str, driver_root: s
         return
     if not force and files.whose(path) == "other":
         raise Fault("what is there is no CDI file and stays as it is", where=path, cure="Replace it with --force")
-    output.line(f"{files.write(path, made.data)} {path}: {made.summary()}")
+    done = files.write(path, made.data)
+    readers = ", ".join(versions.readers(made.spec["cdiVersion"]))
+    output.line(f"{done} {path}: {made.summary()}, which {readers} and later read")
 
 
 @click.command()

@@ -55,7 +55,7 @@ def control(facts: Facts, brought: dict[str, str]) -> list[Missing]:
     for capability, path, module in facts.absent_nodes:
         if serves(capability, brought):
             name = module.replace("-", "_")
-            reason = f"the host has no such node (module {name} loaded: no, /proc/devices has no {module})"
+            reason = f"the host has no such node (module {name} loaded: no, from /proc/devices)"
             found.append(_missing(capability, path, reason))
         else:
             unserved.append((capability, path, module))
@@ -86,5 +86,5 @@ def _not_there(node: Node) -> str:
     loaded = ""
     if name.startswith("nvidia"):
         module = next((word for word in ("nvidia-uvm", "nvidia-modeset") if name.startswith(word)), "nvidia")
-        loaded = f" (module {module.replace('-', '_')} loaded: yes, by /proc/devices)"
+        loaded = f" (module {module.replace('-', '_')} loaded: yes, from /proc/devices major {node.major})"
     return f"the host has no node {node.major}:{node.minor} there{loaded}"
