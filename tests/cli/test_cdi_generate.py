@@ -13,7 +13,7 @@ import yaml
 
 from gpu_oci_hook import simulate, state
 from gpu_oci_hook.cli import cdi_generate
-from gpu_oci_hook.cli.install import MARKER
+from gpu_oci_hook.cli.common import LAUNCHER
 
 from .conftest import Answer, Command
 
@@ -182,7 +182,7 @@ def test_the_hook_is_the_installed_program(
     command: Command, host: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "gpu-oci-hook"
-    program.write_bytes(b"#!/usr/bin/python3\n" + MARKER + b"\n")
+    program.write_bytes(b"#!/usr/bin/python3\n" + LAUNCHER + b"\n")
     program.chmod(0o755)
     monkeypatch.setattr("sys.argv", [str(program)])
     answer = command("cdi", "generate", "--root", host)

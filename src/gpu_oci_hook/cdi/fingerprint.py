@@ -6,10 +6,10 @@ only NVML knows. Cost rule: cold; pure.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable
 
+from gpu_oci_hook import state
 from gpu_oci_hook.host.inventory import DriverFile, Gpu
 
 INCOMPLETE = "-incomplete"
@@ -30,4 +30,4 @@ def of(driver: str, gpus: Iterable[Gpu], mig: Iterable[tuple[int, int, int]], fi
         sorted(mig),
         sorted({(file.source, file.container) for file in files if file.kind not in ("socket", "directory")}),
     ]
-    return hashlib.sha256(json.dumps(known).encode()).hexdigest()[:16]
+    return state.digest(json.dumps(known).encode())

@@ -18,8 +18,7 @@ from gpu_oci_hook.cdi import versions
 from gpu_oci_hook.cdi.recipe import Recipe, make
 from gpu_oci_hook.cli import output
 from gpu_oci_hook.cli.app import config_file, host_roots
-from gpu_oci_hook.cli.common import Silent, settings_for
-from gpu_oci_hook.cli.install import MARKER
+from gpu_oci_hook.cli.common import LAUNCHER, Silent, settings_for
 from gpu_oci_hook.errors import Fault, clipped, nearest
 from gpu_oci_hook.request.capabilities import KNOWN
 
@@ -220,6 +219,6 @@ def _launchers() -> list[str]:
 def _is_launcher(path: str) -> bool:
     try:
         with Path(path).open("rb") as file:
-            return os.path.basename(path) == PROGRAM and MARKER in file.read(1024)
+            return os.path.basename(path) == PROGRAM and LAUNCHER in file.read(1024)
     except OSError:
         return False

@@ -13,6 +13,9 @@ from gpu_oci_hook.config import Config
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.host.root import Host
 
+LAUNCHER = b"# Launcher of gpu-oci-hook, written by `gpu-oci-hook install`"
+"""The line by which a launcher of ours is known."""
+
 
 class Silent(state.Memory):
     """Remembers nothing: for looking without leaving a trace."""
