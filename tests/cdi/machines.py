@@ -10,7 +10,8 @@ import pytest
 
 from bundles import settings
 from gpu_oci_hook.cdi import errand, generate, validation
-from gpu_oci_hook.cdi.generate import Made, Options
+from gpu_oci_hook.cdi.generate import Made
+from gpu_oci_hook.cdi.options import Options
 from gpu_oci_hook.cdi.recipe import Product, Recipe, make
 from gpu_oci_hook.cli.common import Silent
 from gpu_oci_hook.config import Config

@@ -334,6 +334,13 @@ def test_what_comes_beside_gpus_is_a_class_of_its_own_and_nothing_else(rich: Pat
         assert [mount["containerPath"] for mount in mounts] == ["/etc/cufile.json", "/run/udev"]
 
 
+def test_what_comes_beside_gpus_does_not_wait_for_cuda(tmp_path: Path) -> None:
+    simulate.build(tmp_path / "h", gpus=1, driver=DRIVER, features=("gdrcopy",))
+    (tmp_path / "h/dev/nvidia-uvm").unlink()
+    found = product(tmp_path / "h", mode="gdrcopy")
+    assert nodes(devices(found.spec)["all"]) == ["/dev/gdrdrv"] and found.warnings == ()
+
+
 def test_each_channel_is_a_device_by_its_number(rich: Path) -> None:
     found = product(rich, mode="imex-channel").spec
     assert list(devices(found)) == ["0", "1", "2", "all"]

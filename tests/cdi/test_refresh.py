@@ -15,7 +15,7 @@ import pytest
 from bundles import lacking, settings
 from gpu_oci_hook import simulate, state
 from gpu_oci_hook.cdi import reading, refresh
-from gpu_oci_hook.cdi.generate import Options
+from gpu_oci_hook.cdi.options import Options
 from gpu_oci_hook.cdi.recipe import Recipe
 from gpu_oci_hook.cdi.refresh import Result
 from gpu_oci_hook.errors import Fault

@@ -16,6 +16,7 @@ from gpu_oci_hook import absent, pipeline
 from gpu_oci_hook.cdi import content, fingerprint, names
 from gpu_oci_hook.cdi.content import Content, Edits
 from gpu_oci_hook.cdi.errand import Errand
+from gpu_oci_hook.cdi.options import ALL, CHANNEL, GPU, MANAGEMENT, NONE, Options, request_for
 from gpu_oci_hook.config import Config
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.host import gpus as host_gpus
@@ -28,17 +29,10 @@ from gpu_oci_hook.plan.edits import Plan
 from gpu_oci_hook.plan.facts import Facts
 from gpu_oci_hook.plan.lasting import Missing
 from gpu_oci_hook.request import Ask, Request, capabilities
-from gpu_oci_hook.request.extras import LAST_CHANNEL, SWITCHES, Channels, Feature
 
 if TYPE_CHECKING:
     from gpu_oci_hook.host.inventory import Memory
 
-NAMES = ("index", "uuid", "type-index")
-GPU, MANAGEMENT, CHANNEL = "gpu", "management", "imex-channel"
-FEATURES = {key: title for _, key, title in SWITCHES}
-MODES = (GPU, MANAGEMENT, CHANNEL, *FEATURES)
-
-ALL, NONE = "all", "none"
 INCOMPLETE = "gpu-oci-hook/incomplete"
 """The annotation of a file that lacks nodes which the machine did not have."""
 HOOK = ("gpu-oci-hook", "hook", "create-container")
@@ -47,50 +41,6 @@ HOOK_ENVIRONMENT = ("PATH=/usr/sbin:/usr/bin:/sbin:/bin",)
 
 class Gone(Fault):
     """There is no driver, or no GPU, and so nothing to write a file about."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a file shall have.
-
-    Attributes:
-        mode: one of MODES: GPUs and their parts, everything for containers that manage the driver, or what comes
-            beside GPUs, as a device `all` (channels: one each as well).
-        words: of NVIDIA_VISIBLE_DEVICES: which devices; `all` is also the device of that name, and so is `none`.
-        names: of NAMES, how each device is called; it is written once for each.
-        capabilities: driver capabilities; none means every one that `supported-capabilities` has.
-        vendor, category: the two halves of the kind; "" for the configured one.
-        hook: absolute path of the program for the hook; "" for a file without one.
-        allow_incomplete: what the host lacks is left out, and the file says so.
-    """
-
-    mode: str = GPU
-    words: tuple[str, ...] = (ALL, NONE)
-    names: tuple[str, ...] = ("index", "uuid")
-    capabilities: tuple[str, ...] = ()
-    vendor: str = ""
-    category: str = ""
-    hook: str = "/usr/local/bin/gpu-oci-hook"
-    allow_incomplete: bool = False
-
-    def kind(self, config: Config) -> str:
-        """The kind of the file.
-
-        Raises:
-            Fault: a half of it is none.
-        """
-        vendor, _, category = config.default_kind.partition("/")
-        if self.mode == MANAGEMENT:
-            vendor = f"{MANAGEMENT}.{vendor}"
-        elif self.mode != GPU:
-            category = self.mode
-        kind = f"{self.vendor or vendor}/{self.category or category}"
-        if names.kind(kind) is None:
-            raise Fault(
-                f'"{kind}" is no kind of CDI devices',
-                cure="Vendor and class begin with a letter and have only letters, digits, and - _ . inside",
-            )
-        return kind
 
 
 @dataclass
@@ -144,7 +94,7 @@ class _Maker:
         self.config = config
         self.options = options
         self.kind = options.kind(config)
-        self.request = _request(config, options)
+        self.request = request_for(config, options)
         self.outcome = Outcome(self.request, Plan())
         self.host = Host(config.root)
         self.machine: Machine = pipeline.survey(self.outcome, self.host, config, load_modules=config.load_modules)
@@ -167,14 +117,15 @@ class _Maker:
 
     def make(self) -> Made:
         """See `generate`."""
-        made = self._files()
+        made = self._files(self.request)
         if self.options.mode == GPU:
-            devices, common = self._devices(), self._common(made)
+            found, common = self._devices(), self._common(made)
         elif self.options.mode == MANAGEMENT:
-            devices, common = [_Device("all", [ALL], content=Content(nodes=made.nodes, gids=made.gids))], made
+            found, common = [_Device("all", [ALL], content=Content(nodes=made.nodes, gids=made.gids))], made
             common.nodes, common.gids, common.env = {}, [], [content.VOID, *made.env]
         else:
-            devices, common = self._beside(made), Content()
+            found, common = self._beside(made), Content()
+            self.missing.clear()  # GPUs' nodes, and the driver's, are in none of these
         required = [missing for missing in self.missing.values() if missing.required]
         if required and not self.options.allow_incomplete:
             raise Fault(
@@ -189,7 +140,7 @@ class _Maker:
         if required:
             spec["annotations"] = {INCOMPLETE: "; ".join(str(missing) for missing in required)}
         spec["devices"] = [
-            {"name": name, "containerEdits": one.content.edits()} for one in devices for name in one.names
+            {"name": name, "containerEdits": one.content.edits()} for one in found for name in one.names
         ]
         edits = common.edits(hook)
         if edits:
@@ -200,23 +151,21 @@ class _Maker:
         warnings += [*self.machine.problems, *self.inventory.problems]
         return Made(spec, self.version, made_from, list(self.missing.values()), list(dict.fromkeys(warnings)))
 
-    def _facts(
-        self, chosen: list[tuple[Gpu, str]], mig: list[tuple[Mig, str]] | None = None, *, parent: bool = False
-    ) -> Facts:
+    def _facts(self, request: Request, chosen: list[tuple[Gpu, str]], mig: list[tuple[Mig, str]]) -> Facts:
         """What the machine gives for these devices, to a container that does not exist yet."""
-        one = Outcome(self.request, self.outcome.plan)
+        one = Outcome(request, self.outcome.plan)
         one.gpus, one.special, one.inventory = self.outcome.gpus, self.outcome.special, self.inventory
-        one.chosen, one.mig = chosen, mig or []
-        one.instances = self.instances if mig else None
-        if parent:
+        one.chosen, one.mig = chosen, mig
+        if mig:
+            one.instances = self.instances
             one.parents = frozenset(gpu.index for gpu, _ in chosen)
         facts = pipeline.given(one, self.machine, self.config, {})
         content.without_image(facts, self.host.machine)
         return facts
 
-    def _files(self) -> Content:
+    def _files(self, request: Request) -> Content:
         """What goes in for all GPUs together, the files among it."""
-        facts = self._facts([(gpu, "") for gpu in self.outcome.gpus])
+        facts = self._facts(request, [(gpu, "") for gpu in self.outcome.gpus], [])
         self._note(lasting.control(facts, self.brought))
         if self.options.mode == MANAGEMENT:
             self._note(lasting.own(facts, "management"))
@@ -227,14 +176,14 @@ class _Maker:
 
     def _common(self, made: Content) -> Content:
         """What every device of the file needs: nodes of a container without a GPU, and all files."""
-        found = self._nodes(_Device("none", [], []))
+        found = self._nodes(_Device("none", []))
         made.nodes, made.gids = found.nodes, found.gids
         made.env.insert(0, content.VOID)
         return made
 
     def _nodes(self, device: _Device) -> Content:
         """The nodes of a plan for one device, the control nodes among them."""
-        facts = self._facts(device.chosen, device.mig, parent=bool(device.mig))
+        facts = self._facts(self.request, device.chosen, device.mig)
         self._note(lasting.control(facts, self.brought))
         missing = lasting.own(facts, device.label)
         self._note(missing)
@@ -253,7 +202,7 @@ class _Maker:
     def _devices(self) -> list[_Device]:
         """The devices that the options name, with their content."""
         found = self._named()
-        none = self._nodes(_Device("none", [], []))
+        none = self._nodes(_Device("none", []))
         for one in found:
             one.content = self._nodes(one).beyond(none)
         if ALL in self.options.words:
@@ -327,10 +276,8 @@ class _Maker:
 
     def _beside(self, made: Content) -> list[_Device]:
         """Devices for what comes beside GPUs: what the request's feature or channels add to a plan without them."""
-        without = _Maker.__new__(_Maker)
-        without.__dict__.update(self.__dict__)
-        without.request = _request(self.config, Options(capabilities=self.options.capabilities))
-        added = made.beyond(without._files())
+        plain = request_for(self.config, Options(capabilities=self.options.capabilities))
+        added = made.beyond(self._files(plain))
         found = []
         if self.options.mode == CHANNEL:
             for path, node in added.nodes.items():
@@ -379,29 +326,6 @@ class _Maker:
             errand.hide_device_files = config.hide_device_files
             errand.egl_profile = errand.drm_links = draws
         return errand
-
-
-def _request(config: Config, options: Options) -> Request:
-    """What a container asks for that wants what the file is to have, but for its GPUs."""
-    request = Request()
-    request.driver = True
-    request.origin = "gpu-oci-hook cdi generate"
-    request.capabilities, request.capabilities_origin = capabilities.choose(
-        ",".join(options.capabilities),
-        legacy=False,
-        default=(ALL,),
-        supported=tuple(config.supported_capabilities),
-        where="--capabilities",
-    )
-    origin = f"--mode {options.mode}"
-    if options.mode == MANAGEMENT:
-        request.management = origin
-        request.privileged = True
-    elif options.mode == CHANNEL:
-        request.channels = (Channels(ALL, origin, 0, LAST_CHANNEL, every=True),)
-    elif options.mode in FEATURES:
-        request.features = (Feature(options.mode, FEATURES[options.mode], origin, required=True),)
-    return request
 
 
 def device_names(spec: Edits) -> list[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from gpu_oci_hook.cdi import generate, limits, output, versions
 from gpu_oci_hook.cdi.content import Edits
+from gpu_oci_hook.cdi.options import Options
 from gpu_oci_hook.config import Config
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class Recipe:
         maximum: the greatest version of CDI that may be needed, "" for any; reader: the engine that reads no more.
     """
 
-    options: generate.Options
+    options: Options
     form: str = "yaml"
     maximum: str = ""
     reader: str = ""

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from gpu_oci_hook import state
-from gpu_oci_hook.cdi import generate as making
+from gpu_oci_hook.cdi import options as choices
 from gpu_oci_hook.cdi import output as files
 from gpu_oci_hook.cdi import refresh as keeping
 from gpu_oci_hook.cdi import versions
@@ -29,8 +29,8 @@ DIRECTORY = "/var/run/cdi"
 _OPTIONS = (
     click.option(
         "--mode",
-        type=click.Choice(making.MODES),
-        default=making.GPU,
+        type=click.Choice(choices.MODES),
+        default=choices.GPU,
         show_default=True,
         help="What the devices are: GPUs and their MIG devices; every node, for containers that manage the driver; "
         "or what comes beside GPUs, as its own class.",
@@ -165,12 +165,12 @@ def _recipe(path: str, options: dict[str, Any], *, say: bool = True) -> Recipe:
             if sentence:
                 output.warning(sentence)
     words = tuple(word for given in options["devices"] for word in given.replace(",", " ").split())
-    if options["mode"] != making.GPU and (words or options["ways"]):
+    if options["mode"] != choices.GPU and (words or options["ways"]):
         raise Fault(f"--device and --name choose among GPUs, and --mode {options['mode']} has none")
-    made = making.Options(
+    made = choices.Options(
         mode=options["mode"],
-        words=words or (making.ALL, making.NONE),
-        names=_checked(options["ways"], making.NAMES, "--name", "way to name devices") or ("index", "uuid"),
+        words=words or (choices.ALL, choices.NONE),
+        names=_checked(options["ways"], choices.NAMES, "--name", "way to name devices") or ("index", "uuid"),
         capabilities=_checked(
             tuple(options["capabilities"].replace(",", " ").split()), (*KNOWN, "all"), "--capabilities", "capability"
         ),
