@@ -37,23 +37,16 @@ class CdiPodman(Podman):
             (layer / name).mkdir(parents=True)
         self.directory = place.directory / "cdi"
         self.directory.mkdir()
-        self.holder = machine.Holder(
+        self._furnish = (
             f"mount -t overlay overlay -o lowerdir=/etc,upperdir={layer}/upper,workdir={layer}/work /etc\n"
             f"mkdir /etc/cdi\nmount --bind {self.directory} /etc/cdi\n"
             "test ! -d /run/cdi || mount -t tmpfs tmpfs /run/cdi"
         )
-        self.holder.start()
-        self.enter = self.holder.enter
         super().start(place)
 
-    def stop(self) -> None:
-        super().stop()
-        self.holder.stop()
-
-    def device(self, name: str, *words: str, env: tuple[str, ...] = (), extra: tuple[str, ...] = ()) -> Done:
+    def device(self, name: str, *words: str, env: tuple[str, ...] = (), root: Path | None = None) -> Done:
         """Runs a container with a device of ours."""
-        request = Request(list(words), env)
-        return self._podman(*self._run_words(request, "--rm", "--device", f"{KIND}={name}", *extra))
+        return self.run(Request(list(words), env, devices=[f"{KIND}={name}"], root=root))
 
 
 @pytest.fixture(scope="session")
@@ -211,8 +204,7 @@ def test_musl_has_its_libraries_too(
     root = workspace / "cdi-musl"
     if not root.exists():
         images.musl(root)
-    request = Request(["/bin/cat", f"/etc/ld-musl-{os.uname().machine}.path"], root=root)
-    done = podman._podman(*podman._run_words(request, "--rm", "--device", f"{KIND}=0")).check()
+    done = podman.device("0", "/bin/cat", f"/etc/ld-musl-{os.uname().machine}.path", root=root).check()
     assert "/usr/local/nvidia/lib64" in done.stdout.splitlines()
 
 
