@@ -209,7 +209,7 @@ main(["cdi", "refresh", "--watch", "--interval", "0.1", "--hook", "/bin/true", *
 
 
 def test_the_watch_of_the_command_line_follows_the_machine_and_ends_at_once(kept: Kept, tmp_path: Path) -> None:
-    (tmp_path / "config.toml").write_text("[host]\nload-modules = false\n")
+    (tmp_path / "config.toml").write_text("[host]\nload-modules = false\nodd = 1\n")
     env = {"GPU_OCI_HOOK_CONFIG": str(tmp_path / "config.toml"), "PATH": "/usr/bin"}
     process = subprocess.Popen(
         [sys.executable, "-c", WATCH, tmp_path / "state", "--root", kept.host, "--output", kept.path],
@@ -218,6 +218,8 @@ def test_the_watch_of_the_command_line_follows_the_machine_and_ends_at_once(kept
     try:
         assert process.stderr is not None
         assert process.stderr.readline().startswith(f"wrote {kept.path}: nvidia.com/gpu, 6 devices")
+        assert "odd" in process.stderr.readline(), "what is odd about the configuration, once and not at every look"
+        time.sleep(0.5)
         (kept.host / "dev/nvidia-uvm").rename(tmp_path / "uvm")
         assert "/dev/nvidia-uvm is required for compute" in process.stderr.readline()
         (tmp_path / "uvm").rename(kept.host / "dev/nvidia-uvm")

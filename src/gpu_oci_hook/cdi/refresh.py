@@ -85,22 +85,25 @@ def watch(
     """
     signal.signal(signal.SIGTERM, _end)
     signal.signal(signal.SIGINT, _end)
-    before: tuple[str, ...] = ()
+    warnings: tuple[str, ...] = ()
+    trouble = ""
     while True:
         began = time.monotonic()
+        before, trouble = trouble, ""
         try:
             result = look()
-            lines = result.warnings
-            if result.done in ("nothing",):
-                lines = (result.text, *lines)
+            if result.done == "nothing":
+                trouble = result.text
             elif result.done != "unchanged":
                 say(result.text)
+            for line in result.warnings:
+                if line not in warnings:
+                    say(line)
+            warnings = result.warnings
         except Exception as error:  # whatever it is, the next look may go well
-            lines = (_words(error),)
-        for line in lines:
-            if line not in before:
-                say(line)
-        before = lines
+            trouble = _words(error)
+        if trouble and trouble != before:
+            say(trouble)
         wait(max(interval, _SHARE * (time.monotonic() - began)))
 
 

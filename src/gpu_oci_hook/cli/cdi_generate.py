@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from gpu_oci_hook.cdi.recipe import Recipe, make
 from gpu_oci_hook.cli import output
 from gpu_oci_hook.cli.app import config_file, host_roots
 from gpu_oci_hook.cli.common import LAUNCHER, Silent, settings_for
-from gpu_oci_hook.errors import Fault, clipped, nearest
+from gpu_oci_hook.errors import Fault, clipped, nearest, printable
 from gpu_oci_hook.request.capabilities import KNOWN
 
 PROGRAM = "gpu-oci-hook"
@@ -128,18 +129,27 @@ def refresh(
     """
 
     def look(place: str = path) -> keeping.Result:
-        settings = settings_for(config_path, root, driver_root)
+        settings = settings_for(config_path, root, driver_root, say=False)
         recipe = _recipe(place, options, say=not watch)
         place = place or f"{DIRECTORY}/{recipe.options.kind(settings).replace('/', '-')}.{recipe.form}"
-        return keeping.refresh(place, recipe, settings, state.Memory(), force=force)
+        found = keeping.refresh(place, recipe, settings, state.Memory(), force=force)
+        return replace(found, warnings=(*settings.warnings, *found.warnings))
 
     if watch:
-        keeping.watch(look, lambda text: click.echo(text, err=True), interval=interval)
+        keeping.watch(look, _log, interval=interval)
         return
     result = look()
     for sentence in result.warnings:
         output.warning(sentence)
     output.line(result.text)
+
+
+def _log(text: str) -> None:
+    """A line for whoever reads the watch's log; without a reader the watch goes on."""
+    try:
+        click.echo(printable(text), err=True)
+    except OSError:
+        pass
 
 
 def _recipe(path: str, options: dict[str, Any], *, say: bool = True) -> Recipe:
