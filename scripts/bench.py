@@ -21,6 +21,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -42,7 +43,33 @@ ROWS = {
     "create, 8 GPUs, first after boot": (2.0, "shim / runc create of the same edited bundle"),
     "create, 1 of 16 x 7 MIG devices, NVML hangs": (1.45, "shim / runc create of the same edited bundle"),
     "create, 16 x 7 MIG devices, NVML hangs": (1.45, "shim / runc create of the same edited bundle"),
+    "create through one CDI hook (no shim)": (1.8, "runc create / the same create without the hook"),
+    "cdi generate, 16 GPUs x 7 MIG devices": (3.0, "cdi generate / the same for one GPU"),
+    "cdi refresh, nothing changed": (1.5, "cdi refresh / list --no-nvml"),
 }
+
+
+def through_cdi(plain: bytes, file: dict[str, Any], name: str) -> dict[str, Any]:
+    """A config.json as an engine makes it of a CDI file: for our own files, which need no more of CDI than this."""
+    spec: dict[str, Any] = json.loads(plain)
+    device = next(one["containerEdits"] for one in file["devices"] if one["name"] == name)
+    for edits in (file["containerEdits"], device):
+        spec["process"]["env"] += edits.get("env", [])
+        spec["mounts"] += [
+            {"source": mount["hostPath"], "destination": mount["containerPath"], "options": mount["options"]}
+            for mount in edits.get("mounts", [])
+        ]
+        for node in edits.get("deviceNodes", []):
+            number = os.stat(node.get("hostPath", node["path"])).st_rdev
+            numbers = {"type": "c", "major": os.major(number), "minor": os.minor(number)}
+            owner = {key: node[key] for key in ("path", "fileMode", "uid", "gid")}
+            spec["linux"].setdefault("devices", []).append({**owner, **numbers})
+            spec["linux"]["resources"]["devices"].append({"allow": True, **numbers, "access": node["permissions"]})
+        for hook in edits.get("hooks", []):
+            words = {key: hook[key] for key in ("path", "args", "env")}
+            spec.setdefault("hooks", {}).setdefault(hook["hookName"], []).append(words)
+    spec["mounts"].sort(key=lambda mount: mount["destination"].rstrip("/").count("/"))
+    return spec
 
 
 class Bench:
@@ -91,6 +118,28 @@ class Bench:
             self.edited_part[which] = (self.bundle / "config.json").read_bytes()
             assert self.edited_part[which] != self.asking_part[which], "the shim has not injected"
         self.double.set("sleep")
+        # CDI: a host with one GPU to compare with, and what an engine makes of the file for eight.
+        simulate.build(place / "single", gpus=1, layout="debian")
+        self.hook = str(place / "prefix/bin/gpu-oci-hook")
+        self.refreshed()
+        self.cdi("generate", "host", "--output", str(place / "cdi.json"))
+        file = json.loads((place / "cdi.json").read_text())
+        with_hook = through_cdi(self.plain, file, "all")
+        without = {key: value for key, value in with_hook.items() if key != "hooks"}
+        self.hooked, self.unhooked = json.dumps(with_hook).encode(), json.dumps(without).encode()
+
+    def cdi(self, command: str, host: str, *words: str) -> float:
+        """Seconds of one of the commands of `cdi`."""
+        return self.run(self.hook, "cdi", command, "--root", str(self.place / host), "--hook", self.hook, *words)
+
+    def refresh(self, host: str) -> float:
+        """Seconds of a refresh; the driver's files are remembered afterwards."""
+        return self.cdi("refresh", host, "--output", str(self.place / f"cdi-{host}/gpu.yaml"))
+
+    def refreshed(self) -> None:
+        """Has everything remembered that generating a file looks for."""
+        for host in ("single", "divided"):
+            self.refresh(host)
 
     def run(self, *words: str) -> float:
         """Seconds that a command takes; its output goes nowhere, since a container would keep a pipe open."""
@@ -147,6 +196,7 @@ class Bench:
         """What NVML has to say about the MIG devices, into our memory."""
         self.double.set("normal")
         self.part("part")
+        self.refreshed()
         self.double.set("sleep")
 
     def take(self, rounds: int) -> dict[str, float]:
@@ -171,6 +221,12 @@ class Bench:
             ("shim plain", lambda: self.create(self.shim, self.plain)),
             ("runc edited", lambda: self.create(self.runc, self.edited)),
             ("shim asking", lambda: self.create(self.shim, self.asking)),
+            ("cdi hooked", lambda: self.create(self.runc, self.hooked)),
+            ("cdi unhooked", lambda: self.create(self.runc, self.unhooked)),
+            ("cdi many", lambda: self.cdi("generate", "divided")),
+            ("cdi one", lambda: self.cdi("generate", "single")),
+            ("cdi refresh", lambda: self.refresh("single")),
+            ("cdi list", lambda: self.run(self.hook, "list", "--no-nvml", "--root", str(self.place / "single"))),
         ]
         for word, line in words.items():
             rows.append((f"runc {word}", partial(self.run, self.runc, *line)))
@@ -197,6 +253,9 @@ class Bench:
         ratios["create, 8 GPUs, first after boot"] = m["shim cold"] / m["runc edited"]
         ratios["create, 1 of 16 x 7 MIG devices, NVML hangs"] = m["shim part"] / m["runc part"]
         ratios["create, 16 x 7 MIG devices, NVML hangs"] = m["shim parts"] / m["runc parts"]
+        ratios["create through one CDI hook (no shim)"] = m["cdi hooked"] / m["cdi unhooked"]
+        ratios["cdi generate, 16 GPUs x 7 MIG devices"] = m["cdi many"] / m["cdi one"]
+        ratios["cdi refresh, nothing changed"] = m["cdi refresh"] / m["cdi list"]
         print(
             "  medians in ms: "
             + ", ".join(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import configparser
+import importlib
 import json
 import os
 import re
@@ -111,6 +113,41 @@ def test_podman_itself_reads_the_snippet(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stderr
     told = json.loads(run.stdout)
     assert told["name"] == "gpu-oci" and told["path"] == str(shim)
+
+
+UNITS = sorted((ROOT / "packaging/systemd").iterdir())
+
+
+def unit(path: Path) -> configparser.RawConfigParser:
+    found = configparser.RawConfigParser(strict=False)
+    found.optionxform = str  # type: ignore[assignment,method-assign]
+    found.read_string(path.read_text())
+    return found
+
+
+def test_the_units_belong_together_and_call_a_command_that_there_is() -> None:
+    stem = "gpu-oci-hook-cdi"
+    assert [path.name for path in UNITS] == [f"{stem}.path", f"{stem}.service", f"{stem}.timer"]
+    path, service, timer = (unit(one) for one in UNITS)
+    program, *words = service["Service"]["ExecStart"].split()
+    assert program == RUNTIME.replace("runtime", "hook")
+    command = importlib.import_module("gpu_oci_hook.cli.cdi").cdi
+    assert words[0] == "cdi" and command.get_command(None, words[1]) is not None and len(words) == 2
+    assert service["Service"]["Type"] == "oneshot"
+    # Started by the timer and the path alone, so that nothing has to be enabled twice.
+    assert "Install" not in service
+    assert (timer["Install"]["WantedBy"], path["Install"]["WantedBy"]) == ("timers.target", "paths.target")
+
+
+@pytest.mark.skipif(not shutil.which("systemd-analyze"), reason="NOT TESTED: systemd is not installed")
+def test_systemd_itself_reads_the_units(tmp_path: Path) -> None:
+    for path in UNITS:
+        text = path.read_text().replace(RUNTIME.replace("runtime", "hook"), "/bin/true")
+        (tmp_path / path.name).write_text(text)
+    run = subprocess.run(
+        ["systemd-analyze", "verify", *sorted(tmp_path.iterdir())], capture_output=True, text=True, timeout=60
+    )
+    assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
 
 
 def test_the_readme_begins_with_the_two_commands() -> None:

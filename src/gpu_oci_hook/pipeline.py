@@ -155,22 +155,14 @@ def prepare(spec: dict[str, object], config: Config, bundle: str, memory: Memory
         return outcome
     host = Host(config.root)
     inside = _inside_user_namespace()
-    numbers = host_nodes.majors(host)
-    special = outcome.special = _special(host, config, loaded=numbers.loaded)
-    if special is None and config.load_modules and not inside and _lacks_module(numbers, request):
-        from gpu_oci_hook.host import modules
-
-        numbers = modules.load(host, numbers, request.capabilities, outcome.plan.warnings)
-    version = host_gpus.version(host)
-    outcome.gpus, problems = host_gpus.gpus(host)
-    if special is not None:
-        outcome.gpus = special.gpus(outcome.gpus)
-        version = version or ""
-    elif version is None or (request.asks and not outcome.gpus):
+    machine = survey(outcome, host, config, load_modules=config.load_modules and not inside)
+    version = machine.version
+    if outcome.special is None and (version is None or (request.asks and not outcome.gpus)):
         from gpu_oci_hook import absent
 
-        absent.tell(outcome, host, config, version, memory, loaded=numbers.loaded)
+        absent.tell(outcome, host, config, version, memory, loaded=machine.numbers.loaded)
         return outcome
+    version = version or ""
     choose(outcome, host, config, version, memory)
     inventory = outcome.inventory = files_of(outcome, host, config, version, memory)
     if inventory.mismatch:
@@ -182,21 +174,8 @@ def prepare(spec: dict[str, object], config: Config, bundle: str, memory: Memory
 
         conditions.check(outcome, host, config, version, memory)
 
-    facts = Facts()
-    facts.spec, facts.request, facts.config, facts.inventory = spec, request, config, inventory
-    facts.gpus, facts.chosen, facts.inside = outcome.gpus, outcome.chosen, inside
-    defaults = host_nodes.params(host)
-    facts.nodes, facts.absent_nodes = [], []
-    if special is None or special.ordinary([gpu for gpu, _ in outcome.chosen]):
-        facts.nodes, facts.absent_nodes = host_nodes.control_nodes(host, numbers, defaults, problems)
-    facts.gpu_nodes = {
-        gpu.minor: host_nodes.gpu_node(host, numbers, gpu.minor, defaults, problems)
-        for gpu, _ in outcome.chosen
-        if gpu.minor >= 0
-    }
-    facts.extra = extras(host, numbers, defaults, outcome, config, problems)
-    if special is not None:
-        special.fill(facts)
+    facts = given(outcome, machine, config, spec)
+    facts.inside = inside
     facts.params = _visible_params(host)
     facts.mount_program = os.path.exists(build.MOUNT_PROGRAM)
     facts.rootfs = root_path(spec, outcome.bundle)
@@ -209,9 +188,75 @@ def prepare(spec: dict[str, object], config: Config, bundle: str, memory: Memory
     facts.datacenter = bool(facts.image.compat) and _datacenter(outcome.chosen)
     plan = build.build(facts)
     plan.warnings += [text for text in outcome.plan.warnings if text not in plan.warnings]
-    plan.warnings += [*problems, *inventory.problems]
+    plan.warnings += [*machine.problems, *inventory.problems]
     outcome.plan = plan
     return outcome
+
+
+class Machine:
+    """What the kernel's own files say, whoever asks.
+
+    Attributes:
+        version: of the running kernel module; None when it is not loaded.
+        problems: sentences about what is odd, by everyone who comes across it.
+    """
+
+    __slots__ = ("defaults", "host", "numbers", "problems", "version")
+
+    def __init__(
+        self, host: Host, numbers: host_nodes.Majors, defaults: host_nodes.Params, version: str | None
+    ) -> None:
+        self.host = host
+        self.numbers = numbers
+        self.defaults = defaults
+        self.version = version
+        self.problems: list[str] = []
+
+
+def survey(outcome: Outcome, host: Host, config: Config, *, load_modules: bool) -> Machine:
+    """The machine, and its GPUs in `outcome`.
+
+    Arguments:
+        load_modules: a module that the request needs and that is not loaded may be loaded.
+    """
+    numbers = host_nodes.majors(host)
+    special = outcome.special = _special(host, config, loaded=numbers.loaded)
+    if special is None and load_modules and _lacks_module(numbers, outcome.request):
+        from gpu_oci_hook.host import modules
+
+        numbers = modules.load(host, numbers, outcome.request.capabilities, outcome.plan.warnings)
+    machine = Machine(host, numbers, host_nodes.params(host), host_gpus.version(host))
+    outcome.gpus, machine.problems = host_gpus.gpus(host)
+    if special is not None:
+        outcome.gpus = special.gpus(outcome.gpus)
+    return machine
+
+
+def given(outcome: Outcome, machine: Machine, config: Config, spec: dict[str, object]) -> Facts:
+    """What the machine gives for the devices that were chosen; the container's own side is not in it.
+
+    Raises:
+        Fault: something that was asked for is not there.
+    """
+    assert outcome.inventory is not None
+    host, special = machine.host, outcome.special
+    facts = Facts()
+    facts.spec, facts.request, facts.config, facts.inventory = spec, outcome.request, config, outcome.inventory
+    facts.gpus, facts.chosen = outcome.gpus, outcome.chosen
+    facts.nodes, facts.absent_nodes = [], []
+    if special is None or special.ordinary([gpu for gpu, _ in outcome.chosen]):
+        facts.nodes, facts.absent_nodes = host_nodes.control_nodes(
+            host, machine.numbers, machine.defaults, machine.problems
+        )
+    facts.gpu_nodes = {
+        gpu.minor: host_nodes.gpu_node(host, machine.numbers, gpu.minor, machine.defaults, machine.problems)
+        for gpu, _ in outcome.chosen
+        if gpu.minor >= 0
+    }
+    facts.extra = extras(host, machine.numbers, machine.defaults, outcome, config, machine.problems)
+    if special is not None:
+        special.fill(facts)
+    return facts
 
 
 def _datacenter(chosen: list[tuple[Gpu, str]]) -> bool:

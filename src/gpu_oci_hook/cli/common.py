@@ -13,6 +13,9 @@ from gpu_oci_hook.config import Config
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.host.root import Host
 
+LAUNCHER = b"# Launcher of gpu-oci-hook, written by `gpu-oci-hook install`"
+"""The line by which a launcher of ours is known."""
+
 
 class Silent(state.Memory):
     """Remembers nothing: for looking without leaving a trace."""
@@ -34,12 +37,13 @@ class _NoLock(state.Lock):
         return self
 
 
-def settings_for(path: str, root: str, driver_root: str) -> Config:
+def settings_for(path: str, root: str, driver_root: str, *, say: bool = True) -> Config:
     """The configuration of a command: a file's or the default one's, with other roots if they are named.
 
     Arguments:
         path: the config file; empty for the one that holds.
         root, driver_root: in place of the config's keys; empty keeps those.
+        say: print what is odd about the file.
 
     Raises:
         Fault: the file or a root is not there, or the file cannot be used.
@@ -47,7 +51,7 @@ def settings_for(path: str, root: str, driver_root: str) -> Config:
     settings = configuration.load(path)
     if path and not settings.path:
         raise Fault("there is no such file", where=path)
-    for sentence in settings.warnings:
+    for sentence in settings.warnings if say else ():
         output.warning(sentence)
     if root:
         settings.root = str(Path(root).absolute())

@@ -21,6 +21,7 @@ import click
 import gpu_oci_hook
 from gpu_oci_hook import together
 from gpu_oci_hook.cli import output
+from gpu_oci_hook.cli.common import LAUNCHER as MARKER
 from gpu_oci_hook.container import apply
 from gpu_oci_hook.errors import Fault, words
 
@@ -30,7 +31,6 @@ ALIASES = {
     "nvidia-container-runtime-hook": "gpu-oci-hook",
     "nvidia-cdi-hook": "gpu-oci-hook",
 }
-MARKER = b"# Launcher of gpu-oci-hook, written by `gpu-oci-hook install`"
 
 # Kernels before 5.1 cut a script's first line after 127 characters (BINPRM_BUF_SIZE in binfmts.h).
 _FIRST_LINE = 127

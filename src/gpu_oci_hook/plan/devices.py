@@ -36,7 +36,7 @@ def add(facts: Facts, plan: Plan, brought: dict[str, str]) -> None:
         if gpu.minor >= 0:  # others have their nodes among the extras
             wanted.append((facts.gpu_nodes[gpu.minor], f"GPU {gpu.index} ({gpu.uuid}): {origin}"))
     for capability, node in facts.nodes:
-        why = _serves(capability, brought)
+        why = serves(capability, brought)
         if why:
             wanted.append((node, why))
         else:
@@ -48,7 +48,7 @@ def add(facts: Facts, plan: Plan, brought: dict[str, str]) -> None:
             name = f"{path} (GPU {gpu.index}{', ' * bool(gpu.uuid)}{gpu.uuid})"
             plan.withheld.append(Withheld("device", name, "this GPU was not asked for"))
     for capability, path, module in facts.absent_nodes:
-        if not _serves(capability, brought):
+        if not serves(capability, brought):
             plan.withheld.append(Withheld("device", path, needs(capability)))
             continue
         reason = f"the kernel module {module.replace('-', '_')} is not loaded (no {module} in /proc/devices)"
@@ -90,7 +90,7 @@ def add(facts: Facts, plan: Plan, brought: dict[str, str]) -> None:
                 plan.edits.append(Gid(node.gid, reason))
 
 
-def _serves(capability: str, brought: dict[str, str]) -> str:
+def serves(capability: str, brought: dict[str, str]) -> str:
     """Why a control node that serves a capability goes in; "" when it does not."""
     if not capability:
         return "every GPU container needs it"

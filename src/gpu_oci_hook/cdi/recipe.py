@@ -1,0 +1,64 @@
+"""By what a CDI file is made, and the making: content, then what its readers cannot read taken out, then its bytes.
+
+`generate`, `refresh` and the watch come through here, so the same options give the same bytes. Cost rule: cold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from gpu_oci_hook.cdi import generate, limits, output, versions
+from gpu_oci_hook.cdi.content import Edits
+from gpu_oci_hook.cdi.options import Options
+from gpu_oci_hook.config import Config
+
+if TYPE_CHECKING:
+    from gpu_oci_hook.host.inventory import Memory
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """By what a file is made.
+
+    Attributes:
+        options: see its class. form: "yaml" or "json".
+        maximum: the greatest version of CDI that may be needed, "" for any; reader: the engine that reads no more.
+    """
+
+    options: Options
+    form: str = "yaml"
+    maximum: str = ""
+    reader: str = ""
+
+
+@dataclass(frozen=True)
+class Product:
+    """A file's bytes and what they say, with sentences for people."""
+
+    data: bytes
+    spec: Edits
+    warnings: tuple[str, ...]
+
+    def summary(self) -> str:
+        """The file in a few words."""
+        names = generate.device_names(self.spec)
+        shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
+        count = f"{len(names)} device{'' if len(names) == 1 else 's'}"
+        return f"{self.spec['kind']}, {count} ({shown}), CDI {self.spec['cdiVersion']}"
+
+
+def make(recipe: Recipe, config: Config, memory: Memory) -> Product:
+    """Makes the file; raises as `generate.generate` and `limits.fit` do."""
+    made = generate.generate(config, recipe.options, memory)
+    warnings = list(made.warnings)
+    if recipe.maximum:
+        warnings += limits.fit(made.spec, recipe.maximum, recipe.reader)
+    version, _ = versions.needed(made.spec)
+    spec: Edits = {"cdiVersion": version, **made.spec}
+    comments = [f"made from {made.made_from}"]
+    if made.driver:
+        comments.append(f"driver {made.driver}")
+    comments += [f"incomplete: {missing}" for missing in made.missing if missing.required]
+    data = output.dump(spec, recipe.form, tuple(comments))
+    return Product(data, spec, tuple(warnings))

@@ -1,0 +1,228 @@
+"""Real podman, no shim: containers get their GPU from the file that `cdi generate` writes, and from its one hook.
+
+podman runs in a private mount namespace whose /etc is an overlay, so that /etc/cdi is there for it alone.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from . import host, images, machine
+from .conftest import need
+from .engines import Place, Podman, Request
+from .images import TRIPLE
+from .machine import Done
+from .test_matrix import CONTROL, LIBRARIES, parse, probe
+from .test_real_driver import COULD_NOT_TALK, debian, fetch, runfile, version_of
+
+TARGET = "podman-4.3"
+KIND = "nvidia.com/gpu"
+# What libldconfig would list of the driver, and what the image's own loader has.
+LISTED = ("libcuda.so.1 (", "libnvidia-ml.so.1 (", "libc.so.6 (")
+
+
+class CdiPodman(Podman):
+    """podman with a directory of CDI files of its own; it runs plain runc."""
+
+    name = "podman with CDI files"
+
+    def start(self, place: Place) -> None:
+        layer = place.directory / "etc"
+        for name in ("upper", "work"):
+            (layer / name).mkdir(parents=True)
+        self.directory = place.directory / "cdi"
+        self.directory.mkdir()
+        self._furnish = (
+            f"mount -t overlay overlay -o lowerdir=/etc,upperdir={layer}/upper,workdir={layer}/work /etc\n"
+            f"mkdir /etc/cdi\nmount --bind {self.directory} /etc/cdi\n"
+            "test ! -d /run/cdi || mount -t tmpfs tmpfs /run/cdi"
+        )
+        super().start(place)
+
+    def device(self, name: str, *words: str, env: tuple[str, ...] = (), root: Path | None = None) -> Done:
+        """Runs a container with a device of ours."""
+        return self.run(Request(list(words), env, devices=[f"{KIND}={name}"], root=root))
+
+
+@pytest.fixture(scope="session")
+def podman(workspace: Path, image: Path) -> Iterator[CdiPodman]:
+    """podman, started."""
+    engine = CdiPodman()
+    need(*engine.programs)
+    directory = workspace / "cdi-podman"
+    directory.mkdir(mode=0o755)
+    engine.start(Place(directory, image, lambda low_level: Path(machine.program(low_level))))
+    yield engine
+    engine.stop()
+
+
+class Writer:
+    """`gpu-oci-hook cdi`, as it is installed."""
+
+    def __init__(self, runtime: host.Runtime, directory: Path) -> None:
+        self.program = runtime.directory / "prefix/bin/gpu-oci-hook"
+        self.config = directory / "writer.toml"
+        self.config.write_text("")
+
+    def run(self, *words: str) -> Done:
+        """One of the commands of `cdi`."""
+        return machine.run([str(self.program), "cdi", *words], env={"GPU_OCI_HOOK_CONFIG": str(self.config)})
+
+    def generate(self, root: Path, path: Path, *words: str) -> Done:
+        """Writes a file about a host."""
+        return self.run("generate", "--root", str(root), "--output", str(path), "--hook", str(self.program), *words)
+
+
+@pytest.fixture(scope="session")
+def writer(runtime: host.Runtime, workspace: Path) -> Writer:
+    """The installed program."""
+    return Writer(runtime, workspace)
+
+
+@pytest.fixture
+def file(podman: CdiPodman) -> Iterator[Path]:
+    """The one CDI file that podman sees."""
+    path = podman.directory / "gpu.yaml"
+    yield path
+    path.unlink(missing_ok=True)
+
+
+@pytest.fixture
+def written(podman: CdiPodman, writer: Writer, simulated: host.SimulatedHost, file: Path) -> Path:
+    """The file for the simulated host with two GPUs."""
+    writer.generate(simulated.root, file, "--target", TARGET).check()
+    return file
+
+
+@pytest.mark.usefixtures("written")
+def test_a_container_gets_its_gpu_and_no_other(podman: CdiPodman, simulated: host.SimulatedHost) -> None:
+    seen = parse(podman.device("0", *probe(simulated)).check().stdout)
+    wanted = (*CONTROL, simulated.cards[0].node)
+    assert {node: seen.nodes[node] for node in wanted} == dict.fromkeys(wanted, "ENXIO")
+    assert seen.nodes[simulated.cards[1].node] == "ENOENT"
+    assert seen.made[simulated.cards[1].numbers] == "EPERM"
+
+
+@pytest.mark.usefixtures("written")
+def test_a_gpu_by_uuid_and_all_of_them(podman: CdiPodman, simulated: host.SimulatedHost) -> None:
+    seen = parse(podman.device(simulated.cards[1].uuid, *probe(simulated)).check().stdout)
+    assert seen.nodes[simulated.cards[1].node] == "ENXIO" and seen.nodes[simulated.cards[0].node] == "ENOENT"
+    seen = parse(podman.device("all", *probe(simulated)).check().stdout)
+    assert [seen.nodes[card.node] for card in simulated.cards] == ["ENXIO"] * 2
+
+
+@pytest.mark.usefixtures("written")
+def test_none_is_the_driver_without_a_gpu(podman: CdiPodman, simulated: host.SimulatedHost) -> None:
+    seen = parse(podman.device("none", *probe(simulated)).check().stdout)
+    assert seen.libraries == dict.fromkeys(LIBRARIES, "ok")
+    assert [seen.nodes[card.node] for card in simulated.cards] == ["ENOENT"] * 2
+
+
+@pytest.mark.usefixtures("written")
+def test_the_loader_finds_the_libraries_and_ldconfig_lists_them(
+    podman: CdiPodman, simulated: host.SimulatedHost
+) -> None:
+    words = " ".join(probe(simulated))
+    done = podman.device("0", "/bin/sh", "-c", f"{words}; echo @@; ldconfig -p; ldconfig; echo @@; ldconfig -p").check()
+    first, listed, later = done.stdout.split("@@\n")
+    assert parse(first).libraries == dict.fromkeys(LIBRARIES, "ok")
+    for word in LISTED:
+        assert word in listed and word in later
+    assert done.stderr == "", "on success silence"
+
+
+@pytest.mark.usefixtures("written")
+def test_the_containers_environment_says_that_all_is_done(podman: CdiPodman) -> None:
+    done = podman.device("0", "/bin/sh", "-c", "echo $NVIDIA_VISIBLE_DEVICES", env=("NVIDIA_VISIBLE_DEVICES=all",))
+    assert done.check().stdout == "void\n"
+
+
+@pytest.mark.usefixtures("written")
+def test_a_requirement_that_the_host_does_not_meet_keeps_the_container_from_starting(podman: CdiPodman) -> None:
+    done = podman.device("0", "/bin/true", env=("NVIDIA_REQUIRE_CUDA=cuda>=99.0",))
+    assert done.status != 0
+    podman.device("0", "/bin/true", env=("NVIDIA_REQUIRE_CUDA=cuda>=11.0",)).check()
+
+
+def test_numbers_that_changed_after_the_file_was_written_are_the_hosts_own(
+    podman: CdiPodman, writer: Writer, file: Path, tmp_path: Path
+) -> None:
+    """R05: the file has no major of nvidia-uvm, so podman looks at the host's node."""
+    own = host.build(tmp_path / "own", gpus=1)
+    writer.generate(own.root, file, "--target", TARGET).check()
+    (own.root / "dev/nvidia-uvm").unlink()
+    os.mknod(own.root / "dev/nvidia-uvm", 0o666 | 0o020000, os.makedev(509, 0))
+    done = podman.device("0", "/bin/stat", "-c", "%t:%T", "/dev/nvidia-uvm").check()
+    assert done.stdout == "1fd:0\n"
+
+
+def test_a_file_with_groups_is_refused_by_podman_and_validate_says_so_beforehand(
+    podman: CdiPodman, writer: Writer, simulated: host.SimulatedHost, file: Path
+) -> None:
+    writer.generate(simulated.root, file).check()
+    assert "additionalGids" in file.read_text()
+    done = podman.device("0", "/bin/true")
+    assert done.status != 0 and "unresolvable CDI devices" in done.text
+    said = writer.run("validate", str(file), "--target", TARGET)
+    assert said.status == 1 and "additionalGids" in said.text and "0.7.0" in said.text
+    writer.generate(simulated.root, file, "--target", TARGET).check()
+    assert writer.run("validate", str(file), "--target", TARGET).status == 0
+    podman.device("0", "/bin/true").check()
+
+
+@pytest.mark.parametrize("layout", [debian, runfile], ids=["debian", "runfile"])
+def test_the_real_nvidia_smi_finds_its_library(
+    podman: CdiPodman, writer: Writer, file: Path, layout: object, tmp_path: Path
+) -> None:
+    packages = fetch("bookworm") / "files"
+    version = version_of(packages)
+    simulated = host.build(tmp_path / "simulated", gpus=1, version=version)
+    root = tmp_path / "host"
+    root.mkdir()
+    assert callable(layout)
+    layout(packages, root)
+    for name in ("proc", "dev", "sys"):
+        if (simulated.root / name).exists():
+            machine.run(["cp", "-a", str(simulated.root / name), str(root)]).check()
+    (root / "etc").mkdir(exist_ok=True)
+    (root / "etc/ld.so.conf").write_text(f"/usr/lib/{TRIPLE}\n")
+    machine.run([machine.program("ldconfig"), "-r", str(root)]).check()
+    writer.generate(root, file, "--target", TARGET).check()
+    done = podman.device("all", "/usr/bin/nvidia-smi")
+    assert done.status == COULD_NOT_TALK, done
+
+
+def test_musl_has_its_libraries_too(
+    podman: CdiPodman, written: Path, simulated: host.SimulatedHost, workspace: Path
+) -> None:
+    need("musl-gcc")
+    root = workspace / "cdi-musl"
+    if not root.exists():
+        images.musl(root)
+    done = podman.device("0", "/bin/cat", f"/etc/ld-musl-{os.uname().machine}.path", root=root).check()
+    assert "/usr/local/nvidia/lib64" in done.stdout.splitlines()
+
+
+def test_a_mig_device_opens_its_own_nodes_and_no_others(
+    podman: CdiPodman, writer: Writer, file: Path, tmp_path: Path
+) -> None:
+    """R26."""
+    from gpu_oci_hook import simulate
+
+    report = simulate.build(tmp_path / "mig", gpus=1, mig=("1g,1g",))
+    writer.generate(Path(report.directory), file, "--target", TARGET, "--capabilities", "compute,utility").check()
+    caps = sorted(name for name in os.listdir(tmp_path / "mig/dev/nvidia-caps"))
+    numbers = {name: os.stat(tmp_path / "mig/dev/nvidia-caps" / name).st_rdev for name in caps}
+    done = podman.device("0:1", "/bin/ls", "/dev/nvidia-caps").check()
+    given = done.stdout.split()
+    assert len(given) == 2 and set(given) < set(caps)
+    words = [word for name in given for word in ("--read", f"/dev/nvidia-caps/{name}")]
+    for name in set(caps) - set(given):
+        words += ["--make", f"{os.major(numbers[name])}:{os.minor(numbers[name])}"]
+    answer = json.loads(podman.device("0:1", "/probe", *words).check().stdout)
+    assert set(answer["read"].values()) == {"ENXIO"} and set(answer["made"].values()) == {"EPERM"}
