@@ -212,6 +212,23 @@ def test_a_change_of_one_gpus_tree_asks_again_about_that_gpu(machine: Machine, c
     assert double.called == 2
 
 
+def test_what_is_forgotten_is_asked_anew_though_it_is_still_in_the_memory(machine: Machine) -> None:
+    """Devices made anew under the same numbers, whose directories look the same."""
+    double = machine.double()
+    machine.instances().identified()
+    cards = list(machine.report.gpus)
+    new = "MIG-abcd0000-0000-0000-0000-000000000000"
+    cards[0] = simulate.Gpu(**{**vars(cards[0]), "mig": (type(cards[0].mig[0])(7, 0, new), *cards[0].mig[1:])})
+    double.set("normal", gpus=tuple(cards))
+    both = machine.instances(), machine.instances()
+    for one in both:
+        assert new not in [part.uuid for part in one.identified()]
+    for one in both:
+        one.forget()
+        assert new in [part.uuid for part in one.identified()]
+    assert double.called == 2, "the second one takes what the first one has learnt"
+
+
 def test_another_driver_or_damaged_memory_only_costs_a_question(machine: Machine) -> None:
     double = machine.double()
     machine.instances().identified()

@@ -91,7 +91,7 @@ def test_a_word_names_the_mig_devices_that_it_means(words: list[str], names: lis
         "0:9", "2:0", "9:0", "000:77", "MIG-", "MIG-abc", "MIG-dddd", "MIG-dddd5555-0000-5000-8000-000000000005",
         "MIG-GPU-11111111-aaaa-0000-0000-000000000001/3/0", "MIG-GPU-ffff/1/0", "MIG-GPU-11111111/1",
         "MIG-GPU-11111111/1/0/0", "MIG-" + "a" * 5000, "MIG-../../etc", "MIG-GPU-33333333/0/0",
-        "MIG-\u0663\u0663\u0663\u0663",
+        "MIG-\u0663\u0663\u0663\u0663", "MIG-:", "mig-aaaa:1", "MIG-GPU-11111111:1/1/0",
     ],
 )  # fmt: skip
 def test_an_unknown_word_fails_and_names_the_devices_that_exist(word: str) -> None:

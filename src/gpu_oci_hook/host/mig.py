@@ -100,15 +100,23 @@ class Instances:
         self.limit = limit
         self._found: dict[int, list[Mig]] = {}
         self._known: Known | None = None
+        # What the memory had when it was last looked at, and what it had that is not to be believed any more.
+        self._blob: bytes | None = None
+        self._refused: bytes | None = None
+
+    def _memory(self) -> Known:
+        """What is remembered, read once."""
+        if self._known is None:
+            self._blob = self.memory.get(_NAME)
+            self._known = {} if self._blob == self._refused else _recall(self._blob, self.version)
+        return self._known
 
     def of(self, gpu: Gpu) -> list[Mig]:
         """The GPU's MIG devices, in the order of their index; with UUIDs if those are known. Asks nobody."""
         found = self._found.get(gpu.index)
         if found is None:
             signature = _signature(self.host, gpu)
-            if self._known is None:
-                self._known = _recall(self.memory.get(_NAME), self.version)
-            before, identities = self._known.get((gpu.pci, gpu.uuid), ((), ()))
+            before, identities = self._memory().get((gpu.pci, gpu.uuid), ((), ()))
             if before != signature:
                 identities = tuple((gi, ci, "") for gi, ci, *_ in signature)
             found = self._found[gpu.index] = [
@@ -119,12 +127,11 @@ class Instances:
 
     def remembered(self, uuid: str) -> Mig | None:
         """The device with this UUID, if that is known without asking; looks at its GPU alone."""
-        if self._known is None:
-            self._known = _recall(self.memory.get(_NAME), self.version)
+        known = self._memory()
         lower = uuid.lower()
         for gpu in self.gpus:
-            _, identities = self._known.get((gpu.pci, gpu.uuid), ((), ()))
-            if any(known.lower() == lower for _, _, known in identities):
+            _, identities = known.get((gpu.pci, gpu.uuid), ((), ()))
+            if any(said.lower() == lower for _, _, said in identities):
                 return next((one for one in self.of(gpu) if one.uuid.lower() == lower), None)
         return None
 
@@ -148,9 +155,13 @@ class Instances:
         return [one for gpu in self.gpus for one in self.of(gpu)]
 
     def forget(self) -> None:
-        """Makes `identified` ask NVML anew: a UUID is asked for that nobody has."""
+        """Makes `identified` ask NVML anew: a UUID is asked for that nobody has.
+
+        What another start has learnt in the meantime counts, so that of many starts only one asks.
+        """
+        self._refused = self._blob
         self._found.clear()
-        self._known = {}
+        self._known = None
 
     def _lacking(self) -> list[Gpu]:
         return [gpu for gpu in self.gpus if any(not one.uuid for one in self.of(gpu))]

@@ -181,10 +181,11 @@ def _by_uuid(ask: Ask, word: str, gpus: list[Gpu], instances: Instances) -> Mig:
 
 
 def _unknown(ask: Ask, gpus: list[Gpu], instances: Instances) -> Fault:
-    index, colon, _ = ask.word.strip().partition(":")
+    word = ask.word.strip()
+    index, colon, _ = word.partition(":")
     why = ""
-    if colon:
-        gpu = next((gpu for gpu in gpus if str(gpu.index) == index.lstrip("0") or gpu.index == int(index)), None)
+    if colon and not word.lower().startswith("mig-"):
+        gpu = next((gpu for gpu in gpus if gpu.index == int(index)), None)
         if gpu is not None and not instances.of(gpu):
             why = f": GPU {gpu.index} has no MIG devices"
     return Fault(
