@@ -243,7 +243,8 @@ def files_of(outcome: Outcome, host: Host, config: Config, version: str, memory:
     if outcome.special is None:
         return host_inventory.load(host, driver, config.library_paths, version, memory)
     chosen = [gpu for gpu, _ in outcome.chosen]
-    return outcome.special.inventory(driver, config, chosen, outcome.request.environment, version or None, memory)
+    every = outcome.request.every_list
+    return outcome.special.inventory(driver, config, chosen, version or None, memory, every=every)
 
 
 def choose(outcome: Outcome, host: Host, config: Config, version: str, memory: Memory) -> None:

@@ -219,6 +219,20 @@ def test_an_unprivileged_container_is_told_what_it_lacks(variable: str) -> None:
     assert variable.partition("=")[0] in str(caught.value)
 
 
+@pytest.mark.parametrize("env", ["privileged", "never"])
+def test_who_may_not_ask_for_gpus_by_environment_may_not_ask_for_rights_either(env: str) -> None:
+    made = {
+        "process": {"env": list(BOTH), "capabilities": {"bounding": ["CAP_SYS_ADMIN"] * (env == "never")}},
+        "mounts": [{"source": "/dev/null", "destination": "/var/run/nvidia-container-devices/0"}],
+    }
+    request = read(made, Config(env=env))
+    assert request.driver and not request.mig_rights
+    assert [name for name, _ in request.withheld] == [
+        "the right to configure MIG", "the right to monitor MIG",
+    ]  # fmt: skip
+    assert all("[request] env is" in text for text in request.warnings)
+
+
 @pytest.mark.parametrize("value", ["0", "0:1", "ALL", "all,0"])
 def test_another_value_names_the_valid_one(value: str) -> None:
     with pytest.raises(Fault, match="Valid is all"):

@@ -47,7 +47,7 @@ def list_(form: str, config_path: str, root: str, driver_root: str, nvml: bool) 
         found = host_inventory.load(host, driver, settings.library_paths, version, Silent())
     else:
         gpus = special.gpus(gpus)
-        found = special.inventory(driver, settings, gpus, {}, version or None, Silent())
+        found = special.inventory(driver, settings, gpus, version or None, Silent(), every=False)
     lists = special.report() if special else []
     lacking = dict.fromkeys(f"{name} needs {soname}, not found on host" for _, name, soname in found.incomplete)
     problems = [*problems, *found.problems, *lacking]

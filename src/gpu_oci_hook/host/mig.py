@@ -15,6 +15,7 @@ from gpu_oci_hook.errors import Fault, clipped
 from gpu_oci_hook.formats import proc
 from gpu_oci_hook.host import nodes
 from gpu_oci_hook.host.gpus import CAPABILITIES
+from gpu_oci_hook.request.mig import title
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -230,7 +231,7 @@ def fill(
     places = _Places(host, machine, many=len(chosen) > _MANY or bool(rights))
 
     def add(gpu: Gpu | None, steps: str, why: str) -> None:
-        node = places.node(gpu, steps)
+        node = places.node(gpu, steps, why)
         given.setdefault(node.path, (node, why))
 
     for one, origin in chosen:
@@ -238,7 +239,7 @@ def fill(
         add(one.gpu, f"gi{one.gi}", f"GPU instance {one.gi} of {who}: {origin}")
         add(one.gpu, f"gi{one.gi}/ci{one.ci}", f"compute instance {one.ci} of {who}: {origin}")
     for right, origin in rights:
-        add(None, right, f"the right to {'configure' if right == 'config' else right} MIG: {origin}")
+        add(None, right, f"{title(right)}: {origin}")
         for gpu in gpus:
             tree = _tree(host, gpu)
             for gi in _numbered(tree, "/", "gi"):
@@ -265,12 +266,13 @@ class _Places:
         self._trees: dict[int, Host] = {}
         self._table = _minors(host) if many else {}
 
-    def node(self, gpu: Gpu | None, steps: str) -> Node:
+    def node(self, gpu: Gpu | None, steps: str, why: str) -> Node:
         """The node of one capability, its number from the driver's tree or table.
 
         Arguments:
             gpu: None for the machine's own capabilities.
             steps: "gi1", "gi1/ci0"; "config", "monitor".
+            why: whose word asks for it.
 
         Raises:
             Fault: the driver does not say the number.
@@ -286,6 +288,7 @@ class _Places:
             raise Fault(
                 f"the device number of the MIG capability {steps} is not known: "
                 f"{'no nvidia-caps in /proc/devices' if numbers.caps is None else what}",
+                where=why,
                 cure="MIG needs a GPU and a driver that support it",
             )
         wanted = nodes.Params(mode=mode, uid=defaults.uid, gid=defaults.gid)

@@ -8,7 +8,7 @@ from __future__ import annotations
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.plan.edits import DeviceNode, DeviceRule, Gid, Mount, Plan, Withheld
 from gpu_oci_hook.plan.facts import needs
-from gpu_oci_hook.request import items, member
+from gpu_oci_hook.request import in_user_namespace, items
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,11 +16,6 @@ if TYPE_CHECKING:
     from gpu_oci_hook.plan.facts import Facts
 
 NODE = ("nosuid", "noexec", "bind", "rprivate")
-
-
-def in_user_namespace(spec: object) -> bool:
-    """Whether the container gets a user namespace, new or joined."""
-    return any(member(namespace, "type") == "user" for namespace in items(spec, "linux", "namespaces"))
 
 
 def add(facts: Facts, plan: Plan, brought: dict[str, str]) -> None:

@@ -24,6 +24,8 @@ _MOST = 16  # listed in an error
 def rights(request: Request, values: dict[str, str], places: dict[str, int]) -> tuple[tuple[str, str], ...]:
     """The rights over all MIG devices that NVIDIA_MIG_CONFIG_DEVICES and NVIDIA_MIG_MONITOR_DEVICES ask for.
 
+    One that the container's environment may not ask for is withheld.
+
     Raises:
         Fault: the container is not privileged, the value is not `all`, or single MIG devices are asked for besides.
     """
@@ -35,9 +37,13 @@ def rights(request: Request, values: dict[str, str], places: dict[str, int]) -> 
         origin = f"{name}={clipped(value)} (process.env[{places[name]}])"
         if value != "all":
             raise Fault(f'{name} has the unknown word "{clipped(value)}"', where=origin, cure="Valid is all")
-        if not request.privileged:
+        if request.refusal:
+            request.withheld.append((title(right), f"{origin}, but {request.refusal}"))
+            request.warnings.append(f"{title(right)} is not given: {request.refusal}")
+            continue
+        if request.unprivileged:
             raise Fault(
-                f"{name} is for privileged containers, and this one lacks CAP_SYS_ADMIN in its bounding set",
+                f"{name} is for privileged containers, and {request.unprivileged}",
                 where=origin,
                 cure="Run it privileged (--privileged, or securityContext.privileged in Kubernetes), or unset it",
             )
@@ -50,6 +56,11 @@ def rights(request: Request, values: dict[str, str], places: dict[str, int]) -> 
             )
         found.append((right, origin))
     return tuple(found)
+
+
+def title(right: str) -> str:
+    """What the right "config" or "monitor" is, for people."""
+    return f"the right to {'configure' if right == 'config' else right} MIG"
 
 
 def resolve(
