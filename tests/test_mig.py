@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -211,6 +212,54 @@ def test_configuring_gives_its_own_node_and_every_part_of_the_given_gpus(
     assert "/dev/nvidia-caps/nvidia-cap2" not in found
     assert len(parts) == (7 * 2 + 7 if asked in ("all", "0,2") else 0)
     assert not [text for text in outcome.plan.warnings if "is in MIG mode" in text]
+
+
+@pytest.fixture
+def barren(tmp_path: Path) -> Callable[..., Path]:
+    """Makes hosts whose GPU 0 has GPU instances and no compute instance in any."""
+
+    def make(gpus: int) -> Path:
+        host = tmp_path / f"host{gpus}"
+        simulate.build(host, gpus=gpus, mig=["2", *["0"] * (gpus - 1)])
+        tree = host / f"proc/driver/nvidia/capabilities/gpu{int(gpus > 1)}/mig"
+        for place in tree.glob("gi*/ci*"):
+            shutil.rmtree(place)
+        return host
+
+    return make
+
+
+def test_all_is_an_error_where_it_means_nothing(barren: Callable[..., Path], tmp_path: Path) -> None:
+    """Such a container would start with the driver and without a GPU, as if it had asked for none."""
+    host = barren(1)
+    config = spec("NVIDIA_VISIBLE_DEVICES=all")
+    made = bundle(tmp_path / "b", config)
+    with pytest.raises(Fault) as caught:
+        inject(made, settings(host))
+    assert str(caught.value).startswith(
+        "NVIDIA_VISIBLE_DEVICES=all (process.env[1]): GPU 0 is in MIG mode and has GPU instances, but no compute"
+    )
+    outcome = pipeline.prepare(config, settings(host, missing_gpu="warn"), str(made), state.Memory())
+    assert "GPU 0 is in MIG mode" in outcome.plan.warnings[0]
+    found, _ = given(tmp_path / "c", spec("NVIDIA_VISIBLE_DEVICES=0"), host)
+    assert found == {"/dev/nvidia0"}
+
+
+def test_all_without_a_divided_gpu_that_has_no_parts_says_so(barren: Callable[..., Path], tmp_path: Path) -> None:
+    config = spec("NVIDIA_VISIBLE_DEVICES=all")
+    made = bundle(tmp_path / "b", config)
+    outcome = pipeline.prepare(config, settings(barren(2)), str(made), state.Memory())
+    assert [gpu.index for gpu, _ in outcome.chosen] == [1]
+    assert "GPU 0 is in MIG mode" in outcome.plan.warnings[0]
+    reasons = {one.name: one.reason for one in outcome.plan.withheld}
+    assert [reason for name, reason in reasons.items() if "GPU 0" in name] == ["it is in MIG mode without a MIG device"]
+
+
+def test_who_configures_mig_gets_a_divided_gpu_that_has_no_parts(barren: Callable[..., Path], tmp_path: Path) -> None:
+    """He is who makes them."""
+    config = privileged("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_MIG_CONFIG_DEVICES=all")
+    found, _ = given(tmp_path / "b", config, barren(1))
+    assert "/dev/nvidia0" in found and cap(0, 7) in found
 
 
 @pytest.mark.parametrize("asked", ["0:7", "1:0", "MIG-GPU-0000/1/0", "3:0"])

@@ -29,6 +29,11 @@ def names_mig(word: str) -> bool:
     return lower.startswith("mig-") or (bool(colon) and _digits(index) and _digits(instance))
 
 
+def everything(asks: tuple[Ask, ...]) -> bool:
+    """Whether one of the words is `all`."""
+    return any(ask.word.strip().lower() == "all" for ask in asks)
+
+
 def resolve(
     asks: tuple[Ask, ...], gpus: list[Gpu], divided: frozenset[int] = frozenset()
 ) -> list[tuple[Gpu, str]]:

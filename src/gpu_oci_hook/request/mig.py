@@ -20,6 +20,8 @@ _SHORTEST_UUID = 4
 _FULL_UUID = 36
 _MOST = 16  # listed in an error
 
+MAKE = "Make one (nvidia-smi mig -cci), or name the GPU itself, on which nothing can be computed then"
+
 
 def rights(request: Request, values: dict[str, str], places: dict[str, int]) -> tuple[tuple[str, str], ...]:
     """The rights over all MIG devices that NVIDIA_MIG_CONFIG_DEVICES and NVIDIA_MIG_MONITOR_DEVICES ask for.
@@ -94,6 +96,15 @@ def undivided(whole: list[Gpu], split: frozenset[int], instances: Instances) -> 
                 f"programs see it and cannot compute on it; {instead}"
             )
     return found
+
+
+def barren(gpus: list[Gpu], divided: frozenset[int], instances: Instances) -> list[str]:
+    """A sentence for each divided GPU that has no MIG device, so that `all` means nothing of it."""
+    return [
+        f"GPU {gpu.index} is in MIG mode and has GPU instances, but no compute instance and so no MIG device to give"
+        for gpu in gpus
+        if gpu.index in divided and not instances.of(gpu)
+    ]
 
 
 def with_parents(
