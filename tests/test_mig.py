@@ -384,6 +384,19 @@ def test_list_shows_the_rest_when_nvml_fails_and_says_why(mode: str, double: Dou
     assert "NVML" in document["nvml"]["reason"]
     assert [one["uuid"] for one in document["gpus"][0]["mig"]] == [None] * 7
     assert document["files"]
+    text = ask("list", "--root", double.report.directory, form="text")
+    line = next(row for row in text.splitlines() if "NVML" in row)
+    assert line.count("NVML") == 1
+
+
+def test_list_shows_what_nvml_knows_of_the_gpus_that_it_knows(double: Double, ask: Ask) -> None:
+    double.set("lost")
+    document = ask("list", "--root", double.report.directory)
+    assert document["nvml"] == {"answers": True, "reason": "answers, but not about GPU 1 (GPU is lost)"}
+    assert [gpu["memory"] for gpu in document["gpus"]] == [None, None, None]
+    assert all(one["uuid"] for gpu in document["gpus"] for one in gpu["mig"])
+    text = ask("list", "--root", double.report.directory, form="text")
+    assert "NVML           answers, but not about GPU 1 (GPU is lost)\n" in text
 
 
 def test_list_does_not_ask_nvml_when_told_not_to(double: Double, ask: Ask) -> None:

@@ -14,7 +14,7 @@ from bundles import lacking
 from gpu_oci_hook import simulate
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.host import gpus as host_gpus
-from gpu_oci_hook.host import mig, nodes, nvml
+from gpu_oci_hook.host import inventory, mig, nodes, nvml
 from gpu_oci_hook.host.extra import Extra
 from gpu_oci_hook.host.inventory import Gpu
 from gpu_oci_hook.host.mig import Instances
@@ -250,6 +250,10 @@ def test_another_driver_or_damaged_memory_only_costs_a_question(machine: Machine
         ("lie-uuid", "which is no UUID"),
         ("lie-gpu", "the kernel module that it is GPU-"),
         ("lie-twice", "to two MIG devices"),
+        ("lie-ids", "cannot be believed: it says that GPU 0 has the MIG devices"),
+        ("endless", "cannot be believed: it says that GPU 0 has the MIG devices"),
+        ("latin-uuid", "NVML does not answer: it gives bytes that are no text"),
+        ("orphan", "did not answer within 1 seconds"),
     ],
 )
 def test_whatever_nvml_does_is_one_sentence_within_the_limit_and_not_remembered(
@@ -264,6 +268,42 @@ def test_whatever_nvml_does_is_one_sentence_within_the_limit_and_not_remembered(
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
     assert machine.memory.puts == 0
+
+
+def test_a_name_that_is_no_utf8_is_left_out_and_nothing_else_with_it(machine: Machine) -> None:
+    machine.double().set("latin-name")
+    cards = nvml.survey([gpu.pci for gpu in machine.gpus], library=machine.library)
+    assert [(card.name, card.uuid) for card in cards] == [("", gpu.uuid) for gpu in machine.gpus]
+    assert all(one.uuid for one in machine.instances().identified())
+
+
+def test_a_gpu_that_is_lost_takes_no_other_gpus_answer_with_it(machine: Machine) -> None:
+    machine.double().set("lost")
+    cards = nvml.survey([gpu.pci for gpu in machine.gpus], library=machine.library)
+    assert [card.error for card in cards] == ["", "GPU is lost", ""]
+    assert all(one.uuid for one in machine.instances().identified())
+    instances = machine.instances()
+    with pytest.raises(Fault, match=r"NVML does not know GPU 1 \(0000:0f:00.0\): GPU is lost"):
+        instances.learn(machine.gpus, cards)
+
+
+def test_the_limit_is_told_without_the_microseconds_that_are_gone_already(machine: Machine) -> None:
+    machine.double().set("sleep")
+    with pytest.raises(Fault, match=r"within 0\.3 seconds"):
+        nvml.survey([machine.gpus[0].pci], library=machine.library, timeout=0.29977)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can give a file away")
+@pytest.mark.parametrize("what", ["owner", "mode", "directory"])
+def test_root_runs_no_library_that_somebody_else_could_change(machine: Machine, what: str) -> None:
+    double = machine.double()
+    if what == "owner":
+        os.chown(double.path, 12345, 12345)
+    else:
+        (double.path if what == "mode" else double.path.parent).chmod(0o777)
+    found = inventory.load(machine.host, machine.host, (), VERSION, machine.memory)
+    with pytest.raises(Fault, match=r"NVML is not asked: /.* (belongs to user 12345|can be written by other users)"):
+        nvml.library(machine.host, found)
 
 
 def test_a_library_without_nvmls_functions_is_one_sentence(machine: Machine) -> None:

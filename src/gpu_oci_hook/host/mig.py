@@ -180,12 +180,14 @@ class Instances:
             before: the GPUs' signatures when NVML was asked, so that a change in the meantime shows.
 
         Raises:
-            Fault: it says something else than the kernel module.
+            Fault: it says something else than the kernel module, or nothing about one of them.
         """
         known = dict(self._known or {})
         asked = {(gpu.pci, gpu.uuid) for gpu in gpus}
         taken = {uuid.lower() for key, (_, said) in known.items() if key not in asked for _, _, uuid in said}
         for place, (gpu, card) in enumerate(zip(gpus, cards, strict=True)):
+            if card.error:
+                raise Fault(f"NVML does not know GPU {gpu.index} ({gpu.pci}): {clipped(card.error)}")
             signature = _signature(self.host, gpu)
             said = tuple(card.mig)
             what = _disagreement(gpu, card.uuid, {(gi, ci) for gi, ci, *_ in signature}, said, taken)

@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Sequence
 
+from gpu_oci_hook.config import foreign
 from gpu_oci_hook.errors import Fault, clipped, words
 
 TYPE_CHECKING = False
@@ -47,13 +48,22 @@ class Card:
         memory: bytes.
         arch: compute capability, "8.0".
         mig: (gi, ci, UUID) of its MIG devices, in the order of NVML's index.
+        error: why NVML does not know this GPU, "GPU is lost" for one; all else is empty then.
     """
 
-    __slots__ = ("arch", "memory", "mig", "name", "uuid")
+    __slots__ = ("arch", "error", "memory", "mig", "name", "uuid")
 
     def __init__(
-        self, *, uuid: str, name: str, memory: int | None, arch: str, mig: list[tuple[int, int, str]]
+        self,
+        *,
+        uuid: str = "",
+        name: str = "",
+        memory: int | None = None,
+        arch: str = "",
+        mig: list[tuple[int, int, str]],
+        error: str = "",
     ) -> None:
+        self.error = error
         self.uuid = uuid
         self.name = name
         self.memory = memory
@@ -65,14 +75,30 @@ def library(host: Host, inventory: Inventory) -> str:
     """The path of the host's NVML library; "" where only the loader can know it.
 
     Raises:
-        Fault: the host is a directory and has none: this machine's own would speak of other GPUs.
+        Fault: the host is a directory and has none: this machine's own would speak of other GPUs. Or somebody else
+            could change it, and we are root.
     """
     for file in inventory.files:
         if file.soname == SONAME and file.arch == host.machine:
+            _trust(file.source)
             return file.source
     if host.root != "/":
         raise Fault(f"NVML cannot be asked: this host has no {SONAME}", where=host.root)
     return ""
+
+
+def _trust(path: str) -> None:
+    """Takes a library that is ours to run, or says why it is not.
+
+    The child keeps our user: where the driver's nodes are for a group, or have to be made first, nobody else could ask.
+    """
+    for step in (path, os.path.dirname(path)):
+        try:
+            what = foreign(os.stat(step))
+        except OSError as error:
+            what = f"cannot be looked at: {words(error)}"
+        if what:
+            raise Fault(f"NVML is not asked: {step} {what}", cure="What root runs must be root's alone")
 
 
 def ask(question: str, pci: str = "", *, timeout: float = 10.0, library: str = "") -> str:
@@ -101,13 +127,15 @@ def survey(addresses: Sequence[str], *, timeout: float = 10.0, library: str = ""
         addresses: PCI addresses. `timeout`, `library`: see `ask`.
 
     Raises:
-        Fault: as `ask`, or the answer makes no sense.
+        Fault: as `ask`, or the answer makes no sense. That it knows some of the GPUs only is no fault.
     """
     answer = _child("survey", addresses, library, timeout)
     try:
         said = json.loads(answer)
         cards = [
-            Card(
+            Card(error=str(one["error"]), mig=[])
+            if "error" in one
+            else Card(
                 uuid=str(one["uuid"]),
                 name=str(one["name"]),
                 memory=None if one["memory"] is None else int(one["memory"]),
@@ -116,10 +144,12 @@ def survey(addresses: Sequence[str], *, timeout: float = 10.0, library: str = ""
             )
             for one in said
         ]
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         raise Fault(f"NVML cannot be understood: {clipped(answer)!r}") from None
     if len(cards) != len(addresses):
         raise Fault(f"NVML was asked about {len(addresses)} GPUs and answers about {len(cards)}")
+    if cards and all(card.error for card in cards):
+        raise Fault(f"NVML does not answer: {cards[0].error}")
     return cards
 
 
@@ -150,7 +180,7 @@ def _child(question: str, addresses: Sequence[str], library: str, timeout: float
         if len(out) > _MOST_BYTES or len(err) > _MOST_BYTES:
             raise Fault("NVML cannot be understood: it does not stop talking")
         cure = "Persistence mode (nvidia-persistenced) keeps the driver initialised"
-        raise Fault(f"NVML did not answer within {timeout:g} seconds", cure=cure)
+        raise Fault(f"NVML did not answer within {round(timeout, 1):g} seconds", cure=cure)
     if status < 0:
         try:
             name = signal.Signals(-status).name
@@ -221,7 +251,7 @@ def child() -> None:
     try:
         pynvml.nvmlInit()
         if question == "survey":
-            text = json.dumps([_card(pynvml, address) for address in addresses])
+            text = json.dumps([_card(pynvml, pynvml.NVMLError, address) for address in addresses])
         else:
             text = _answer(pynvml, question, addresses[0] if addresses else "")
     except pynvml.NVMLError as error:
@@ -252,9 +282,21 @@ def _answer(nvml: object, question: str, pci: str) -> str:
     sys.exit(f"{question} is none of {', '.join(QUESTIONS)}")
 
 
-def _card(nvml: object, pci: str) -> dict[str, object]:
+def _card(nvml: object, error: type[Exception], pci: str) -> dict[str, object]:
+    """One GPU, or why there is nothing about it: another one's answer is not lost with it."""
+    try:
+        return _facts(nvml, error, pci)
+    except (error, UnicodeDecodeError) as fault:
+        return {"error": _said(fault)}
+
+
+def _said(error: Exception) -> str:
+    """An error in words; the binding decodes texts as UTF-8, and NVML's need not be that."""
+    return "it gives bytes that are no text" if isinstance(error, UnicodeDecodeError) else str(error)
+
+
+def _facts(nvml: object, error: type[Exception], pci: str) -> dict[str, object]:
     """One GPU; what a single call cannot tell is left empty, but not the GPU itself and not its MIG devices."""
-    error: type[Exception] = getattr(nvml, "NVMLError")  # noqa: B009  an untyped module
 
     def call(name: str, *arguments: object) -> object:
         return getattr(nvml, name)(*arguments)
@@ -262,7 +304,7 @@ def _card(nvml: object, pci: str) -> dict[str, object]:
     def maybe(name: str, *arguments: object) -> object:
         try:
             return call(name, *arguments)
-        except error:
+        except (error, UnicodeDecodeError):
             return None
 
     handle = call("nvmlDeviceGetHandleByPciBusId", pci.encode())
