@@ -136,6 +136,20 @@ def test_without_tree_and_table_the_missing_number_is_named(machine: Machine) ->
     assert "mig-minors" in str(caught.value)
 
 
+def test_a_number_that_breaks_off_is_none(machine: Machine) -> None:
+    """210 would be 21, and 12 the right to configure everything."""
+    before = [node.minor for node, _ in machine.extra("0:1").nodes]
+    access, table = machine.tree(0) / "gi8/access", machine.root / "proc/driver/nvidia-caps/mig-minors"
+    whole = table.read_bytes()
+    access.unlink()
+    access.write_text(f"DeviceFileMinor: {before[0] // 10}")
+    assert [node.minor for node, _ in machine.extra("0:1").nodes] == before
+    table.unlink()
+    table.write_bytes(whole[: whole.index(b"gpu1/gi8/access ") + len("gpu1/gi8/access 2")])
+    with pytest.raises(Fault, match="capability gi8 is not known"):
+        machine.extra("0:1")
+
+
 def test_the_trees_number_counts_and_not_the_tables(machine: Machine) -> None:
     (machine.tree(0) / "gi7/access").unlink()
     (machine.tree(0) / "gi7/access").write_text("DeviceFileMinor: 12\nDeviceFileMode: 256\nDeviceFileModify: 1\n")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -127,6 +128,10 @@ def test_lines_are_split_at_their_first_comma(text: str, expected: list[tuple[in
         ("Lib, /empty", "unknown type: known are dev, dir, lib, sym"),
         ("dev, /dev/nothing*", "missing"),
         ("lib, /nowhere/*.so", "missing"),
+        ("dir, /", "wrong kind: the root directory"),
+        ("sym, /up", "wrong kind: the root directory"),
+        ("lib, /round/*/*/*/*/*/*/*/*/*/*/*/*/*", "too many: it stands for more than 4096 paths"),
+        ("dev, /round/*/*/*/*/*/*/*/*/*/*/*/*/*", "too many: it stands for more than 4096 paths"),
     ],
 )
 def test_a_line_that_gives_nothing_says_why(tmp_path: Path, line: str, what: str) -> None:
@@ -135,9 +140,41 @@ def test_a_line_that_gives_nothing_says_why(tmp_path: Path, line: str, what: str
     os.mkfifo(tmp_path / "fifo")
     link(tmp_path, "/dangling", "nowhere")
     link(tmp_path, "/loop", "loop")
+    link(tmp_path, "/up", "..")
+    for name in ("one", "two"):
+        link(tmp_path, f"/round/{name}", ".")
     made, found = look(tmp_path)
     assert list(said(made).values()) == [what]
     assert files(found) == {("config", "/etc/nv_tegra_release")}
+
+
+@ROOT
+@pytest.mark.parametrize("kind", ["list", "directory"])
+def test_root_believes_no_list_that_somebody_else_could_write(tmp_path: Path, kind: str) -> None:
+    """It says what is mounted, as the configuration does."""
+    board(tmp_path, l4t="lib, /file\n")
+    write(tmp_path, "/file")
+    place = Path(f"{tmp_path}/{LISTS}{'/l4t.csv' * (kind == 'list')}")
+    os.chown(place, 12345, 0)
+    memory = Memory()
+    made, found = look(tmp_path, memory=memory)
+    assert said(made) == {} and files(found) == {("config", "/etc/nv_tegra_release")}
+    assert f"{place} belongs to user 12345, so it" in found.problems[0]
+    os.chown(place, 0, 0)
+    assert said(look(tmp_path, memory=memory)[0]) == {"lib, /file": "matched"}, "mended is mended at once"
+    place.chmod(0o777)
+    assert "can be written by other users" in look(tmp_path)[1].problems[0]
+
+
+@ROOT
+def test_one_path_has_one_spelling(tmp_path: Path) -> None:
+    board(tmp_path, devices="dev, /dev//./thing\n", l4t="lib, //opt/./file/\n")
+    write(tmp_path, "/opt/file")
+    (tmp_path / "dev").mkdir()
+    os.mknod(tmp_path / "dev/thing", stat.S_IFCHR | 0o666, os.makedev(500, 0))
+    made, found = look(tmp_path)
+    assert said(made) == {"dev, /dev/thing": "matched", "lib, /opt/file": "matched"}
+    assert ("config", "/opt/file") in files(found)
 
 
 def test_wildcards_stand_for_names_and_not_for_slashes(tmp_path: Path) -> None:

@@ -414,8 +414,9 @@ def _number(text: str) -> int:
 
 
 def _text(host: Host, path: str) -> str:
+    """The whole lines of a small file: one that breaks off may have lost digits, and name another capability."""
     try:
         data = host.read(path, _TEXT)
     except Fault:
         return ""
-    return (data or b"").decode("utf-8", "replace")
+    return (data or b"").rpartition(b"\n")[0].decode("utf-8", "replace")
