@@ -241,6 +241,19 @@ def test_a_stale_node_of_a_feature_is_not_given(tmp_path: Path) -> None:
         given(tmp_path, settings(tmp_path / "h"), GPU0, "NVIDIA_GDRCOPY=enabled")
 
 
+def test_a_node_whose_number_is_another_misc_devices_by_now_does_not_count(tmp_path: Path) -> None:
+    """They all have one major number, and get their minors in the order in which they are loaded."""
+    simulate.build(tmp_path / "h", features=("mofed",))
+    table = tmp_path / "h/proc/misc"
+    table.unlink()
+    table.write_text("121 rdma_cm\n122 vhost-net\n")
+    after = given(tmp_path, settings(tmp_path / "h"), GPU0, "NVIDIA_MOFED=enabled")
+    assert "/dev/infiniband/uverbs0" in devices(after) and "/dev/infiniband/rdma_cm" not in devices(after)
+    assert (10, 122) not in allowed(after)
+    outcome = planned(tmp_path / "c", settings(tmp_path / "h"), GPU0, "NVIDIA_MOFED=enabled")
+    assert "its number 10:122 belongs to vhost-net" in withheld(outcome)["/dev/infiniband/rdma_cm"]
+
+
 def test_switches_that_control_nothing_do_not_match_their_neighbours(tmp_path: Path) -> None:
     """A machine may have the control node and no switch; "nvswitchctl" is no switch by number."""
     simulate.build(tmp_path / "h", features=("nvswitch",))
@@ -284,6 +297,8 @@ def test_the_configured_pipes_are_where_clients_look_or_where_the_container_says
     assert mounted(given(tmp_path / "1", config, GPU0))["/tmp/nvidia-mps"] == f"{mps}/srv/mps/pipe"
     after = mounted(given(tmp_path / "2", config, GPU0, f"{PIPE}=/srv/mps/pipe"))
     assert after["/srv/mps/pipe"] == f"{mps}/srv/mps/pipe" and "/tmp/nvidia-mps" not in after
+    slash = settings(mps, mps_pipe_directory="/srv/mps/pipe/")
+    assert mounted(given(tmp_path / "5", slash, GPU0, f"{PIPE}=/srv/mps/pipe")) == after
     assert "/tmp/nvidia-mps" not in mounted(given(tmp_path / "3", config, GPU0, f"{PIPE}=")), "the container wants none"
     assert "/tmp/nvidia-mps" not in mounted(given(tmp_path / "4", config, GPU0, "NVIDIA_DRIVER_CAPABILITIES=utility"))
 
