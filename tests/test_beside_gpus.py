@@ -22,7 +22,10 @@ CHANNELS = "/dev/nvidia-caps-imex-channels/channel"
 ALL_FEATURES = ("gds", "mofed", "gdrcopy", "nvswitch")
 ROOT = os.geteuid() == 0
 
-pytestmark = pytest.mark.skipif(not ROOT, reason="NOT TESTED: only root can make device nodes")
+pytestmark = [
+    pytest.mark.usefixtures("own_state"),
+    pytest.mark.skipif(not ROOT, reason="NOT TESTED: only root can make device nodes"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +42,6 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("bare")
     simulate.build(directory, gpus=2)
     return directory
-
-
-@pytest.fixture(autouse=True)
-def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "DIRECTORY", str(tmp_path / "state"))
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
 
 
 def given(tmp_path: Path, config: Config, *env: str, **more: Any) -> Spec:

@@ -32,17 +32,14 @@ from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats import elf, ldcache
 from gpu_oci_hook.simulate import boards
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can make device nodes")
+pytestmark = [
+    pytest.mark.usefixtures("own_state"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can make device nodes"),
+]
 
 ALL, NONE = "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=none"
 STORE, OTHER = boards.STORE, boards.OTHER_STORE
 TEGRA = f"{LIBRARIES}/nvidia"
-
-
-@pytest.fixture(autouse=True)
-def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "DIRECTORY", str(tmp_path / "state"))
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
 
 
 @pytest.fixture

@@ -34,16 +34,10 @@ from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.host import mig
 from nvml.double import Double, compiler
 
+pytestmark = pytest.mark.usefixtures("own_state")
+
 CAPS = 235
 CONTROL = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"}
-
-
-@pytest.fixture(autouse=True)
-def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "DIRECTORY", str(tmp_path / "state"))
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    (tmp_path / "config.toml").touch()
-    monkeypatch.setenv("GPU_OCI_HOOK_CONFIG", str(tmp_path / "config.toml"))
 
 
 @pytest.fixture(scope="module")
