@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
 
 from gpu_oci_hook.config import foreign
 from gpu_oci_hook.errors import Fault, clipped, words
+from gpu_oci_hook.host import children
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -32,7 +30,6 @@ BRANDS = (
     "quadrortx", "nvidiartx", "nvidia", "geforcertx", "titanrtx",
 )  # fmt: skip
 
-_MOST_BYTES = 1 << 20
 _MOST_MIG = 64  # devices of one GPU; the hardware has up to 8, each with up to 8 compute instances
 
 # The child gets its import path from us: an interpreter started with -I looks at no PYTHONPATH and no cwd, and the
@@ -162,22 +159,11 @@ def _child(question: str, addresses: Sequence[str], library: str, timeout: float
     argv = [sys.executable, "-I", "-c", _CHILD, ":".join(paths), question, library, *addresses]
     environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
     try:
-        process = subprocess.Popen(
-            argv, env=environment, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, start_new_session=True,
-        )  # fmt: skip
+        status, out, err = children.run(argv, environment, timeout)
     except OSError as error:
         raise Fault(f"NVML cannot be asked: {sys.executable}: {words(error)}") from None
-    # Not subprocess.run: a child that waits in the driver cannot even be killed, and must not hold us.
-    end = time.monotonic() + timeout
-    out, err, whole = _gather(process, end)
-    try:
-        status = process.wait(max(0.0, end - time.monotonic())) if whole else None
-    except subprocess.TimeoutExpired:
-        status = None
     if status is None:
-        _kill(process)
-        if len(out) > _MOST_BYTES or len(err) > _MOST_BYTES:
+        if len(out) > children.MOST or len(err) > children.MOST:
             raise Fault("NVML cannot be understood: it does not stop talking")
         cure = "Persistence mode (nvidia-persistenced) keeps the driver initialised"
         raise Fault(f"NVML did not answer within {round(timeout, 1):g} seconds", cure=cure)
@@ -191,41 +177,6 @@ def _child(question: str, addresses: Sequence[str], library: str, timeout: float
         said = err.decode("utf-8", "replace").strip().splitlines()
         raise Fault(f"NVML does not answer: {clipped(said[-1]) if said else f'status {status}'}")
     return out.decode("utf-8", "replace")
-
-
-def _gather(process: subprocess.Popen[bytes], end: float) -> tuple[bytes, bytes, bool]:
-    """The child's two outputs, and whether both came to their end in time and in measure."""
-    assert process.stdout is not None
-    assert process.stderr is not None
-    found = {process.stdout.fileno(): b"", process.stderr.fileno(): b""}
-    first, second = found
-    left = set(found)
-    while left:
-        ready = select.select(list(left), [], [], max(0.0, end - time.monotonic()))[0]
-        if not ready:
-            break
-        for fd in ready:
-            data = os.read(fd, 65536)
-            found[fd] += data
-            if not data:
-                left.discard(fd)
-        if any(len(text) > _MOST_BYTES for text in found.values()):
-            break
-    process.stdout.close()
-    process.stderr.close()
-    return found[first], found[second], not left
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kills the child and what it started, and waits for it as long as makes sense."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    try:
-        process.wait(0.5)
-    except subprocess.TimeoutExpired:
-        process.returncode = -signal.SIGKILL  # it waits in the driver; nobody shall wait for it
 
 
 def child() -> None:
