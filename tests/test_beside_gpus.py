@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bundles import PROC, Spec, allowed, bundle, destinations, devices, inject, nodes_needed, settings, spec
+from bundles import PROC, Spec, allowed, bundle, destinations, devices, inject, nodes_needed, read, settings, spec
 from gpu_oci_hook import pipeline, simulate, state
 from gpu_oci_hook.config import Config, parse
 from gpu_oci_hook.errors import Fault
@@ -257,6 +257,25 @@ def test_switches_that_control_nothing_do_not_match_their_neighbours(tmp_path: P
         (tmp_path / f"h/dev/nvidia-nvswitch{number}").unlink()
     after = given(tmp_path, settings(tmp_path / "h"), GPU0, "NVIDIA_NVSWITCH=enabled")
     assert [path for path in devices(after) if "nvswitch" in path] == ["/dev/nvidia-nvswitchctl"]
+
+
+@pytest.mark.parametrize("target", ["/", "..", "/etc", "/dev", "/proc", "/usr/lib"])
+def test_an_image_does_not_choose_where_a_directory_of_the_hosts_goes(target: str, host: Path, tmp_path: Path) -> None:
+    """As the root of the container it would take everything that the runtime makes there, on the host."""
+    made = bundle(tmp_path / "b", spec(GPU0, "NVIDIA_GDS=enabled"))
+    (made / "rootfs/run/udev").symlink_to(target)
+    outcome = pipeline.prepare(read(made), settings(host), str(made), state.Memory())
+    assert "a link of the image leads from /run/udev to /" in withheld(outcome)["/run/udev"]
+    after = inject(made, settings(host))
+    assert not [mount for mount in after["mounts"] if mount["source"].endswith("/run/udev")]
+    assert inject(made, settings(host)) == after
+
+
+def test_a_directory_of_the_hosts_may_go_where_a_link_leads_to_an_empty_one(host: Path, tmp_path: Path) -> None:
+    made = bundle(tmp_path / "b", spec(GPU0, "NVIDIA_GDS=enabled"))
+    (made / "rootfs/run/udev").symlink_to("/srv/udev")
+    (made / "rootfs/srv/udev").mkdir(parents=True)
+    assert "/srv/udev" in destinations(inject(made, settings(host)))
 
 
 def test_the_fabric_managers_socket_goes_in_with_utility(host: Path, tmp_path: Path) -> None:
