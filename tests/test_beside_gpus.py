@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from bundles import PROC, Spec, allowed, bundle, destinations, devices, inject, nodes_needed, settings, spec
+from bundles import PROC, Spec, allowed, bundle, destinations, devices, inject, nodes_needed, read, settings, spec
 from gpu_oci_hook import pipeline, simulate, state
 from gpu_oci_hook.config import Config, parse
 from gpu_oci_hook.errors import Fault
@@ -22,7 +22,10 @@ CHANNELS = "/dev/nvidia-caps-imex-channels/channel"
 ALL_FEATURES = ("gds", "mofed", "gdrcopy", "nvswitch")
 ROOT = os.geteuid() == 0
 
-pytestmark = pytest.mark.skipif(not ROOT, reason="NOT TESTED: only root can make device nodes")
+pytestmark = [
+    pytest.mark.usefixtures("own_state"),
+    pytest.mark.skipif(not ROOT, reason="NOT TESTED: only root can make device nodes"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -39,13 +42,6 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("bare")
     simulate.build(directory, gpus=2)
     return directory
-
-
-@pytest.fixture(autouse=True)
-def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "DIRECTORY", str(tmp_path / "state"))
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
 
 
 def given(tmp_path: Path, config: Config, *env: str, **more: Any) -> Spec:
@@ -241,6 +237,19 @@ def test_a_stale_node_of_a_feature_is_not_given(tmp_path: Path) -> None:
         given(tmp_path, settings(tmp_path / "h"), GPU0, "NVIDIA_GDRCOPY=enabled")
 
 
+def test_a_node_whose_number_is_another_misc_devices_by_now_does_not_count(tmp_path: Path) -> None:
+    """They all have one major number, and get their minors in the order in which they are loaded."""
+    simulate.build(tmp_path / "h", features=("mofed",))
+    table = tmp_path / "h/proc/misc"
+    table.unlink()
+    table.write_text("121 rdma_cm\n122 vhost-net\n")
+    after = given(tmp_path, settings(tmp_path / "h"), GPU0, "NVIDIA_MOFED=enabled")
+    assert "/dev/infiniband/uverbs0" in devices(after) and "/dev/infiniband/rdma_cm" not in devices(after)
+    assert (10, 122) not in allowed(after)
+    outcome = planned(tmp_path / "c", settings(tmp_path / "h"), GPU0, "NVIDIA_MOFED=enabled")
+    assert "its number 10:122 belongs to vhost-net" in withheld(outcome)["/dev/infiniband/rdma_cm"]
+
+
 def test_switches_that_control_nothing_do_not_match_their_neighbours(tmp_path: Path) -> None:
     """A machine may have the control node and no switch; "nvswitchctl" is no switch by number."""
     simulate.build(tmp_path / "h", features=("nvswitch",))
@@ -248,6 +257,25 @@ def test_switches_that_control_nothing_do_not_match_their_neighbours(tmp_path: P
         (tmp_path / f"h/dev/nvidia-nvswitch{number}").unlink()
     after = given(tmp_path, settings(tmp_path / "h"), GPU0, "NVIDIA_NVSWITCH=enabled")
     assert [path for path in devices(after) if "nvswitch" in path] == ["/dev/nvidia-nvswitchctl"]
+
+
+@pytest.mark.parametrize("target", ["/", "..", "/etc", "/dev", "/proc", "/usr/lib"])
+def test_an_image_does_not_choose_where_a_directory_of_the_hosts_goes(target: str, host: Path, tmp_path: Path) -> None:
+    """As the root of the container it would take everything that the runtime makes there, on the host."""
+    made = bundle(tmp_path / "b", spec(GPU0, "NVIDIA_GDS=enabled"))
+    (made / "rootfs/run/udev").symlink_to(target)
+    outcome = pipeline.prepare(read(made), settings(host), str(made), state.Memory())
+    assert "a link of the image leads from /run/udev to /" in withheld(outcome)["/run/udev"]
+    after = inject(made, settings(host))
+    assert not [mount for mount in after["mounts"] if mount["source"].endswith("/run/udev")]
+    assert inject(made, settings(host)) == after
+
+
+def test_a_directory_of_the_hosts_may_go_where_a_link_leads_to_an_empty_one(host: Path, tmp_path: Path) -> None:
+    made = bundle(tmp_path / "b", spec(GPU0, "NVIDIA_GDS=enabled"))
+    (made / "rootfs/run/udev").symlink_to("/srv/udev")
+    (made / "rootfs/srv/udev").mkdir(parents=True)
+    assert "/srv/udev" in destinations(inject(made, settings(host)))
 
 
 def test_the_fabric_managers_socket_goes_in_with_utility(host: Path, tmp_path: Path) -> None:
@@ -284,6 +312,8 @@ def test_the_configured_pipes_are_where_clients_look_or_where_the_container_says
     assert mounted(given(tmp_path / "1", config, GPU0))["/tmp/nvidia-mps"] == f"{mps}/srv/mps/pipe"
     after = mounted(given(tmp_path / "2", config, GPU0, f"{PIPE}=/srv/mps/pipe"))
     assert after["/srv/mps/pipe"] == f"{mps}/srv/mps/pipe" and "/tmp/nvidia-mps" not in after
+    slash = settings(mps, mps_pipe_directory="/srv/mps/pipe/")
+    assert mounted(given(tmp_path / "5", slash, GPU0, f"{PIPE}=/srv/mps/pipe")) == after
     assert "/tmp/nvidia-mps" not in mounted(given(tmp_path / "3", config, GPU0, f"{PIPE}=")), "the container wants none"
     assert "/tmp/nvidia-mps" not in mounted(given(tmp_path / "4", config, GPU0, "NVIDIA_DRIVER_CAPABILITIES=utility"))
 

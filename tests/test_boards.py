@@ -32,17 +32,14 @@ from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats import elf, ldcache
 from gpu_oci_hook.simulate import boards
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can make device nodes")
+pytestmark = [
+    pytest.mark.usefixtures("own_state"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can make device nodes"),
+]
 
 ALL, NONE = "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=none"
 STORE, OTHER = boards.STORE, boards.OTHER_STORE
 TEGRA = f"{LIBRARIES}/nvidia"
-
-
-@pytest.fixture(autouse=True)
-def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "DIRECTORY", str(tmp_path / "state"))
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
 
 
 @pytest.fixture
@@ -262,6 +259,18 @@ def test_every_line_that_gave_nothing_is_withheld_with_its_place(orin: Path, tmp
 def test_all_lists_count_when_the_image_asks_for_them(orin: Path, tmp_path: Path) -> None:
     made = bundle(tmp_path / "b", spec(ALL, "NVIDIA_REQUIRE_JETPACK=csv-mounts=all"))
     assert "/usr/src/jetson_multimedia_api" in destinations(inject(made, settings(orin)))
+    some = bundle(tmp_path / "c", spec(ALL, "NVIDIA_REQUIRE_JETPACK=csv-mounts=some"))
+    assert "/usr/src/jetson_multimedia_api" not in destinations(inject(some, settings(orin)))
+
+
+def test_an_image_that_may_not_ask_does_not_choose_the_lists_either(orin: Path, tmp_path: Path) -> None:
+    mounts = [{"source": "/dev/null", "destination": "/var/run/nvidia-container-devices/0"}]
+    made = bundle(tmp_path / "b", spec("NVIDIA_REQUIRE_JETPACK=csv-mounts=all", mounts=mounts))
+    outcome = pipeline.prepare(read(made), settings(orin, env="never"), str(made), state.Memory())
+    assert not any("jetson_multimedia_api" in edit.describe() for edit in outcome.plan.edits)
+    assert ("every CSV list", 'NVIDIA_REQUIRE_JETPACK=csv-mounts=all, but [request] env is "never"') in [
+        (one.name, one.reason) for one in outcome.plan.withheld
+    ]
 
 
 def test_links_that_are_there_already_are_left_alone(orin: Path, tmp_path: Path) -> None:

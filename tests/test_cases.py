@@ -39,6 +39,8 @@ from gpu_oci_hook.config import Config
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats import ARCHITECTURES, elf, ldcache
 
+pytestmark = pytest.mark.usefixtures("own_state")
+
 DRIVER = "555.42.02"
 GPU0 = "NVIDIA_VISIBLE_DEVICES=0"
 NODES = {
@@ -55,14 +57,6 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("host")
     simulate.build(directory, driver=DRIVER)
     return directory
-
-
-@pytest.fixture(autouse=True)
-def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "DIRECTORY", str(tmp_path / "state"))
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    (tmp_path / "config.toml").touch(0o644)
-    monkeypatch.setenv("GPU_OCI_HOOK_CONFIG", str(tmp_path / "config.toml"))
 
 
 Explain = Callable[..., dict[str, Any]]

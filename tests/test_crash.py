@@ -22,6 +22,8 @@ from gpu_oci_hook.config import Config
 from gpu_oci_hook.container.rootfs import Rootfs
 from gpu_oci_hook.errors import Fault
 
+pytestmark = pytest.mark.usefixtures("own_state")
+
 GPU0 = "NVIDIA_VISIBLE_DEVICES=0"
 ALL = "NVIDIA_DRIVER_CAPABILITIES=all"
 FRESH = "config.json.gpu-oci-hook-new"
@@ -209,13 +211,6 @@ def fill(place: Path, *, keep: int = 0) -> Path:
         if keep:
             file.truncate(file.tell() - keep)
     return filler
-
-
-@pytest.fixture(autouse=True)
-def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(state, "DIRECTORY", str(tmp_path / "state"))
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    return tmp_path / "state"
 
 
 def full(directory: Path, config: Config) -> str:

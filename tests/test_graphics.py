@@ -17,6 +17,8 @@ from gpu_oci_hook.host.graphics import PROFILE
 from gpu_oci_hook.plan.edits import Mount
 from gpu_oci_hook.simulate.kernel import drm_names
 
+pytestmark = pytest.mark.usefixtures("own_state")
+
 V = "555.42.02"
 LIB = "usr/lib/x86_64-linux-gnu"
 PLACE = "/usr/local/nvidia/lib64"
@@ -24,12 +26,6 @@ GPU0 = "NVIDIA_VISIBLE_DEVICES=0"
 ALL_GPUS = "NVIDIA_VISIBLE_DEVICES=all"
 GRAPHICS = "NVIDIA_DRIVER_CAPABILITIES=graphics"
 ICD = "usr/share/vulkan/icd.d/nvidia_icd.x86_64.json"
-
-
-@pytest.fixture(autouse=True)
-def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "DIRECTORY", str(tmp_path / "state"))
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
 
 
 @pytest.fixture

@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from bundles import Shim, bundle, inject, lacking, settings, spec
-from gpu_oci_hook import log, simulate, state
+from gpu_oci_hook import log, simulate
 from gpu_oci_hook.config import Config
 from gpu_oci_hook.errors import Fault
+
+pytestmark = pytest.mark.usefixtures("own_state")
 
 GPU0 = "NVIDIA_VISIBLE_DEVICES=0"
 
@@ -25,12 +27,6 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("host")
     simulate.build(directory, gpus=2)
     return directory
-
-
-@pytest.fixture(autouse=True)
-def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "DIRECTORY", str(tmp_path / "state"))
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -33,16 +34,10 @@ from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.host import mig
 from nvml.double import Double, compiler
 
+pytestmark = pytest.mark.usefixtures("own_state")
+
 CAPS = 235
 CONTROL = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"}
-
-
-@pytest.fixture(autouse=True)
-def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "DIRECTORY", str(tmp_path / "state"))
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    (tmp_path / "config.toml").touch()
-    monkeypatch.setenv("GPU_OCI_HOOK_CONFIG", str(tmp_path / "config.toml"))
 
 
 @pytest.fixture(scope="module")
@@ -213,6 +208,54 @@ def test_configuring_gives_its_own_node_and_every_part_of_the_given_gpus(
     assert not [text for text in outcome.plan.warnings if "is in MIG mode" in text]
 
 
+@pytest.fixture
+def barren(tmp_path: Path) -> Callable[..., Path]:
+    """Makes hosts whose GPU 0 has GPU instances and no compute instance in any."""
+
+    def make(gpus: int) -> Path:
+        host = tmp_path / f"host{gpus}"
+        simulate.build(host, gpus=gpus, mig=["2", *["0"] * (gpus - 1)])
+        tree = host / f"proc/driver/nvidia/capabilities/gpu{int(gpus > 1)}/mig"
+        for place in tree.glob("gi*/ci*"):
+            shutil.rmtree(place)
+        return host
+
+    return make
+
+
+def test_all_is_an_error_where_it_means_nothing(barren: Callable[..., Path], tmp_path: Path) -> None:
+    """Such a container would start with the driver and without a GPU, as if it had asked for none."""
+    host = barren(1)
+    config = spec("NVIDIA_VISIBLE_DEVICES=all")
+    made = bundle(tmp_path / "b", config)
+    with pytest.raises(Fault) as caught:
+        inject(made, settings(host))
+    assert str(caught.value).startswith(
+        "NVIDIA_VISIBLE_DEVICES=all (process.env[1]): GPU 0 is in MIG mode and has GPU instances, but no compute"
+    )
+    outcome = pipeline.prepare(config, settings(host, missing_gpu="warn"), str(made), state.Memory())
+    assert "GPU 0 is in MIG mode" in outcome.plan.warnings[0]
+    found, _ = given(tmp_path / "c", spec("NVIDIA_VISIBLE_DEVICES=0"), host)
+    assert found == {"/dev/nvidia0"}
+
+
+def test_all_without_a_divided_gpu_that_has_no_parts_says_so(barren: Callable[..., Path], tmp_path: Path) -> None:
+    config = spec("NVIDIA_VISIBLE_DEVICES=all")
+    made = bundle(tmp_path / "b", config)
+    outcome = pipeline.prepare(config, settings(barren(2)), str(made), state.Memory())
+    assert [gpu.index for gpu, _ in outcome.chosen] == [1]
+    assert "GPU 0 is in MIG mode" in outcome.plan.warnings[0]
+    reasons = {one.name: one.reason for one in outcome.plan.withheld}
+    assert [reason for name, reason in reasons.items() if "GPU 0" in name] == ["it is in MIG mode without a MIG device"]
+
+
+def test_who_configures_mig_gets_a_divided_gpu_that_has_no_parts(barren: Callable[..., Path], tmp_path: Path) -> None:
+    """He is who makes them."""
+    config = privileged("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_MIG_CONFIG_DEVICES=all")
+    found, _ = given(tmp_path / "b", config, barren(1))
+    assert "/dev/nvidia0" in found and cap(0, 7) in found
+
+
 @pytest.mark.parametrize("asked", ["0:7", "1:0", "MIG-GPU-0000/1/0", "3:0"])
 def test_an_unknown_device_fails_with_the_valid_ones_and_changes_nothing(
     asked: str, report: simulate.Report, tmp_path: Path
@@ -335,6 +378,19 @@ def test_list_shows_the_rest_when_nvml_fails_and_says_why(mode: str, double: Dou
     assert "NVML" in document["nvml"]["reason"]
     assert [one["uuid"] for one in document["gpus"][0]["mig"]] == [None] * 7
     assert document["files"]
+    text = ask("list", "--root", double.report.directory, form="text")
+    line = next(row for row in text.splitlines() if "NVML" in row)
+    assert line.count("NVML") == 1
+
+
+def test_list_shows_what_nvml_knows_of_the_gpus_that_it_knows(double: Double, ask: Ask) -> None:
+    double.set("lost")
+    document = ask("list", "--root", double.report.directory)
+    assert document["nvml"] == {"answers": True, "reason": "answers, but not about GPU 1 (GPU is lost)"}
+    assert [gpu["memory"] for gpu in document["gpus"]] == [None, None, None]
+    assert all(one["uuid"] for gpu in document["gpus"] for one in gpu["mig"])
+    text = ask("list", "--root", double.report.directory, form="text")
+    assert "NVML           answers, but not about GPU 1 (GPU is lost)\n" in text
 
 
 def test_list_does_not_ask_nvml_when_told_not_to(double: Double, ask: Ask) -> None:

@@ -34,6 +34,8 @@ from gpu_oci_hook.container import apply
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.plan import build as plan_build
 
+pytestmark = pytest.mark.usefixtures("own_state")
+
 DRIVER = "550.163.01"
 ALL = "NVIDIA_DRIVER_CAPABILITIES=all"
 GPU0 = "NVIDIA_VISIBLE_DEVICES=0"
@@ -52,13 +54,6 @@ def own(tmp_path: Path) -> Path:
     """A host that the test may change."""
     simulate.build(tmp_path / "own", gpus=2, driver=DRIVER)
     return tmp_path / "own"
-
-
-@pytest.fixture(autouse=True)
-def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "DIRECTORY", str(tmp_path / "state"))
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
 
 
 def refused(directory: Path, config: Config) -> str:

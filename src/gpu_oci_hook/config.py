@@ -275,28 +275,30 @@ def read(path: str) -> bytes | None:
 def trust(status: os.stat_result, path: str) -> None:
     """Accept a config file's status, or say why not: it decides what is run as root.
 
-    Owner and mode count only when we run as root. In a user namespace (rootless podman) the machine's
-    root has no number and owns its files as the overflow user: these are believed there.
-
     Raises:
         Fault: no regular file; owned by, or writable for, somebody else while we run as root.
     """
     if not stat.S_ISREG(status.st_mode):
         raise Fault("the config file is not a regular file", where=path)
+    what = foreign(status)
+    if what:
+        cure = f"chown root {path}" if "belongs" in what else f"chmod go-w {path}"
+        raise Fault(f"the config file {what} and is refused while running as root", where=path, cure=f"Run: {cure}")
+
+
+def foreign(status: os.stat_result) -> str:
+    """How somebody else than root could change a file or directory, as a verb; "" when nobody can, or we are not root.
+
+    In a user namespace (rootless podman) the machine's root has no number and owns its files as the overflow user:
+    these are believed there.
+    """
     if os.geteuid() != 0:
-        return
+        return ""
     if status.st_uid != 0 and not _unmapped(status.st_uid):
-        raise Fault(
-            f"the config file belongs to user {status.st_uid} and is refused while running as root",
-            where=path,
-            cure=f"Run: chown root {path}",
-        )
+        return f"belongs to user {status.st_uid}"
     if status.st_mode & 0o002 or (status.st_mode & 0o020 and status.st_gid != 0):
-        raise Fault(
-            "the config file can be written by other users and is refused while running as root",
-            where=path,
-            cure=f"Run: chmod go-w {path}",
-        )
+        return "can be written by other users"
+    return ""
 
 
 def _unmapped(uid: int) -> bool:

@@ -283,7 +283,8 @@ def files_of(outcome: Outcome, host: Host, config: Config, version: str, memory:
     if outcome.special is None:
         return host_inventory.load(host, driver, config.library_paths, version, memory)
     chosen = [gpu for gpu, _ in outcome.chosen]
-    return outcome.special.inventory(driver, config, chosen, outcome.request.environment, version or None, memory)
+    every = outcome.request.every_list
+    return outcome.special.inventory(driver, config, chosen, version or None, memory, every=every)
 
 
 def choose(outcome: Outcome, host: Host, config: Config, version: str, memory: Memory) -> None:
@@ -297,8 +298,9 @@ def choose(outcome: Outcome, host: Host, config: Config, version: str, memory: M
         outcome.chosen = [(gpu, outcome.request.management) for gpu in gpus]
         return
     # Only where it counts: one directory for each GPU is little, but it is on the way of every start.
-    everything = any(ask.word.strip().lower() == "all" for ask in asks)
-    divided = host_gpus.in_mig_mode(host, gpus) if everything else frozenset()
+    everything = devices.everything(asks)
+    parts = everything and not outcome.request.mig_rights  # who configures and watches MIG gets whole GPUs
+    divided = host_gpus.in_mig_mode(host, gpus) if parts else frozenset()
     outcome.chosen = devices.resolve(asks, gpus, divided)
     whole = [gpu for gpu, _ in outcome.chosen]
     split = host_gpus.in_mig_mode(host, whole) if divided or not everything else frozenset()
@@ -310,6 +312,10 @@ def choose(outcome: Outcome, host: Host, config: Config, version: str, memory: M
         if split and not outcome.request.mig_rights:
             outcome.plan.warnings += mig.undivided(whole, split, outcome.instances)
         outcome.chosen, outcome.parents = mig.with_parents(outcome.chosen, outcome.mig)
+        barren = mig.barren(gpus, divided, outcome.instances)
+        if barren and not outcome.chosen and config.missing_gpu == "fail":
+            raise Fault(barren[0], where=asks[0].origin, cure=mig.MAKE)
+        outcome.plan.warnings += barren
 
 
 def mig_instances(outcome: Outcome, host: Host, config: Config, version: str, memory: Memory) -> Instances:

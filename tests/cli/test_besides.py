@@ -8,20 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from gpu_oci_hook import state
-
 from .conftest import Command
 from .test_bundle import Bundle, validated
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can make device nodes")
-
-
-@pytest.fixture(autouse=True)
-def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "DIRECTORY", str(tmp_path / "state"))
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    (tmp_path / "config.toml").touch()
-    monkeypatch.setenv("GPU_OCI_HOOK_CONFIG", str(tmp_path / "config.toml"))
+pytestmark = [
+    pytest.mark.usefixtures("own_state"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can make device nodes"),
+]
 
 
 @pytest.fixture

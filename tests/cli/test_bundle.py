@@ -11,7 +11,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpu_oci_hook import config, pipeline, simulate, state
+from gpu_oci_hook import config, pipeline, simulate
 
 from .conftest import Answer, Command
 
@@ -35,13 +35,11 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(autouse=True)
-def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """No test leaves anything in /run, none reads the machine's config."""
-    monkeypatch.setattr(state, "DIRECTORY", str(tmp_path / "state"))
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.delenv("GPU_OCI_HOOK_CONFIG", raising=False)
+def default_config(tmp_path: Path, own_state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The configuration is the one in its usual place, where nobody has written any."""
+    monkeypatch.delenv("GPU_OCI_HOOK_CONFIG")
+    (tmp_path / "config.toml").unlink()
     monkeypatch.setattr(config, "DEFAULT_PATH", str(tmp_path / "config.toml"))
-    return tmp_path / "state"
 
 
 class Bundle:

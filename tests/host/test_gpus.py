@@ -63,7 +63,7 @@ def test_broken_entries_are_left_out_with_a_reason(tmp_path: Path) -> None:
     (tmp_path / GPUS / "0000:04:00.0").mkdir()
     os.mkfifo(tmp_path / GPUS / "0000:04:00.0/information")
     found, problems = gpus(Host(str(tmp_path)))
-    assert [g.pci for g in found] == ["0000:05:00.0"]
+    assert [(g.index, g.pci) for g in found] == [(4, "0000:05:00.0")], "the index that it has for NVML too"
     assert len(problems) == 5
     assert all(str(tmp_path) in problem for problem in problems)
 

@@ -14,7 +14,7 @@ from bundles import lacking
 from gpu_oci_hook import simulate
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.host import gpus as host_gpus
-from gpu_oci_hook.host import mig, nodes, nvml
+from gpu_oci_hook.host import inventory, mig, nodes, nvml
 from gpu_oci_hook.host.extra import Extra
 from gpu_oci_hook.host.inventory import Gpu
 from gpu_oci_hook.host.mig import Instances
@@ -136,6 +136,20 @@ def test_without_tree_and_table_the_missing_number_is_named(machine: Machine) ->
     assert "mig-minors" in str(caught.value)
 
 
+def test_a_number_that_breaks_off_is_none(machine: Machine) -> None:
+    """210 would be 21, and 12 the right to configure everything."""
+    before = [node.minor for node, _ in machine.extra("0:1").nodes]
+    access, table = machine.tree(0) / "gi8/access", machine.root / "proc/driver/nvidia-caps/mig-minors"
+    whole = table.read_bytes()
+    access.unlink()
+    access.write_text(f"DeviceFileMinor: {before[0] // 10}")
+    assert [node.minor for node, _ in machine.extra("0:1").nodes] == before
+    table.unlink()
+    table.write_bytes(whole[: whole.index(b"gpu1/gi8/access ") + len("gpu1/gi8/access 2")])
+    with pytest.raises(Fault, match="capability gi8 is not known"):
+        machine.extra("0:1")
+
+
 def test_the_trees_number_counts_and_not_the_tables(machine: Machine) -> None:
     (machine.tree(0) / "gi7/access").unlink()
     (machine.tree(0) / "gi7/access").write_text("DeviceFileMinor: 12\nDeviceFileMode: 256\nDeviceFileModify: 1\n")
@@ -212,6 +226,23 @@ def test_a_change_of_one_gpus_tree_asks_again_about_that_gpu(machine: Machine, c
     assert double.called == 2
 
 
+def test_what_is_forgotten_is_asked_anew_though_it_is_still_in_the_memory(machine: Machine) -> None:
+    """Devices made anew under the same numbers, whose directories look the same."""
+    double = machine.double()
+    machine.instances().identified()
+    cards = list(machine.report.gpus)
+    new = "MIG-abcd0000-0000-0000-0000-000000000000"
+    cards[0] = simulate.Gpu(**{**vars(cards[0]), "mig": (type(cards[0].mig[0])(7, 0, new), *cards[0].mig[1:])})
+    double.set("normal", gpus=tuple(cards))
+    both = machine.instances(), machine.instances()
+    for one in both:
+        assert new not in [part.uuid for part in one.identified()]
+    for one in both:
+        one.forget()
+        assert new in [part.uuid for part in one.identified()]
+    assert double.called == 2, "the second one takes what the first one has learnt"
+
+
 def test_another_driver_or_damaged_memory_only_costs_a_question(machine: Machine) -> None:
     double = machine.double()
     machine.instances().identified()
@@ -233,6 +264,10 @@ def test_another_driver_or_damaged_memory_only_costs_a_question(machine: Machine
         ("lie-uuid", "which is no UUID"),
         ("lie-gpu", "the kernel module that it is GPU-"),
         ("lie-twice", "to two MIG devices"),
+        ("lie-ids", "cannot be believed: it says that GPU 0 has the MIG devices"),
+        ("endless", "cannot be believed: it says that GPU 0 has the MIG devices"),
+        ("latin-uuid", "NVML does not answer: it gives bytes that are no text"),
+        ("orphan", "did not answer within 1 seconds"),
     ],
 )
 def test_whatever_nvml_does_is_one_sentence_within_the_limit_and_not_remembered(
@@ -247,6 +282,42 @@ def test_whatever_nvml_does_is_one_sentence_within_the_limit_and_not_remembered(
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
     assert machine.memory.puts == 0
+
+
+def test_a_name_that_is_no_utf8_is_left_out_and_nothing_else_with_it(machine: Machine) -> None:
+    machine.double().set("latin-name")
+    cards = nvml.survey([gpu.pci for gpu in machine.gpus], library=machine.library)
+    assert [(card.name, card.uuid) for card in cards] == [("", gpu.uuid) for gpu in machine.gpus]
+    assert all(one.uuid for one in machine.instances().identified())
+
+
+def test_a_gpu_that_is_lost_takes_no_other_gpus_answer_with_it(machine: Machine) -> None:
+    machine.double().set("lost")
+    cards = nvml.survey([gpu.pci for gpu in machine.gpus], library=machine.library)
+    assert [card.error for card in cards] == ["", "GPU is lost", ""]
+    assert all(one.uuid for one in machine.instances().identified())
+    instances = machine.instances()
+    with pytest.raises(Fault, match=r"NVML does not know GPU 1 \(0000:0f:00.0\): GPU is lost"):
+        instances.learn(machine.gpus, cards)
+
+
+def test_the_limit_is_told_without_the_microseconds_that_are_gone_already(machine: Machine) -> None:
+    machine.double().set("sleep")
+    with pytest.raises(Fault, match=r"within 0\.3 seconds"):
+        nvml.survey([machine.gpus[0].pci], library=machine.library, timeout=0.29977)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can give a file away")
+@pytest.mark.parametrize("what", ["owner", "mode", "directory"])
+def test_root_runs_no_library_that_somebody_else_could_change(machine: Machine, what: str) -> None:
+    double = machine.double()
+    if what == "owner":
+        os.chown(double.path, 12345, 12345)
+    else:
+        (double.path if what == "mode" else double.path.parent).chmod(0o777)
+    found = inventory.load(machine.host, machine.host, (), VERSION, machine.memory)
+    with pytest.raises(Fault, match=r"NVML is not asked: /.* (belongs to user 12345|can be written by other users)"):
+        nvml.library(machine.host, found)
 
 
 def test_a_library_without_nvmls_functions_is_one_sentence(machine: Machine) -> None:

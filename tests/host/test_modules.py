@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from pathlib import Path
 
@@ -87,6 +88,41 @@ def test_a_hanging_program_is_killed(program: Path) -> None:
     start = time.monotonic()
     with pytest.raises(Fault, match=r"within 0\.2 seconds"):
         modules.load_module(Host(str(program.parents[2])), "nvidia", timeout=0.2)
+    assert time.monotonic() - start < 10
+
+
+def test_what_a_hanging_program_has_started_ends_with_it(program: Path) -> None:
+    note = program.parents[2] / "started"
+    program.write_text(f"#!/bin/sh\nsleep 60 &\necho $! > {note}.new; mv {note}.new {note}\nwait\n")
+    with pytest.raises(Fault, match=r"within 1 seconds"):
+        modules.load_module(Host(str(program.parents[2])), "nvidia", timeout=1)
+    started = Path(f"/proc/{note.read_text().strip()}/stat")
+    end = time.monotonic() + 5
+    while started.exists() and started.read_text().rpartition(")")[2].split()[0] != "Z" and time.monotonic() < end:
+        time.sleep(0.01)
+    assert not started.exists() or started.read_text().rpartition(")")[2].split()[0] == "Z"
+
+
+def test_a_program_that_cannot_be_killed_does_not_hold_us(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one that waits in the driver."""
+    victims: list[int] = []
+    monkeypatch.setattr(os, "killpg", lambda group, _: victims.append(group))
+    program.write_text("#!/bin/sh\nexec sleep 60\n")
+    start = time.monotonic()
+    try:
+        with pytest.raises(Fault, match=r"within 0\.2 seconds"):
+            modules.load_module(Host(str(program.parents[2])), "nvidia", timeout=0.2)
+        assert time.monotonic() - start < 5
+    finally:
+        for victim in victims:
+            os.kill(victim, signal.SIGKILL)
+
+
+def test_a_program_that_does_not_stop_talking_is_stopped(program: Path) -> None:
+    program.write_text("#!/bin/sh\nexec yes\n")
+    start = time.monotonic()
+    with pytest.raises(Fault, match="does not stop talking"):
+        modules.load_module(Host(str(program.parents[2])), "nvidia", timeout=20)
     assert time.monotonic() - start < 10
 
 

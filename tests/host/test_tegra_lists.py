@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable
 from pathlib import Path
 
@@ -54,12 +55,12 @@ def board(root: Path, **lists: str) -> Path:
 
 
 def look(
-    root: Path, *, env: dict[str, str] | None = None, ignore: tuple[str, ...] = (), memory: Memory | None = None
+    root: Path, *, every: bool = False, ignore: tuple[str, ...] = (), memory: Memory | None = None
 ) -> tuple[tegra.Tegra, Inventory]:
     host = Host(str(root))
     made = tegra.Tegra(host, ())
     made.gpus([])
-    found = made.inventory(host, Config(csv_ignore=ignore), [], env or {}, None, memory or Memory())
+    found = made.inventory(host, Config(csv_ignore=ignore), [], None, memory or Memory(), every=every)
     return made, found
 
 
@@ -127,6 +128,10 @@ def test_lines_are_split_at_their_first_comma(text: str, expected: list[tuple[in
         ("Lib, /empty", "unknown type: known are dev, dir, lib, sym"),
         ("dev, /dev/nothing*", "missing"),
         ("lib, /nowhere/*.so", "missing"),
+        ("dir, /", "wrong kind: the root directory"),
+        ("sym, /up", "wrong kind: the root directory"),
+        ("lib, /round/*/*/*/*/*/*/*/*/*/*/*/*/*", "too many: it stands for more than 4096 paths"),
+        ("dev, /round/*/*/*/*/*/*/*/*/*/*/*/*/*", "too many: it stands for more than 4096 paths"),
     ],
 )
 def test_a_line_that_gives_nothing_says_why(tmp_path: Path, line: str, what: str) -> None:
@@ -135,9 +140,41 @@ def test_a_line_that_gives_nothing_says_why(tmp_path: Path, line: str, what: str
     os.mkfifo(tmp_path / "fifo")
     link(tmp_path, "/dangling", "nowhere")
     link(tmp_path, "/loop", "loop")
+    link(tmp_path, "/up", "..")
+    for name in ("one", "two"):
+        link(tmp_path, f"/round/{name}", ".")
     made, found = look(tmp_path)
     assert list(said(made).values()) == [what]
     assert files(found) == {("config", "/etc/nv_tegra_release")}
+
+
+@ROOT
+@pytest.mark.parametrize("kind", ["list", "directory"])
+def test_root_believes_no_list_that_somebody_else_could_write(tmp_path: Path, kind: str) -> None:
+    """It says what is mounted, as the configuration does."""
+    board(tmp_path, l4t="lib, /file\n")
+    write(tmp_path, "/file")
+    place = Path(f"{tmp_path}/{LISTS}{'/l4t.csv' * (kind == 'list')}")
+    os.chown(place, 12345, 0)
+    memory = Memory()
+    made, found = look(tmp_path, memory=memory)
+    assert said(made) == {} and files(found) == {("config", "/etc/nv_tegra_release")}
+    assert f"{place} belongs to user 12345, so it" in found.problems[0]
+    os.chown(place, 0, 0)
+    assert said(look(tmp_path, memory=memory)[0]) == {"lib, /file": "matched"}, "mended is mended at once"
+    place.chmod(0o777)
+    assert "can be written by other users" in look(tmp_path)[1].problems[0]
+
+
+@ROOT
+def test_one_path_has_one_spelling(tmp_path: Path) -> None:
+    board(tmp_path, devices="dev, /dev//./thing\n", l4t="lib, //opt/./file/\n")
+    write(tmp_path, "/opt/file")
+    (tmp_path / "dev").mkdir()
+    os.mknod(tmp_path / "dev/thing", stat.S_IFCHR | 0o666, os.makedev(500, 0))
+    made, found = look(tmp_path)
+    assert said(made) == {"dev, /dev/thing": "matched", "lib, /opt/file": "matched"}
+    assert ("config", "/opt/file") in files(found)
 
 
 def test_wildcards_stand_for_names_and_not_for_slashes(tmp_path: Path) -> None:
@@ -219,10 +256,8 @@ def test_three_lists_count_and_all_only_when_asked_for(tmp_path: Path) -> None:
         write(tmp_path, f"{LISTS}/{name}", "lib, /file6\n")
     made, _ = look(tmp_path)
     assert list(said(made)) == ["lib, /file1", "lib, /file2", "lib, /file3"]
-    made, _ = look(tmp_path, env={"NVIDIA_REQUIRE_JETPACK": "csv-mounts=all"})
+    made, _ = look(tmp_path, every=True)
     assert set(said(made)) == {f"lib, /file{number}" for number in range(1, 6)}
-    made, _ = look(tmp_path, env={"NVIDIA_REQUIRE_JETPACK": "csv-mounts=some"})
-    assert len(said(made)) == 3
 
 
 def test_a_board_without_lists_says_where_they_were_looked_for(tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
  * NVML's symbols without NVIDIA: answers out of the file "nvml-double" beside this library. For tests.
  *
  * The file, one record a line:
- *   mode normal|sleep|crash|chatter|lie-uuid|lie-gpu|lie-count|lie-twice
+ *   mode normal|sleep|crash|chatter|orphan|lost|latin-name|latin-uuid|endless|lie-uuid|lie-gpu|lie-count|lie-twice|lie-ids
  *   driver 550.163.01
  *   gpu PCI UUID MINOR MIGMODE MEMORY MODEL...
  *   mig GPU-INDEX GI CI UUID
@@ -23,6 +23,7 @@
 #define UNSUPPORTED 3
 #define NOT_FOUND 6
 #define FUNCTION_NOT_FOUND 13
+#define LOST 15
 #define MOST 256
 
 struct device {
@@ -86,6 +87,11 @@ int nvmlInit_v2(void)
         sleep(30);
     if (is("crash"))
         raise(SIGSEGV);
+    if (is("orphan") && fork() == 0) { /* keeps our descriptors, out of its parent's session */
+        setsid();
+        sleep(5);
+        _exit(0);
+    }
     while (is("chatter"))
         puts("NVML has much to say that nobody wants to hear, and never comes to an end with it");
     return SUCCESS;
@@ -101,6 +107,7 @@ const char *nvmlErrorString(int code)
     case INVALID: return "Invalid Argument";
     case UNSUPPORTED: return "Not Supported";
     case NOT_FOUND: return "Not Found";
+    case LOST: return "GPU is lost";
     case 9: return "Driver Not Loaded";
     }
     return "Unknown Error";
@@ -148,6 +155,8 @@ int nvmlDeviceGetHandleByUUID(const char *uuid, struct device **device)
 
 int nvmlDeviceGetHandleByPciBusId_v2(const char *pci, struct device **device)
 {
+    if (is("lost") && gpu_count > 1 && !strcasecmp(gpus[1].pci, pci))
+        return LOST;
     for (int i = 0; i < gpu_count; i++)
         if (!strcasecmp(gpus[i].pci, pci)) {
             *device = &gpus[i];
@@ -158,6 +167,8 @@ int nvmlDeviceGetHandleByPciBusId_v2(const char *pci, struct device **device)
 
 int nvmlDeviceGetUUID(struct device *device, char *uuid, unsigned length)
 {
+    if (is("latin-uuid"))
+        return text("GPU-\xe9\xff", uuid, length);
     if (device->mig && is("lie-uuid"))
         return text("rm -rf / #\n", uuid, length);
     if (device->mig && is("lie-twice"))
@@ -169,6 +180,8 @@ int nvmlDeviceGetUUID(struct device *device, char *uuid, unsigned length)
 
 int nvmlDeviceGetName(struct device *device, char *name, unsigned length)
 {
+    if (is("latin-name"))
+        return text("Quadro\xae", name, length);
     return text(device->mig ? gpus[device->parent].model : device->model, name, length);
 }
 
@@ -225,13 +238,17 @@ int nvmlDeviceGetMigMode(struct device *device, unsigned *current, unsigned *pen
 
 int nvmlDeviceGetMaxMigDeviceCount(struct device *device, unsigned *count)
 {
-    *count = device->mode ? 16 : 0;
+    *count = is("endless") ? 0x7fffffff : device->mode ? 16 : 0;
     return SUCCESS;
 }
 
 int nvmlDeviceGetMigDeviceHandleByIndex(struct device *device, unsigned index, struct device **found)
 {
     unsigned at = 0;
+    if (is("endless")) { /* the same one for ever */
+        *found = &migs[0];
+        return SUCCESS;
+    }
     for (int i = 0; i < mig_count; i++)
         if (&gpus[migs[i].parent] == device && at++ == index) {
             if (is("lie-count") && index == 1)
@@ -242,5 +259,10 @@ int nvmlDeviceGetMigDeviceHandleByIndex(struct device *device, unsigned index, s
     return NOT_FOUND;
 }
 
-int nvmlDeviceGetGpuInstanceId(struct device *device, unsigned *id) { *id = device->gi; return device->mig ? SUCCESS : INVALID; }
+int nvmlDeviceGetGpuInstanceId(struct device *device, unsigned *id)
+{
+    *id = is("lie-ids") ? 0xffffffff : device->gi;
+    return device->mig ? SUCCESS : INVALID;
+}
+
 int nvmlDeviceGetComputeInstanceId(struct device *device, unsigned *id) { *id = device->ci; return device->mig ? SUCCESS : INVALID; }

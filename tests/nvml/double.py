@@ -12,7 +12,10 @@ from pathlib import Path
 from gpu_oci_hook import simulate
 
 SOURCE = Path(__file__).with_name("double.c")
-MODES = ("normal", "sleep", "crash", "chatter", "lie-uuid", "lie-gpu", "lie-count", "lie-twice")
+MODES = (
+    "normal", "sleep", "crash", "chatter", "orphan", "lost", "latin-name", "latin-uuid", "endless", "lie-uuid",
+    "lie-gpu", "lie-count", "lie-twice", "lie-ids",
+)  # fmt: skip
 
 
 def compiler() -> str:

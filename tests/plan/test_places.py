@@ -172,3 +172,13 @@ def test_a_link_of_the_image_into_dev_gets_no_mount_point() -> None:
     where, why = found.mount_point("/etc/vulkan/icd.d/nvidia_icd.json")
     assert where == ""
     assert "/dev/null/icd.d/nvidia_icd.json" in why
+
+
+@pytest.mark.parametrize("target", ["/", "/dev", "/proc", "/sys/kernel"])
+def test_no_link_of_the_image_brings_a_directory_to_a_place_of_the_runtimes(target: str) -> None:
+    """The runtime would make the container's nodes in a directory of the host's."""
+    found = places(target=Target({"/tmp/nvidia-mps": target, "/usr/local": target}))
+    where, why = found.mount_point("/tmp/nvidia-mps", follow=True)
+    assert where == ""
+    assert f"leads from /tmp/nvidia-mps to {target}, which is the runtime's" in why
+    assert target == "/" or found.libraries.startswith("/usr/lib/gpu-oci-hook")

@@ -140,3 +140,11 @@ def test_the_first_word_that_names_a_gpu_is_its_origin() -> None:
 )
 def test_pci_addresses_of_all_tools_are_one(text: str, address: str) -> None:
     assert pci_address(text) == address
+
+
+@pytest.mark.parametrize("word", ["1", "0-2"])
+def test_a_gpu_that_cannot_be_used_leaves_its_index_to_nobody(word: str) -> None:
+    with pytest.raises(Fault) as caught:
+        resolve((Ask(word, "here"),), [GPUS[0], *GPUS[2:]])
+    assert ("has a gap: GPU 1 cannot be used" if "-" in word else 'there is no GPU "1"') in str(caught.value)
+    assert [gpu.index for gpu, _ in resolve((Ask("2-3", "here"),), [GPUS[0], *GPUS[2:]])] == [2, 3]

@@ -172,6 +172,21 @@ def test_no_image_can_make_a_container_a_management_container(mounted: bool) -> 
         asked(*env, mounts=mounts, privileged=True, management="never")
 
 
+def test_a_capability_of_a_user_namespace_makes_no_management_container() -> None:
+    """It is one over that namespace alone: whoever has it there could not make these nodes."""
+    made = {
+        "process": {"env": [f"NVIDIA_VISIBLE_DEVICES={MANAGEMENT}"], "capabilities": {"bounding": ["CAP_SYS_ADMIN"]}},
+        "linux": {"namespaces": [{"type": "mount"}, {"type": "user"}]},
+    }
+    with pytest.raises(Fault, match=r"has CAP_SYS_ADMIN in its user namespace only\. Run it privileged"):
+        read(made, Config())
+    request = read(made, Config(env="privileged"))
+    assert not request.driver
+    assert request.withheld[0][1] == (
+        '[request] env is "privileged" and the container has CAP_SYS_ADMIN in its user namespace only'
+    )
+
+
 def test_management_stands_alone() -> None:
     with pytest.raises(Fault, match="means every device already"):
         asked(f"NVIDIA_VISIBLE_DEVICES=0,{MANAGEMENT}", privileged=True)

@@ -91,7 +91,7 @@ def test_a_word_names_the_mig_devices_that_it_means(words: list[str], names: lis
         "0:9", "2:0", "9:0", "000:77", "MIG-", "MIG-abc", "MIG-dddd", "MIG-dddd5555-0000-5000-8000-000000000005",
         "MIG-GPU-11111111-aaaa-0000-0000-000000000001/3/0", "MIG-GPU-ffff/1/0", "MIG-GPU-11111111/1",
         "MIG-GPU-11111111/1/0/0", "MIG-" + "a" * 5000, "MIG-../../etc", "MIG-GPU-33333333/0/0",
-        "MIG-\u0663\u0663\u0663\u0663",
+        "MIG-\u0663\u0663\u0663\u0663", "MIG-:", "mig-aaaa:1", "MIG-GPU-11111111:1/1/0",
     ],
 )  # fmt: skip
 def test_an_unknown_word_fails_and_names_the_devices_that_exist(word: str) -> None:
@@ -217,6 +217,20 @@ def test_an_unprivileged_container_is_told_what_it_lacks(variable: str) -> None:
     with pytest.raises(Fault, match="CAP_SYS_ADMIN") as caught:
         rights(VISIBLE, variable, privileged=False)
     assert variable.partition("=")[0] in str(caught.value)
+
+
+@pytest.mark.parametrize("env", ["privileged", "never"])
+def test_who_may_not_ask_for_gpus_by_environment_may_not_ask_for_rights_either(env: str) -> None:
+    made = {
+        "process": {"env": list(BOTH), "capabilities": {"bounding": ["CAP_SYS_ADMIN"] * (env == "never")}},
+        "mounts": [{"source": "/dev/null", "destination": "/var/run/nvidia-container-devices/0"}],
+    }
+    request = read(made, Config(env=env))
+    assert request.driver and not request.mig_rights
+    assert [name for name, _ in request.withheld] == [
+        "the right to configure MIG", "the right to monitor MIG",
+    ]  # fmt: skip
+    assert all("[request] env is" in text for text in request.warnings)
 
 
 @pytest.mark.parametrize("value", ["0", "0:1", "ALL", "all,0"])

@@ -208,7 +208,7 @@ def _request(request: Request) -> dict[str, object]:
         "channels": [{"word": one.word, "origin": one.origin} for one in request.channels],
         "features": [{"feature": one.key, "origin": one.origin} for one in request.features],
         "management": request.management or None,
-        "privileged": request.privileged,
+        "privileged": not request.unprivileged,
         "legacy": request.legacy,
     }
 

@@ -47,7 +47,7 @@ def list_(form: str, config_path: str, root: str, driver_root: str, nvml: bool) 
         found = host_inventory.load(host, driver, settings.library_paths, version, Silent())
     else:
         gpus = special.gpus(gpus)
-        found = special.inventory(driver, settings, gpus, {}, version or None, Silent())
+        found = special.inventory(driver, settings, gpus, version or None, Silent(), every=False)
     lists = special.report() if special else []
     lacking = dict.fromkeys(f"{name} needs {soname}, not found on host" for _, name, soname in found.incomplete)
     problems = [*problems, *found.problems, *lacking]
@@ -93,7 +93,7 @@ def list_(form: str, config_path: str, root: str, driver_root: str, nvml: bool) 
     output.line(f"kernel module  {version or 'not loaded'}")
     libraries = any(file.kind == "library" for file in found.files)
     output.line(f"libraries      {found.libraries or ('of no single version' if libraries else 'none found')}")
-    output.line(f"NVML           {silence or 'answers'}")
+    output.line(f"NVML           {silence.removeprefix('NVML ') or 'answers'}")
     output.heading("GPUs" if gpus else "no GPUs")
     notes = {}
     for gpu in gpus:
@@ -161,7 +161,7 @@ def _advice(settings: Config, driver: Host, *, module: bool, libraries: bool, gp
 def _ask_nvml(
     host: Host, found: Inventory, gpus: list[Gpu], instances: host_mig.Instances
 ) -> tuple[dict[int, Card], str]:
-    """What NVML says by the GPU's index, or why it does not; `instances` learns the UUIDs."""
+    """What NVML says by the GPU's index, and why it does not about all or some; `instances` learns the UUIDs."""
     gpus = [gpu for gpu in gpus if gpu.pci]  # of others it has no name that we know
     if not gpus:
         return {}, "not asked: there is no GPU"
@@ -169,10 +169,13 @@ def _ask_nvml(
 
     try:
         cards = nvml.survey([gpu.pci for gpu in gpus], library=nvml.library(host, found))
-        instances.learn(gpus, cards)
+        known = [(gpu, card) for gpu, card in zip(gpus, cards, strict=True) if not card.error]
+        instances.learn([gpu for gpu, _ in known], [card for _, card in known])
     except Fault as fault:
         return {}, str(fault)
-    return {gpu.index: card for gpu, card in zip(gpus, cards, strict=True)}, ""
+    unknown = [f"GPU {gpu.index} ({card.error})" for gpu, card in zip(gpus, cards, strict=True) if card.error]
+    silence = f"answers, but not about {', '.join(unknown)}" if unknown else ""
+    return {gpu.index: card for gpu, card in known}, silence
 
 
 def _gpu(host: Host, gpu: Gpu, card: Card | None, instances: host_mig.Instances) -> dict[str, object]:

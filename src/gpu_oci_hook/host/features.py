@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 CHANNEL_DIRECTORY = "/dev/nvidia-caps-imex-channels"
 CHANNEL_MODULE = "nvidia-caps-imex-channels"
+_MISC = "misc"
 
 # Key in [inject]; (directory, what names begin with, whether a number follows, name in /proc/devices) of its nodes;
 # (kind, path) of its files; what brings it onto a machine. Toolkit facts 3.13. The names are those that the modules
@@ -36,7 +37,7 @@ FEATURES = (
         "mofed",
         (
             ("/dev/infiniband", "uverbs", True, "infiniband_verbs"),
-            ("/dev/infiniband", "rdma_cm", False, "misc"),
+            ("/dev/infiniband", "rdma_cm", False, _MISC),
         ),
         (),
         "Load the kernel modules: modprobe ib_uverbs, modprobe rdma_ucm",
@@ -82,20 +83,21 @@ def find(host: Host, driver: Host, numbers: Majors, key: str) -> Found:
     _, nodes, files, cure = next(row for row in FEATURES if row[0] == key)
     found = Found(key, cure)
     for directory, begin, numbered, module in nodes:
-        hits = 0
+        hits = seen = 0
         for name in sorted(host.names(directory), key=_rank):
             rest = name[len(begin) :]
             if not name.startswith(begin) or (not rest.isdigit() if numbered else bool(rest)):
                 continue
             path = f"{directory}/{name}"
+            seen += 1
             node, why = existing(host, numbers, path, module)
             if node is None:
                 found.absent.append((path, why))
             else:
                 hits += 1
                 found.nodes.append(node)
-        if not hits:
-            lacks = numbers.names and module not in numbers.names
+        lacks = numbers.names and module not in numbers.names
+        if not hits and (lacks or not seen):
             why = f"no {module} in /proc/devices, so its kernel module is not loaded" if lacks else "the host has none"
             found.absent.append((f"{directory}/{begin}{'*' if numbered else ''}", why))
     for kind, path in files:
@@ -123,6 +125,9 @@ def existing(host: Host, numbers: Majors, path: str, *modules: str) -> tuple[Nod
     # The kernel names the verbs' second range of numbers like the first, and we know but one number for a name.
     if numbers.names and owner not in modules and (owner or "infiniband_verbs" not in modules):
         return None, f"its number {major}:{minor} belongs to {owner or 'no module'}, so it is left from an earlier boot"
+    shared = _misc(host).get(minor, "") if owner == _MISC else ""
+    if owner == _MISC and shared != path.rpartition("/")[2]:
+        return None, f"its number {major}:{minor} belongs to {shared or 'nobody'}, so it is left from an earlier boot"
     node = Node(
         path=path,
         major=major,
@@ -134,6 +139,16 @@ def existing(host: Host, numbers: Majors, path: str, *modules: str) -> tuple[Nod
         source=host.path(path),
     )
     return node, ""
+
+
+def _misc(host: Host) -> dict[int, str]:
+    """The devices that share one major number, by the minor that each got when it was loaded; from /proc/misc."""
+    try:
+        text = (host.read("/proc/misc", 65536) or b"").decode("utf-8", "replace")
+    except Fault:
+        return {}
+    rows = [line.split(None, 1) for line in text.split("\n")]
+    return {int(row[0]): row[1].strip() for row in rows if len(row) == 2 and row[0].isdecimal() and len(row[0]) < 8}
 
 
 def add(

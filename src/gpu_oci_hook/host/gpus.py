@@ -57,9 +57,10 @@ def unusual(host: Host, *, loaded: bool) -> bool:
 def gpus(host: Host) -> tuple[list[Gpu], list[str]]:
     """The GPUs in PCI order, and a sentence for each one that is left out because its file is broken.
 
-    The index counts only GPUs that are not excluded: the driver hides excluded ones from everybody.
+    The index counts only GPUs that are not excluded: the driver hides excluded ones from everybody. One that is left
+    out keeps its index, or a container would get another GPU than the one that its index names.
     """
-    found: list[tuple[tuple[int, int, int, int], str, proc.GpuText]] = []
+    found: list[tuple[tuple[int, int, int, int], str, proc.GpuText | None]] = []
     problems: list[str] = []
     for name in host.names(_GPUS):
         where = f"{_GPUS}/{name}/information"
@@ -67,26 +68,28 @@ def gpus(host: Host) -> tuple[list[Gpu], list[str]]:
         if address is None:
             problems.append(f"{host.path(_GPUS + '/' + name)}: the name is no PCI address, so it is left out")
             continue
+        facts, why = None, ""
         try:
             data = host.read(where, _LIMIT)
+            if data is None:
+                why = f"{host.path(where)} is missing"
+            else:
+                facts = proc.gpu(data)
         except Fault as fault:
-            problems.append(f"GPU {name} is left out: {fault}")
+            why = str(fault)
+        if facts is not None and facts["excluded"]:
             continue
-        if data is None:
-            problems.append(f"GPU {name} is left out: {host.path(where)} is missing")
-            continue
-        facts = proc.gpu(data)
-        if facts["excluded"]:
-            continue
-        if facts["minor"] < 0:
-            problems.append(f"GPU {name} is left out: {host.path(where)} has no device minor")
-            continue
+        if facts is not None and facts["minor"] < 0:
+            facts, why = None, f"{host.path(where)} has no device minor"
+        if facts is None:
+            problems.append(f"GPU {name} is left out: {why}")
         found.append((address, name, facts))
     found.sort(key=lambda item: item[0])
     known: list[Gpu] = []
     for index, (_, name, facts) in enumerate(found):
-        uuid, model, minor = facts["uuid"], facts["model"], facts["minor"]
-        known.append(Gpu(index=index, uuid=uuid, pci=name.lower(), minor=minor, model=model))
+        if facts is not None:
+            uuid, model, minor = facts["uuid"], facts["model"], facts["minor"]
+            known.append(Gpu(index=index, uuid=uuid, pci=name.lower(), minor=minor, model=model))
     return known, problems
 
 

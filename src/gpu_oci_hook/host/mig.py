@@ -15,6 +15,7 @@ from gpu_oci_hook.errors import Fault, clipped
 from gpu_oci_hook.formats import proc
 from gpu_oci_hook.host import nodes
 from gpu_oci_hook.host.gpus import CAPABILITIES
+from gpu_oci_hook.request.mig import title
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -100,15 +101,23 @@ class Instances:
         self.limit = limit
         self._found: dict[int, list[Mig]] = {}
         self._known: Known | None = None
+        # What the memory had when it was last looked at, and what it had that is not to be believed any more.
+        self._blob: bytes | None = None
+        self._refused: bytes | None = None
+
+    def _memory(self) -> Known:
+        """What is remembered, read once."""
+        if self._known is None:
+            self._blob = self.memory.get(_NAME)
+            self._known = {} if self._blob == self._refused else _recall(self._blob, self.version)
+        return self._known
 
     def of(self, gpu: Gpu) -> list[Mig]:
         """The GPU's MIG devices, in the order of their index; with UUIDs if those are known. Asks nobody."""
         found = self._found.get(gpu.index)
         if found is None:
             signature = _signature(self.host, gpu)
-            if self._known is None:
-                self._known = _recall(self.memory.get(_NAME), self.version)
-            before, identities = self._known.get((gpu.pci, gpu.uuid), ((), ()))
+            before, identities = self._memory().get((gpu.pci, gpu.uuid), ((), ()))
             if before != signature:
                 identities = tuple((gi, ci, "") for gi, ci, *_ in signature)
             found = self._found[gpu.index] = [
@@ -119,12 +128,11 @@ class Instances:
 
     def remembered(self, uuid: str) -> Mig | None:
         """The device with this UUID, if that is known without asking; looks at its GPU alone."""
-        if self._known is None:
-            self._known = _recall(self.memory.get(_NAME), self.version)
+        known = self._memory()
         lower = uuid.lower()
         for gpu in self.gpus:
-            _, identities = self._known.get((gpu.pci, gpu.uuid), ((), ()))
-            if any(known.lower() == lower for _, _, known in identities):
+            _, identities = known.get((gpu.pci, gpu.uuid), ((), ()))
+            if any(said.lower() == lower for _, _, said in identities):
                 return next((one for one in self.of(gpu) if one.uuid.lower() == lower), None)
         return None
 
@@ -148,9 +156,13 @@ class Instances:
         return [one for gpu in self.gpus for one in self.of(gpu)]
 
     def forget(self) -> None:
-        """Makes `identified` ask NVML anew: a UUID is asked for that nobody has."""
+        """Makes `identified` ask NVML anew: a UUID is asked for that nobody has.
+
+        What another start has learnt in the meantime counts, so that of many starts only one asks.
+        """
+        self._refused = self._blob
         self._found.clear()
-        self._known = {}
+        self._known = None
 
     def _lacking(self) -> list[Gpu]:
         return [gpu for gpu in self.gpus if any(not one.uuid for one in self.of(gpu))]
@@ -168,12 +180,14 @@ class Instances:
             before: the GPUs' signatures when NVML was asked, so that a change in the meantime shows.
 
         Raises:
-            Fault: it says something else than the kernel module.
+            Fault: it says something else than the kernel module, or nothing about one of them.
         """
         known = dict(self._known or {})
         asked = {(gpu.pci, gpu.uuid) for gpu in gpus}
         taken = {uuid.lower() for key, (_, said) in known.items() if key not in asked for _, _, uuid in said}
         for place, (gpu, card) in enumerate(zip(gpus, cards, strict=True)):
+            if card.error:
+                raise Fault(f"NVML does not know GPU {gpu.index} ({gpu.pci}): {clipped(card.error)}")
             signature = _signature(self.host, gpu)
             said = tuple(card.mig)
             what = _disagreement(gpu, card.uuid, {(gi, ci) for gi, ci, *_ in signature}, said, taken)
@@ -219,7 +233,7 @@ def fill(
     places = _Places(host, machine, many=len(chosen) > _MANY or bool(rights))
 
     def add(gpu: Gpu | None, steps: str, why: str) -> None:
-        node = places.node(gpu, steps)
+        node = places.node(gpu, steps, why)
         given.setdefault(node.path, (node, why))
 
     for one, origin in chosen:
@@ -227,7 +241,7 @@ def fill(
         add(one.gpu, f"gi{one.gi}", f"GPU instance {one.gi} of {who}: {origin}")
         add(one.gpu, f"gi{one.gi}/ci{one.ci}", f"compute instance {one.ci} of {who}: {origin}")
     for right, origin in rights:
-        add(None, right, f"the right to {'configure' if right == 'config' else right} MIG: {origin}")
+        add(None, right, f"{title(right)}: {origin}")
         for gpu in gpus:
             tree = _tree(host, gpu)
             for gi in _numbered(tree, "/", "gi"):
@@ -254,12 +268,13 @@ class _Places:
         self._trees: dict[int, Host] = {}
         self._table = _minors(host) if many else {}
 
-    def node(self, gpu: Gpu | None, steps: str) -> Node:
+    def node(self, gpu: Gpu | None, steps: str, why: str) -> Node:
         """The node of one capability, its number from the driver's tree or table.
 
         Arguments:
             gpu: None for the machine's own capabilities.
             steps: "gi1", "gi1/ci0"; "config", "monitor".
+            why: whose word asks for it.
 
         Raises:
             Fault: the driver does not say the number.
@@ -275,6 +290,7 @@ class _Places:
             raise Fault(
                 f"the device number of the MIG capability {steps} is not known: "
                 f"{'no nvidia-caps in /proc/devices' if numbers.caps is None else what}",
+                where=why,
                 cure="MIG needs a GPU and a driver that support it",
             )
         wanted = nodes.Params(mode=mode, uid=defaults.uid, gid=defaults.gid)
@@ -398,8 +414,9 @@ def _number(text: str) -> int:
 
 
 def _text(host: Host, path: str) -> str:
+    """The whole lines of a small file: one that breaks off may have lost digits, and name another capability."""
     try:
         data = host.read(path, _TEXT)
     except Fault:
         return ""
-    return (data or b"").decode("utf-8", "replace")
+    return (data or b"").rpartition(b"\n")[0].decode("utf-8", "replace")

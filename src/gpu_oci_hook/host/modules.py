@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import os
 import stat
-import subprocess
 
-from gpu_oci_hook.errors import Fault, words
+from gpu_oci_hook.errors import Fault, clipped, words
 from gpu_oci_hook.formats import proc
+from gpu_oci_hook.host import children
 from gpu_oci_hook.host.nodes import Majors, majors
 from gpu_oci_hook.host.root import Host
 
@@ -74,16 +74,16 @@ def load_module(host: Host, module: str, *, timeout: float = 20.0) -> None:
     program = _program(host, module, cure)
     argv = [program, *ARGUMENTS[module]]
     try:
-        done = subprocess.run(
-            argv, env={}, cwd="/", stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout, check=False
-        )
-    except subprocess.TimeoutExpired:
-        raise Fault(f"{program} did not load {module} within {timeout:g} seconds", cure=cure) from None
+        status, out, err = children.run(argv, {}, timeout)
     except OSError as error:
         raise Fault(f"{program} cannot be run: {words(error)}", cure=cure) from None
-    if done.returncode:
-        said = (done.stderr or done.stdout).decode("utf-8", "replace").strip().splitlines()
-        reason = f": {said[-1]}" if said else f" (status {done.returncode})"
+    if status is None:
+        if max(len(out), len(err)) > children.MOST:
+            raise Fault(f"{program} does not stop talking and was killed", cure=cure)
+        raise Fault(f"{program} did not load {module} within {timeout:g} seconds", cure=cure)
+    if status:
+        said = (err or out).decode("utf-8", "replace").strip().splitlines()
+        reason = f": {clipped(said[-1])}" if said else f" (status {status})"
         raise Fault(f"{program} could not load {module}{reason}", cure=cure)
 
 

@@ -67,7 +67,7 @@ def _place(said: str | None, usual: str, source: str, variable: str) -> tuple[st
     if said is None:
         return usual, ""
     wanted = said.rstrip("/") if len(said) > 1 else said
-    if wanted in (usual, source):
+    if wanted in (usual, source.rstrip("/")):
         return wanted, ""
     if not wanted:
         return "", f"{variable} is empty: the container wants none"

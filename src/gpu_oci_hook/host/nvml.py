@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import json
 import os
-import select
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
 
+from gpu_oci_hook.config import foreign
 from gpu_oci_hook.errors import Fault, clipped, words
+from gpu_oci_hook.host import children
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,7 +30,6 @@ BRANDS = (
     "quadrortx", "nvidiartx", "nvidia", "geforcertx", "titanrtx",
 )  # fmt: skip
 
-_MOST_BYTES = 1 << 20
 _MOST_MIG = 64  # devices of one GPU; the hardware has up to 8, each with up to 8 compute instances
 
 # The child gets its import path from us: an interpreter started with -I looks at no PYTHONPATH and no cwd, and the
@@ -47,13 +45,22 @@ class Card:
         memory: bytes.
         arch: compute capability, "8.0".
         mig: (gi, ci, UUID) of its MIG devices, in the order of NVML's index.
+        error: why NVML does not know this GPU, "GPU is lost" for one; all else is empty then.
     """
 
-    __slots__ = ("arch", "memory", "mig", "name", "uuid")
+    __slots__ = ("arch", "error", "memory", "mig", "name", "uuid")
 
     def __init__(
-        self, *, uuid: str, name: str, memory: int | None, arch: str, mig: list[tuple[int, int, str]]
+        self,
+        *,
+        uuid: str = "",
+        name: str = "",
+        memory: int | None = None,
+        arch: str = "",
+        mig: list[tuple[int, int, str]],
+        error: str = "",
     ) -> None:
+        self.error = error
         self.uuid = uuid
         self.name = name
         self.memory = memory
@@ -65,14 +72,30 @@ def library(host: Host, inventory: Inventory) -> str:
     """The path of the host's NVML library; "" where only the loader can know it.
 
     Raises:
-        Fault: the host is a directory and has none: this machine's own would speak of other GPUs.
+        Fault: the host is a directory and has none: this machine's own would speak of other GPUs. Or somebody else
+            could change it, and we are root.
     """
     for file in inventory.files:
         if file.soname == SONAME and file.arch == host.machine:
+            _trust(file.source)
             return file.source
     if host.root != "/":
         raise Fault(f"NVML cannot be asked: this host has no {SONAME}", where=host.root)
     return ""
+
+
+def _trust(path: str) -> None:
+    """Takes a library that is ours to run, or says why it is not.
+
+    The child keeps our user: where the driver's nodes are for a group, or have to be made first, nobody else could ask.
+    """
+    for step in (path, os.path.dirname(path)):
+        try:
+            what = foreign(os.stat(step))
+        except OSError as error:
+            what = f"cannot be looked at: {words(error)}"
+        if what:
+            raise Fault(f"NVML is not asked: {step} {what}", cure="What root runs must be root's alone")
 
 
 def ask(question: str, pci: str = "", *, timeout: float = 10.0, library: str = "") -> str:
@@ -101,13 +124,15 @@ def survey(addresses: Sequence[str], *, timeout: float = 10.0, library: str = ""
         addresses: PCI addresses. `timeout`, `library`: see `ask`.
 
     Raises:
-        Fault: as `ask`, or the answer makes no sense.
+        Fault: as `ask`, or the answer makes no sense. That it knows some of the GPUs only is no fault.
     """
     answer = _child("survey", addresses, library, timeout)
     try:
         said = json.loads(answer)
         cards = [
-            Card(
+            Card(error=str(one["error"]), mig=[])
+            if "error" in one
+            else Card(
                 uuid=str(one["uuid"]),
                 name=str(one["name"]),
                 memory=None if one["memory"] is None else int(one["memory"]),
@@ -116,10 +141,12 @@ def survey(addresses: Sequence[str], *, timeout: float = 10.0, library: str = ""
             )
             for one in said
         ]
-    except (ValueError, TypeError, KeyError, RecursionError):
+    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
         raise Fault(f"NVML cannot be understood: {clipped(answer)!r}") from None
     if len(cards) != len(addresses):
         raise Fault(f"NVML was asked about {len(addresses)} GPUs and answers about {len(cards)}")
+    if cards and all(card.error for card in cards):
+        raise Fault(f"NVML does not answer: {cards[0].error}")
     return cards
 
 
@@ -132,25 +159,14 @@ def _child(question: str, addresses: Sequence[str], library: str, timeout: float
     argv = [sys.executable, "-I", "-c", _CHILD, ":".join(paths), question, library, *addresses]
     environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
     try:
-        process = subprocess.Popen(
-            argv, env=environment, cwd="/", stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, start_new_session=True,
-        )  # fmt: skip
+        status, out, err = children.run(argv, environment, timeout)
     except OSError as error:
         raise Fault(f"NVML cannot be asked: {sys.executable}: {words(error)}") from None
-    # Not subprocess.run: a child that waits in the driver cannot even be killed, and must not hold us.
-    end = time.monotonic() + timeout
-    out, err, whole = _gather(process, end)
-    try:
-        status = process.wait(max(0.0, end - time.monotonic())) if whole else None
-    except subprocess.TimeoutExpired:
-        status = None
     if status is None:
-        _kill(process)
-        if len(out) > _MOST_BYTES or len(err) > _MOST_BYTES:
+        if len(out) > children.MOST or len(err) > children.MOST:
             raise Fault("NVML cannot be understood: it does not stop talking")
         cure = "Persistence mode (nvidia-persistenced) keeps the driver initialised"
-        raise Fault(f"NVML did not answer within {timeout:g} seconds", cure=cure)
+        raise Fault(f"NVML did not answer within {round(timeout, 1):g} seconds", cure=cure)
     if status < 0:
         try:
             name = signal.Signals(-status).name
@@ -161,41 +177,6 @@ def _child(question: str, addresses: Sequence[str], library: str, timeout: float
         said = err.decode("utf-8", "replace").strip().splitlines()
         raise Fault(f"NVML does not answer: {clipped(said[-1]) if said else f'status {status}'}")
     return out.decode("utf-8", "replace")
-
-
-def _gather(process: subprocess.Popen[bytes], end: float) -> tuple[bytes, bytes, bool]:
-    """The child's two outputs, and whether both came to their end in time and in measure."""
-    assert process.stdout is not None
-    assert process.stderr is not None
-    found = {process.stdout.fileno(): b"", process.stderr.fileno(): b""}
-    first, second = found
-    left = set(found)
-    while left:
-        ready = select.select(list(left), [], [], max(0.0, end - time.monotonic()))[0]
-        if not ready:
-            break
-        for fd in ready:
-            data = os.read(fd, 65536)
-            found[fd] += data
-            if not data:
-                left.discard(fd)
-        if any(len(text) > _MOST_BYTES for text in found.values()):
-            break
-    process.stdout.close()
-    process.stderr.close()
-    return found[first], found[second], not left
-
-
-def _kill(process: subprocess.Popen[bytes]) -> None:
-    """Kills the child and what it started, and waits for it as long as makes sense."""
-    try:
-        os.killpg(process.pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
-    try:
-        process.wait(0.5)
-    except subprocess.TimeoutExpired:
-        process.returncode = -signal.SIGKILL  # it waits in the driver; nobody shall wait for it
 
 
 def child() -> None:
@@ -221,7 +202,7 @@ def child() -> None:
     try:
         pynvml.nvmlInit()
         if question == "survey":
-            text = json.dumps([_card(pynvml, address) for address in addresses])
+            text = json.dumps([_card(pynvml, pynvml.NVMLError, address) for address in addresses])
         else:
             text = _answer(pynvml, question, addresses[0] if addresses else "")
     except pynvml.NVMLError as error:
@@ -252,9 +233,21 @@ def _answer(nvml: object, question: str, pci: str) -> str:
     sys.exit(f"{question} is none of {', '.join(QUESTIONS)}")
 
 
-def _card(nvml: object, pci: str) -> dict[str, object]:
+def _card(nvml: object, error: type[Exception], pci: str) -> dict[str, object]:
+    """One GPU, or why there is nothing about it: another one's answer is not lost with it."""
+    try:
+        return _facts(nvml, error, pci)
+    except (error, UnicodeDecodeError) as fault:
+        return {"error": _said(fault)}
+
+
+def _said(error: Exception) -> str:
+    """An error in words; the binding decodes texts as UTF-8, and NVML's need not be that."""
+    return "it gives bytes that are no text" if isinstance(error, UnicodeDecodeError) else str(error)
+
+
+def _facts(nvml: object, error: type[Exception], pci: str) -> dict[str, object]:
     """One GPU; what a single call cannot tell is left empty, but not the GPU itself and not its MIG devices."""
-    error: type[Exception] = getattr(nvml, "NVMLError")  # noqa: B009  an untyped module
 
     def call(name: str, *arguments: object) -> object:
         return getattr(nvml, name)(*arguments)
@@ -262,7 +255,7 @@ def _card(nvml: object, pci: str) -> dict[str, object]:
     def maybe(name: str, *arguments: object) -> object:
         try:
             return call(name, *arguments)
-        except error:
+        except (error, UnicodeDecodeError):
             return None
 
     handle = call("nvmlDeviceGetHandleByPciBusId", pci.encode())

@@ -64,15 +64,17 @@ class Special:
         driver: Host,
         config: Config,
         chosen: list[Gpu],
-        environment: dict[str, str],
         version: str | None,
         memory: Memory,
+        *,
+        every: bool,
     ) -> Inventory:
         """The files that go into containers.
 
         Arguments:
-            driver: the root that has them. environment: the container's.
+            driver: the root that has them.
             version: of the kernel module nvidia, None where it is not loaded.
+            every: all lists of the board count, see `Request.every_list`.
         """
         raise NotImplementedError
 

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from gpu_oci_hook.host.root import Host
     from gpu_oci_hook.host.tegra_lists import Line
 
-EVERYTHING = ("NVIDIA_REQUIRE_JETPACK", "csv-mounts=all")
 # A Thor with a discrete GPU has its display's node as this, which no list names (toolkit facts 3.15).
 _THIRD = "/dev/nvidia2"
 # L4T release of JetPack (major, minor) to the CUDA version of its libcuda, from JetPack's release notes.
@@ -84,12 +83,12 @@ class Tegra(Special):
         driver: Host,
         config: Config,
         chosen: list[Gpu],
-        environment: dict[str, str],
         version: str | None,
         memory: Memory,
+        *,
+        every: bool,
     ) -> Inventory:
         """The files of the lists; with a discrete GPU also those of its driver that no list names."""
-        every = environment.get(EVERYTHING[0]) == EVERYTHING[1]
         self._directory = config.csv_directory
         key = (
             "tegra", VERSION, sys.hexversion, self.host.root, driver.root, driver.machine,

@@ -12,6 +12,7 @@ import os
 import stat
 from fnmatch import fnmatchcase
 
+from gpu_oci_hook.config import foreign
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.host import catalogue as catalogues
 from gpu_oci_hook.host.inventory import DriverFile, Inventory
@@ -23,7 +24,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpu_oci_hook.host.inventory import Remembered
+    from gpu_oci_hook.host.inventory import Remembered, Witness
 
     # File, number of the line, type, path, what became of it ("matched" if anything), the paths that it stands for.
     Line = tuple[str, int, str, str, str, tuple[str, ...]]
@@ -32,6 +33,7 @@ NAMES = ("devices.csv", "drivers.csv", "l4t.csv")
 TYPES = ("dev", "dir", "lib", "sym")
 _WILD = frozenset("*?[")
 _LIMIT = 1 << 20
+_MOST = 4096  # directories that one line may make us list, and paths that it may stand for
 
 
 def search(host: Host, driver: Host, directory: str, ignore: tuple[str, ...], *, every: bool) -> Remembered:
@@ -47,7 +49,9 @@ def search(host: Host, driver: Host, directory: str, ignore: tuple[str, ...], *,
     wanted = [name for name in host.names(directory) if name.lower().endswith(".csv") and name.lower() != ".csv"]
     if not every:
         wanted = [name for name in NAMES if name in wanted]
-    if not wanted:
+    if wanted and not lists.believed(directory, host.status(directory)):
+        wanted = []
+    elif not wanted:
         looked = "*.csv" if every else ", ".join(NAMES)
         lists.problems.append(f"no list of the board's nodes and files in {host.path(directory)}: looked for {looked}")
     lists.places.append((directory, ", ".join(wanted) or "no list"))
@@ -65,7 +69,7 @@ def search(host: Host, driver: Host, directory: str, ignore: tuple[str, ...], *,
         places=tuple(lists.places),
         problems=tuple(lists.problems),
     )
-    witnesses = lists.here.witnesses()
+    witnesses = (*lists.here.witnesses(), *lists.unsure)
     if lists.there is not lists.here:
         witnesses = (*witnesses, *lists.there.witnesses())
     links = tuple([(path, target, where) for path, (target, where) in lists.links.items()])
@@ -88,14 +92,21 @@ def expand(host: Host, pattern: str, listed: Callable[[str], object] = str) -> l
 
     Arguments:
         listed: is told each directory that the answer depends on.
+
+    Raises:
+        Fault: it stands for far more than a board has.
     """
     if not _WILD & set(pattern):
         return [pattern]
     paths = [""]
+    budget = _MOST
     for part in pattern.strip("/").split("/"):
         if not _WILD & set(part):
             paths = [f"{path}/{part}" for path in paths]
             continue
+        budget -= len(paths)
+        if budget < 0:
+            raise Fault(f"too many: it stands for more than {_MOST} paths")
         for path in paths:
             listed(path or "/")
         # As in a shell, a wildcard stands for no name with a dot in front.
@@ -105,6 +116,8 @@ def expand(host: Host, pattern: str, listed: Callable[[str], object] = str) -> l
             for name in host.names(path or "/")
             if fnmatchcase(name, part) and (not name.startswith(".") or part.startswith("."))
         ]
+    if len(paths) > _MOST:
+        raise Fault(f"too many: it stands for more than {_MOST} paths")
     return paths
 
 
@@ -115,7 +128,11 @@ def judged(host: Host, line: Line) -> Line:
         return line
     paths = []
     wrong = 0
-    for path in expand(host, pattern):
+    try:
+        there = expand(host, pattern)
+    except Fault as fault:
+        return file, number, kind, pattern, fault.what, ()
+    for path in there:
         status = host.status(path)
         if status is not None and stat.S_ISCHR(status.st_mode):
             paths.append(path)
@@ -133,6 +150,11 @@ def ignored(path: str, patterns: tuple[str, ...]) -> bool:
     )
 
 
+def _tidy(path: str) -> str:
+    """An absolute path without doubled slashes and single dots; ".." stays, and is refused."""
+    return "/" + "/".join([part for part in path.split("/") if part not in ("", ".")]) if path[:1] == "/" else path
+
+
 def _matches(path: str, pattern: str) -> bool:
     """A wildcard never stands for a slash."""
     a, b = path.split("/"), pattern.split("/")
@@ -142,7 +164,8 @@ def _matches(path: str, pattern: str) -> bool:
 class _Lists:
     """The lists of one board.
 
-    files: path to file. links: path to (target, line). lines, places, problems: the report.
+    files: path to file. links: path to (target, line). lines, places, problems: the report. unsure: keeps the answer
+    from being remembered: another owner or mode is no change that a witness sees.
     """
 
     def __init__(self, host: Host, driver: Host, ignore: tuple[str, ...]) -> None:
@@ -157,6 +180,15 @@ class _Lists:
         self.lines: list[Line] = []
         self.places: list[tuple[str, str]] = []
         self.problems: list[str] = []
+        self.unsure: list[Witness] = []
+
+    def believed(self, path: str, status: os.stat_result | None) -> bool:
+        """Whether nobody but root can write there: what a list names is mounted, as if the configuration named it."""
+        what = foreign(status) if status is not None else ""
+        if what:
+            self.problems.append(f"{self.host.path(path)} {what}, so it counts for nothing")
+            self.unsure.append((self.host.path(path), 0, 0, -1))
+        return not what
 
     def read(self, file: str) -> None:
         """One list."""
@@ -165,13 +197,17 @@ class _Lists:
             self.problems.append(f"{self.host.path(file)} {hit}, so it counts for nothing")
             return
         self.here.watch(hit[0])
+        if not self.believed(file, hit[1]):
+            return
         try:
             text = os.fsdecode(self.host.read(file, _LIMIT) or b"")
         except Fault as fault:
             self.problems.append(f"a list counts for nothing: {fault}")
             return
         counts: dict[str, int] = {}
-        for number, kind, path in parse(text):
+        for number, kind, said in parse(text):
+            # One path has one spelling: the nodes of a discrete GPU are told by theirs.
+            path = _tidy(said)
             what, paths = self._line(f"{file.rpartition('/')[2]}:{number}", kind, path)
             self.lines.append((file, number, kind, path, what, tuple(paths)))
             word = (what or "nodes, looked at every time").partition(":")[0]
@@ -187,7 +223,11 @@ class _Lists:
             return "", []
         paths: list[str] = []
         reasons: list[str] = []
-        for path in expand(self.driver, pattern, self.there.directory):
+        try:
+            there = expand(self.driver, pattern, self.there.directory)
+        except Fault as fault:
+            return fault.what, []
+        for path in there:
             reason = self._path(where, kind, path)
             (reasons if reason else paths).append(reason or path)
         if paths:
@@ -206,6 +246,8 @@ class _Lists:
         if status is None:
             return "missing"
         folder = stat.S_ISDIR(status.st_mode)
+        if real == "/":
+            return "wrong kind: the root directory"
         if kind == "dir" and not folder:
             return "wrong kind: no directory"
         if kind == "lib" and folder:

@@ -67,9 +67,10 @@ class Wsl(Special):
         driver: Host,
         config: Config,
         chosen: list[Gpu],
-        environment: dict[str, str],
         version: str | None,
         memory: Memory,
+        *,
+        every: bool,
     ) -> Inventory:
         """libdxcore and the store's files, at the paths that they have here."""
         paths = config.library_paths

@@ -8,7 +8,8 @@ from __future__ import annotations
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.plan.edits import DeviceNode, DeviceRule, Gid, Mount, Plan, Withheld
 from gpu_oci_hook.plan.facts import needs
-from gpu_oci_hook.request import items, member
+from gpu_oci_hook.request import in_user_namespace, items
+from gpu_oci_hook.request.devices import everything
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -16,11 +17,6 @@ if TYPE_CHECKING:
     from gpu_oci_hook.plan.facts import Facts
 
 NODE = ("nosuid", "noexec", "bind", "rprivate")
-
-
-def in_user_namespace(spec: object) -> bool:
-    """Whether the container gets a user namespace, new or joined."""
-    return any(member(namespace, "type") == "user" for namespace in items(spec, "linux", "namespaces"))
 
 
 def add(facts: Facts, plan: Plan, brought: dict[str, str]) -> None:
@@ -42,11 +38,13 @@ def add(facts: Facts, plan: Plan, brought: dict[str, str]) -> None:
         else:
             plan.withheld.append(Withheld("device", node.path, needs(capability)))
     chosen = {gpu.index for gpu, _ in facts.chosen}
+    every = everything(facts.request.asks)
+    left_out = "it is in MIG mode without a MIG device" if every else "this GPU was not asked for"
     for gpu in facts.gpus:
         if gpu.index not in chosen:
             path = f"/dev/nvidia{gpu.minor}" if gpu.minor >= 0 else gpu.model
             name = f"{path} (GPU {gpu.index}{', ' * bool(gpu.uuid)}{gpu.uuid})"
-            plan.withheld.append(Withheld("device", name, "this GPU was not asked for"))
+            plan.withheld.append(Withheld("device", name, left_out))
     for capability, path, module in facts.absent_nodes:
         if not serves(capability, brought):
             plan.withheld.append(Withheld("device", path, needs(capability)))

@@ -39,6 +39,9 @@ if TYPE_CHECKING:
 # tmpfs of the container's: they serve where the image's tree cannot be written.
 PREFIXES = ("/usr/local/nvidia", "/usr/lib/gpu-oci-hook", "/run/gpu-oci-hook", "/dev/gpu-oci-hook")
 
+# Where a runtime makes nodes, or refuses mounts. As the root: what it makes would be made in what is mounted there.
+_RUNTIMES = ("/dev/", "/proc/", "/sys/")
+
 # Runtimes make missing mount points in these at will.
 _FRESH = ("tmpfs", "devtmpfs", "ramfs")
 
@@ -92,6 +95,8 @@ class Places:
         """The link-free place for a directory to be mounted on; "" when there can be none."""
         place = self._place(path)
         cover = self.covered(place) if place else "foreign"
+        if place != path and _astray(path, place):
+            return ""
         if any(destination.startswith(f"{place}/") for destination, _ in self._mounts):
             return ""  # ours would hide a mount of the container's
         if place != path and self.covered(path) == "image" and (cover != "image" or self._target.names(place, 1)):
@@ -102,6 +107,13 @@ class Places:
         if status is None:
             return place if self.writable else ""
         return place if status.st_mode & 0o170000 == 0o040000 else ""  # S_ISDIR, without the import
+
+    def _hides(self, path: str, place: str) -> bool:
+        """Whether the very last name of a path is a link of the image's to a directory with something in it."""
+        if self.covered(path) != "image":
+            return False
+        status = self._target.status(path)
+        return status is not None and status.st_mode & 0o170000 == 0o120000 and bool(self._target.names(place, 1))
 
     def cover(self, path: str) -> str:
         """What a path lies in: "image", "fresh" (a tmpfs of the container's own) or "foreign" (another mount)."""
@@ -131,6 +143,8 @@ class Places:
         """
         if follow:
             place = self._place(path)
+            if place and place != path and self._hides(path, place):
+                return "", f"a link of the image leads from {path} to {place}, and ours would hide what is there"
         else:
             above, _, name = path.rpartition("/")
             place = self._place(above or "/")
@@ -141,8 +155,8 @@ class Places:
             place = place and f"{place.rstrip('/')}/{name}"
         if not place:
             return "", f"the image has something else than a directory on the way to {path}"
-        if place.startswith("/dev/") and not path.startswith("/dev/"):
-            return "", f"a link of the image leads from {path} to {place}, where the runtime makes nodes"
+        if place != path and _astray(path, place):
+            return "", f"a link of the image leads from {path} to {place}, which is the runtime's"
         cover = self.covered(place)
         if cover == "fresh" or (cover == "foreign" and self.mounted(place)):
             return place, ""
@@ -154,3 +168,8 @@ class Places:
         if found is None:
             return "", f"the root file system cannot be written and has no {path}"
         return found, ""
+
+
+def _astray(path: str, place: str) -> bool:
+    """Whether an image's links lead from a path to a place where a runtime's own things would be."""
+    return place == "/" or any(f"{place}/".startswith(top) and not path.startswith(top) for top in _RUNTIMES)

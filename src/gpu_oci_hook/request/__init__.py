@@ -30,6 +30,8 @@ MOUNT_ROOTS = ("/var/run/nvidia-container-devices", "/run/nvidia-container-devic
 MIG_RIGHTS = (("NVIDIA_MIG_CONFIG_DEVICES", "config"), ("NVIDIA_MIG_MONITOR_DEVICES", "monitor"))
 # What asks for something beside GPUs; `extras` reads it.
 EXTRAS = ("NVIDIA_IMEX_CHANNELS", "NVIDIA_GDS", "NVIDIA_MOFED", "NVIDIA_GDRCOPY", "NVIDIA_NVSWITCH")
+# On a Jetson every list of nodes and files counts (container toolkit facts 3.15).
+LISTS = ("NVIDIA_REQUIRE_JETPACK", "csv-mounts=all")
 # Everything that a driver-management container needs, by the CDI name that it has where engines resolve those.
 MANAGEMENT = "management.nvidia.com/gpu=all"
 # Linux passes no longer entry to a program (MAX_ARG_STRLEN, with pages of 4 KiB). To take a longer one apart
@@ -65,7 +67,10 @@ class Request:
         channels: IMEX channels. features: what is switched on besides, GPUDirect Storage for one.
         management: whose word asks for every node and file there is; "" when nobody does.
         mig_rights: ("config" or "monitor", origin): over all MIG devices of the machine.
-        legacy, privileged: a CUDA image of before `NVIDIA_REQUIRE_CUDA`; CAP_SYS_ADMIN in the bounding set.
+        every_list: all of a Jetson's CSV lists count, not the usual ones alone.
+        legacy: a CUDA image of before `NVIDIA_REQUIRE_CUDA`.
+        refusal: why this container's environment may ask for nothing; "" when it may.
+        unprivileged: why it is no privileged container; "" when it is one.
     """
 
     __slots__ = (
@@ -75,14 +80,16 @@ class Request:
         "channels",
         "driver",
         "environment",
+        "every_list",
         "features",
         "legacy",
         "management",
         "mig_rights",
         "origin",
-        "privileged",
+        "refusal",
         "requirements",
         "requirements_off",
+        "unprivileged",
         "warnings",
         "withheld",
     )
@@ -102,8 +109,10 @@ class Request:
         self.features: tuple[Feature, ...] = ()
         self.management = ""
         self.mig_rights: tuple[tuple[str, str], ...] = ()
+        self.every_list = False
         self.legacy = False
-        self.privileged = False
+        self.refusal = ""
+        self.unprivileged = ""
 
 
 def member(value: object, *keys: str) -> object:
@@ -147,13 +156,23 @@ def environment(spec: object, warnings: list[str] | None = None) -> tuple[dict[s
     return values, places
 
 
-def privileged(spec: object) -> bool:
-    """Whether CAP_SYS_ADMIN is in the container's bounding set."""
+def in_user_namespace(spec: object) -> bool:
+    """Whether the container gets a user namespace, new or joined."""
+    return any(member(namespace, "type") == "user" for namespace in items(spec, "linux", "namespaces"))
+
+
+def unprivileged(spec: object) -> str:
+    """Why a container is not privileged; "" when CAP_SYS_ADMIN is in its bounding set, and is one over the machine.
+
+    In a user namespace everybody may have it, and cannot make a device node with it (user_namespaces(7)).
+    """
     found = member(spec, "process", "capabilities")
     if isinstance(found, dict):
         found = found.get("bounding")
     # runtime-spec 1.0.0-rc1 to rc4 had one flat list
-    return isinstance(found, list) and "CAP_SYS_ADMIN" in found
+    if not isinstance(found, list) or "CAP_SYS_ADMIN" not in found:
+        return "the container lacks CAP_SYS_ADMIN"
+    return "the container has CAP_SYS_ADMIN in its user namespace only" if in_user_namespace(spec) else ""
 
 
 def mounts(spec: object) -> list[Ask]:
@@ -185,7 +204,8 @@ def read(spec: object, config: Config) -> Request:
     request = Request()
     values, places = environment(spec, request.warnings)
     request.environment = values
-    request.privileged = privileged(spec)
+    request.unprivileged = unprivileged(spec)
+    request.refusal = _refusal(request, config)
     request.legacy = _legacy(values)
     mounted = mounts(spec)
     channels = [Ask(ask.word[5:], ask.origin) for ask in mounted if ask.word.startswith("imex/")]
@@ -193,7 +213,7 @@ def read(spec: object, config: Config) -> Request:
     if channels or any(name in values for name in EXTRAS) or _always(config):
         from gpu_oci_hook.request import extras
 
-        extras.read(request, channels, values, places, config, _refusal(request, config))
+        extras.read(request, channels, values, places, config)
     if not request.driver:
         return request
     where = f"process.env[{places[capabilities.VARIABLE]}]" if capabilities.VARIABLE in places else ""
@@ -212,6 +232,10 @@ def read(spec: object, config: Config) -> Request:
     if request.management:
         request.capabilities_origin = "a management container gets every one that is supported"
     _requirements(request, values, config)
+    if values.get(LISTS[0]) == LISTS[1]:
+        request.every_list = not request.refusal
+        if request.refusal:
+            request.withheld.append(("every CSV list", f"{'='.join(LISTS)}, but {request.refusal}"))
     if any(values.get(name) for name, _ in MIG_RIGHTS):
         from gpu_oci_hook.request import mig
 
@@ -267,10 +291,9 @@ def _devices(
         words = ["all"]
         here = f"legacy CUDA image: CUDA_VERSION={clipped(values['CUDA_VERSION'])} without NVIDIA_REQUIRE_CUDA"
     request.origin = here
-    reason = _refusal(request, config)
-    if reason:
-        request.withheld.append((f"GPUs asked for by {here}", reason))
-        request.warnings.append(f"the container starts without a GPU: {reason}")
+    if request.refusal:
+        request.withheld.append((f"GPUs asked for by {here}", request.refusal))
+        request.warnings.append(f"the container starts without a GPU: {request.refusal}")
         return
     request.driver = True
     _bounded(DEVICES, said)
@@ -290,8 +313,8 @@ def _refusal(request: Request, config: Config) -> str:
     """Why this container may not ask by its environment; "" when it may."""
     if config.env == "never":
         return '[request] env is "never"'
-    if config.env == "privileged" and not request.privileged:
-        return '[request] env is "privileged" and the container lacks CAP_SYS_ADMIN'
+    if config.env == "privileged" and request.unprivileged:
+        return f'[request] env is "privileged" and {request.unprivileged}'
     return ""
 
 
@@ -312,9 +335,9 @@ def _management(request: Request, words: list[str], origin: str, config: Config)
             where=origin,
             cure='Name the GPUs, or set [request] management = "privileged"',
         )
-    if not request.privileged:
+    if request.unprivileged:
         raise Fault(
-            f'"{MANAGEMENT}" asks for every device and file of the driver, and the container lacks CAP_SYS_ADMIN',
+            f'"{MANAGEMENT}" asks for every device and file of the driver, and {request.unprivileged}',
             where=origin,
             cure="Run it privileged (--privileged, or securityContext.privileged in Kubernetes), or name the GPUs",
         )

@@ -29,6 +29,11 @@ def names_mig(word: str) -> bool:
     return lower.startswith("mig-") or (bool(colon) and _digits(index) and _digits(instance))
 
 
+def everything(asks: tuple[Ask, ...]) -> bool:
+    """Whether one of the words is `all`."""
+    return any(ask.word.strip().lower() == "all" for ask in asks)
+
+
 def resolve(
     asks: tuple[Ask, ...], gpus: list[Gpu], divided: frozenset[int] = frozenset()
 ) -> list[tuple[Gpu, str]]:
@@ -105,11 +110,21 @@ def _index(ask: Ask, text: str, gpus: list[Gpu]) -> Gpu:
 def _range(ask: Ask, first: int, last: int, gpus: list[Gpu]) -> list[Gpu]:
     if first > last:
         raise Fault(f'the range "{ask.word}" runs backwards', where=ask.origin, cure=f"Say {last}-{first}")
-    if last >= len(gpus):
-        least = max(first, len(gpus))
+    found = [gpu for gpu in gpus if first <= gpu.index <= last]
+    count = gpus[-1].index + 1 if gpus else 0
+    if last >= count:
+        least = max(first, count)
         absent = f"GPU {last} does not exist" if least == last else f"GPUs {least} to {last} do not exist"
         raise Fault(f'the range "{ask.word.strip()}" goes too far: {absent}', where=ask.origin, cure=_inventory(gpus))
-    return [gpu for gpu in gpus if first <= gpu.index <= last]
+    if len(found) <= last - first:  # one that cannot be used keeps its index
+        there = [gpu.index for gpu in found]
+        absent = ", ".join(str(index) for index in range(first, last + 1) if index not in there)
+        raise Fault(
+            f'the range "{ask.word.strip()}" has a gap: GPU {absent} cannot be used',
+            where=ask.origin,
+            cure=f"gpu-oci-hook list says why. {_inventory(gpus)}",
+        )
+    return found
 
 
 def _beginning(lower: str) -> bool:

@@ -64,19 +64,18 @@ class Channels:
 
 
 def read(
-    request: Request, mounted: list[Ask], values: dict[str, str], places: dict[str, int], config: Config, refusal: str
+    request: Request, mounted: list[Ask], values: dict[str, str], places: dict[str, int], config: Config
 ) -> None:
     """Puts channels and features into the request, or among what is withheld.
 
     Arguments:
         mounted: channels asked for by mounts: the words behind "imex/".
         values, places: the container's environment and where each name stands.
-        refusal: why this container may not ask by its environment; "" when it may.
 
     Raises:
         Fault: a word that means no channel.
     """
-    _channels(request, mounted, values, places, config, refusal)
+    _channels(request, mounted, values, places, config)
     features: list[Feature] = []
     for name, key, title in SWITCHES:
         policy = getattr(config, key)
@@ -92,9 +91,9 @@ def read(
         elif asks and policy == "never":
             request.withheld.append((title, f'{name}=enabled, but [inject] {key} is "never"'))
             request.warnings.append(f'{title} not given: [inject] {key} is "never"')
-        elif asks and refusal:
-            request.withheld.append((title, f"{name}=enabled, but {refusal}"))
-            request.warnings.append(f"{title} not given: {refusal}")
+        elif asks and request.refusal:
+            request.withheld.append((title, f"{name}=enabled, but {request.refusal}"))
+            request.warnings.append(f"{title} not given: {request.refusal}")
         elif asks:
             features.append(Feature(key, title, f"{name}=enabled (process.env[{places[name]}])", required=True))
     request.features = tuple(features)
@@ -104,9 +103,9 @@ _NOTHING = "the container gets nothing of the driver; say NVIDIA_VISIBLE_DEVICES
 
 
 def _channels(
-    request: Request, mounted: list[Ask], values: dict[str, str], places: dict[str, int], config: Config, refusal: str
+    request: Request, mounted: list[Ask], values: dict[str, str], places: dict[str, int], config: Config
 ) -> None:
-    title = "IMEX channels"
+    title, refusal = "IMEX channels", request.refusal
     words: list[tuple[str, str]] = []
     if mounted and config.volume_mounts:  # as for GPUs: a mount, which no image can make, outweighs the variable
         words = [(ask.word, ask.origin) for ask in mounted]

@@ -20,9 +20,13 @@ _SHORTEST_UUID = 4
 _FULL_UUID = 36
 _MOST = 16  # listed in an error
 
+MAKE = "Make one (nvidia-smi mig -cci), or name the GPU itself, on which nothing can be computed then"
+
 
 def rights(request: Request, values: dict[str, str], places: dict[str, int]) -> tuple[tuple[str, str], ...]:
     """The rights over all MIG devices that NVIDIA_MIG_CONFIG_DEVICES and NVIDIA_MIG_MONITOR_DEVICES ask for.
+
+    One that the container's environment may not ask for is withheld.
 
     Raises:
         Fault: the container is not privileged, the value is not `all`, or single MIG devices are asked for besides.
@@ -35,9 +39,13 @@ def rights(request: Request, values: dict[str, str], places: dict[str, int]) -> 
         origin = f"{name}={clipped(value)} (process.env[{places[name]}])"
         if value != "all":
             raise Fault(f'{name} has the unknown word "{clipped(value)}"', where=origin, cure="Valid is all")
-        if not request.privileged:
+        if request.refusal:
+            request.withheld.append((title(right), f"{origin}, but {request.refusal}"))
+            request.warnings.append(f"{title(right)} is not given: {request.refusal}")
+            continue
+        if request.unprivileged:
             raise Fault(
-                f"{name} is for privileged containers, and this one lacks CAP_SYS_ADMIN in its bounding set",
+                f"{name} is for privileged containers, and {request.unprivileged}",
                 where=origin,
                 cure="Run it privileged (--privileged, or securityContext.privileged in Kubernetes), or unset it",
             )
@@ -50,6 +58,11 @@ def rights(request: Request, values: dict[str, str], places: dict[str, int]) -> 
             )
         found.append((right, origin))
     return tuple(found)
+
+
+def title(right: str) -> str:
+    """What the right "config" or "monitor" is, for people."""
+    return f"the right to {'configure' if right == 'config' else right} MIG"
 
 
 def resolve(
@@ -83,6 +96,15 @@ def undivided(whole: list[Gpu], split: frozenset[int], instances: Instances) -> 
                 f"programs see it and cannot compute on it; {instead}"
             )
     return found
+
+
+def barren(gpus: list[Gpu], divided: frozenset[int], instances: Instances) -> list[str]:
+    """A sentence for each divided GPU that has no MIG device, so that `all` means nothing of it."""
+    return [
+        f"GPU {gpu.index} is in MIG mode and has GPU instances, but no compute instance and so no MIG device to give"
+        for gpu in gpus
+        if gpu.index in divided and not instances.of(gpu)
+    ]
 
 
 def with_parents(
@@ -181,10 +203,11 @@ def _by_uuid(ask: Ask, word: str, gpus: list[Gpu], instances: Instances) -> Mig:
 
 
 def _unknown(ask: Ask, gpus: list[Gpu], instances: Instances) -> Fault:
-    index, colon, _ = ask.word.strip().partition(":")
+    word = ask.word.strip()
+    index, colon, _ = word.partition(":")
     why = ""
-    if colon:
-        gpu = next((gpu for gpu in gpus if str(gpu.index) == index.lstrip("0") or gpu.index == int(index)), None)
+    if colon and not word.lower().startswith("mig-"):
+        gpu = next((gpu for gpu in gpus if gpu.index == int(index)), None)
         if gpu is not None and not instances.of(gpu):
             why = f": GPU {gpu.index} has no MIG devices"
     return Fault(

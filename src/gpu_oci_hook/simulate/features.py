@@ -37,7 +37,8 @@ _FILES = {
     "gds": [
         ("/etc/cufile.json", '{ "properties": { "use_compat_mode": false } }\n'),
         ("/run/udev/data/b259:0", "E:ID_MODEL=simulated NVMe disk\n"),
-    ]
+    ],
+    "mofed": [("/proc/misc", "122 rdma_cm\n227 mcelog\n 61 network_latency\n")],
 }
 
 
