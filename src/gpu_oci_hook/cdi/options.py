@@ -80,7 +80,6 @@ def request_for(config: Config, options: Options) -> Request:
     origin = f"--mode {options.mode}"
     if options.mode == MANAGEMENT:
         request.management = origin
-        request.privileged = True
     elif options.mode == CHANNEL:
         request.channels = (Channels(ALL, origin, 0, LAST_CHANNEL, every=True),)
     elif options.mode in FEATURES:

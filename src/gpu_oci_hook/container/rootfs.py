@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 LINKS = 40  # as the kernel: path_resolution(7)
 STEPS = 20000  # a hostile text could else make us walk for minutes
 KEPT = 64  # directories held open
+DEEP = 16  # components from which on they are not worth it
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -323,6 +324,7 @@ class Rootfs:
         missing: list[str] = []
         links = steps = 0
         here = Directory(self, os.dup(self._fd), []) if start is None else start
+        own = start is None  # nobody else has `here`
         while pending:
             name = pending.pop()
             if name in ("", "."):
@@ -360,8 +362,12 @@ class Rootfs:
                     if plain is not None:
                         if plain and plain not in self._known:
                             self._keep(plain, here)  # it is a directory: something is in it
-                        plain = f"{plain}/{name}"
-                    here = Directory(self, fd, [*here.parts, name])
+                            own = False
+                        plain = f"{plain}/{name}" if len(here.parts) < DEEP else None
+                    parts = here.parts if own else [*here.parts]
+                    parts.append(name)
+                    here = Directory(self, fd, parts)
+                    own = True
                     continue
                 plain = None
                 links += 1
@@ -371,6 +377,7 @@ class Rootfs:
                 if not text.startswith("/"):
                     continue
             here = Directory(self, os.dup(self._fd), [])
+            own = True
         return here, missing
 
 
