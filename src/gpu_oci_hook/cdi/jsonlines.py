@@ -1,0 +1,64 @@
+"""The line of each value in a JSON text that is known to be right; Python's own parser does not tell.
+
+Cost rule: only when there is something to say about the file.
+"""
+
+from __future__ import annotations
+
+import re
+from json.decoder import scanstring  # type: ignore[attr-defined]
+
+from gpu_oci_hook.cdi.finding import join
+
+_TOKEN = re.compile(r'[ \t\n\r]*([{}\[\],:]|"|[^ \t\n\r{}\[\],:"]+)')
+
+
+def read(text: str) -> tuple[dict[str, int], list[str]]:
+    """The line of each value by its JSON path, and the paths of the keys that are there more than once.
+
+    Of a key that is there twice the last line counts.
+    """
+    lines: dict[str, int] = {}
+    twice: list[str] = []
+    # Path of each thing that is open, the index that comes next (-1: a mapping), and the keys so far.
+    open_: list[tuple[str, list[int], set[str]]] = []
+    where, line, place, counted = "", 1, 0, 0
+    while match := _TOKEN.match(text, place):
+        sign, start, place = match[1], match.start(1), match.end()
+        line += text.count("\n", counted, start)
+        counted = start
+        if sign == ",":
+            above, index, _ = open_[-1]
+            if index[0] >= 0:
+                index[0] += 1
+                where = join(above, index[0])
+            continue
+        if sign == ":":
+            continue
+        if sign in ("}", "]"):
+            open_.pop()
+            continue
+        word = ""
+        if sign == '"':
+            word, place = scanstring(text, place, False)
+        if sign == '"' and open_ and open_[-1][1][0] < 0 and _is_key(text, place):
+            above, _, keys = open_[-1]
+            where = join(above, word)
+            if word in keys:
+                twice.append(where)
+            keys.add(word)
+            lines[where] = line
+            continue
+        lines.setdefault(where, line)
+        if sign == "{":
+            open_.append((where, [-1], set()))
+        elif sign == "[":
+            open_.append((where, [0], set()))
+            where = join(where, 0)
+    return lines, twice
+
+
+def _is_key(text: str, place: int) -> bool:
+    """Whether the string that ends at a place is followed by a colon."""
+    match = _TOKEN.match(text, place)
+    return match is not None and match[1] == ":"

@@ -1,0 +1,230 @@
+"""A CDI file read: JSON or YAML, bounded, with everything that is wrong with it as findings.
+
+Engines read both with one YAML parser, whatever the suffix; so does this, except that what is JSON goes through the
+faster parser for it. What comes out is what Go's decoder makes of the file (see `shape`): keys spelled as the
+specification spells them, text where text belongs, nothing that is null.
+
+Cost rule: cold (json, PyYAML). Memory and time are bounded by `LIMIT` and `tree.NODES`.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Mapping
+
+from gpu_oci_hook.cdi import jsonlines, shape
+from gpu_oci_hook.cdi.finding import Finding, line_of
+from gpu_oci_hook.errors import clipped, words
+
+# The largest files that are known have some 300 KiB (16 GPUs with 7 MIG instances each).
+LIMIT = 4 << 20
+
+# The only ones that engines read; ".yml" is none (pkg/cdi, spec-dirs.go).
+SUFFIXES = (".json", ".yaml")
+
+# What YAML does not allow in a text, and so engines not in JSON either.
+_FORBIDDEN = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+# Escapes of JSON that YAML 1.1 lacks. Seen with podman 4.3: such a file is refused.
+_ESCAPES = re.compile(r"(?<!\\)(?:\\\\)*(\\/|\\u[dD][89a-fA-F])")
+
+
+class Document:
+    """A file that was read.
+
+    data: what it says, as dicts, lists and scalars; None when that could not be found out.
+    findings: what is to be said of it; at least one error when data is None.
+    lines: the line of each JSON path, as far as known (`finding.line_of` finds the nearest).
+    """
+
+    __slots__ = ("_lines", "_text", "data", "findings")
+
+    def __init__(self, findings: list[Finding]) -> None:
+        self.data: object | None = None
+        self.findings = findings
+        self._lines: Mapping[str, int] | None = {}
+        self._text = ""
+
+    @property
+    def lines(self) -> Mapping[str, int]:
+        """See above; of a JSON file found when first asked for."""
+        if self._lines is None:
+            self._lines = jsonlines.read(self._text)[0]
+        return self._lines
+
+
+def read(path: str) -> Document:
+    """Reads a file, whatever it is; never raises for what is there.
+
+    Arguments:
+        path: as a person would write it; symbolic links are followed, as engines do.
+    """
+    try:
+        return parse(_bytes(path), path)
+    except OSError as error:
+        cure = "Give every user the right to read it (chmod 0644)" if isinstance(error, PermissionError) else ""
+        return _failed(path, f"cannot be read: {words(error)}", cure)
+    except ValueError as error:  # a NUL in the path, or what _bytes has to say
+        return _failed(path, str(error))
+
+
+def parse(data: bytes, path: str) -> Document:
+    """What the bytes of a file say.
+
+    Arguments:
+        data: its content.
+        path: its path, for findings, and for its suffix: a YAML text in a JSON file is worth a warning.
+    """
+    document = Document([])
+    if len(data) > LIMIT:
+        return _failed(path, f"has more than {LIMIT >> 20} MiB: no CDI file needs so many")
+    try:
+        text = _text(data, document, path)
+        if not _json(text, document, path):
+            _yaml(text, document, path)
+    except _Refused as refusal:
+        document.data = None
+        document.findings.append(refusal.finding)
+        return document
+    if document.data is None and not any(one.level == "error" for one in document.findings):
+        document.findings.append(Finding("error", path, "", "is empty: engines find no data in it"))
+    return document
+
+
+class _Refused(Exception):
+    """Carries the finding that says why there is no data."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(str(finding))
+        self.finding = finding
+
+
+def _failed(path: str, text: str, cure: str = "", line: int = 0) -> Document:
+    return Document([Finding("error", path, "", text, cure, line)])
+
+
+def _bytes(path: str) -> bytes:
+    """The content of a regular file, at most one byte more than the limit."""
+    # Opening a FIFO must not wait, and opening a terminal must not make it ours.
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise ValueError("is not a regular file")
+        parts = []
+        left = LIMIT + 1
+        while left and (part := os.read(descriptor, min(left, 1 << 20))):
+            parts.append(part)
+            left -= len(part)
+        return b"".join(parts)
+    finally:
+        os.close(descriptor)
+
+
+def _text(data: bytes, document: Document, path: str) -> str:
+    """The text of these bytes, in the encodings that engines take."""
+    encoding = "utf-8"
+    if data.startswith((b"\xff\xfe", b"\xfe\xff")):
+        encoding = "utf-16"
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        name = encoding.upper()
+        raise _Refused(Finding("error", path, "", f"is not {name}", "Save it as UTF-8", line)) from error
+    if encoding == "utf-16" or text.startswith("\ufeff"):
+        what = "is written in UTF-16" if encoding == "utf-16" else "starts with a byte order mark"
+        cure = "Save it as UTF-8 without one"
+        document.findings.append(Finding("warning", path, "", f"{what}, which not every program reads", cure, 1))
+        text = text.removeprefix("\ufeff")
+    forbidden = _FORBIDDEN.search(text)
+    if forbidden:
+        line = text.count("\n", 0, forbidden.start()) + 1
+        what = f"has a character that YAML and so engines do not allow (U+{ord(forbidden[0]):04X})"
+        raise _Refused(Finding("error", path, "", what, "Take it out", line))
+    return text
+
+
+def _json(text: str, document: Document, path: str) -> bool:
+    """Reads a text as JSON; False when it is none but may be YAML."""
+    if not text.lstrip().startswith(("{", "[")):
+        return False
+    twice = False
+
+    def pairs(found: list[tuple[str, object]]) -> dict[str, object]:
+        nonlocal twice
+        made = dict(found)
+        twice = twice or len(made) != len(found)
+        return made
+
+    try:
+        tree = json.loads(text, object_pairs_hook=pairs, parse_constant=_no_constant)
+    except RecursionError as error:
+        finding = Finding("error", path, "", f"is nested deeper than {shape.DEPTH} levels: no CDI file needs so many")
+        raise _Refused(finding) from error
+    except ValueError as error:
+        if not path.endswith(".json"):
+            return False
+        return _not_json(error, text, document, path)
+    document._text, document._lines = text, None
+    if twice:
+        lines, paths = jsonlines.read(text)
+        what = "is there twice: engines refuse the file"
+        raise _Refused(Finding("error", path, paths[0], what, "Remove one of them", line_of(lines, paths[0])))
+    escape = _ESCAPES.search(text)
+    if escape:
+        line = text.count("\n", 0, escape.start(1)) + 1
+        what = f"has the escape {escape[1]}, which is JSON, but engines read JSON as YAML and refuse it"
+        cure = "Write the character itself"
+        document.findings.append(Finding("warning", path, "", what, cure, line))
+    _shaped(tree, {}, document, path)
+    return True
+
+
+def _no_constant(word: str) -> None:
+    raise ValueError(f"{word} is not JSON")
+
+
+def _not_json(error: ValueError, text: str, document: Document, path: str) -> bool:
+    """A file called JSON that is none: engines read it as YAML, if that works; the complaint is about JSON."""
+    try:
+        _yaml(text, document, path)
+    except _Refused as refusal:
+        if "values" in refusal.finding.text or not isinstance(error, json.JSONDecodeError):
+            raise
+        what = f"not JSON: {error.msg[:1].lower()}{error.msg[1:]}"
+        line = error.lineno
+        raise _Refused(Finding("error", path, "", what, "", line)) from error
+    return True
+
+
+def _yaml(text: str, document: Document, path: str) -> None:
+    """Reads a text as YAML."""
+    from gpu_oci_hook.cdi import tree  # PyYAML: not for JSON
+
+    try:
+        result = tree.read(text, path)
+    except tree.Broken as broken:
+        raise _Refused(broken.finding) from broken
+    document._lines = result.lines
+    document.findings += result.findings
+    if path.endswith(".json"):
+        what = "is YAML, not JSON: engines read it, other programs do not"
+        document.findings.append(Finding("warning", path, "", what, "Call it .yaml"))
+    _shaped(result.tree, result.spelled, document, path)
+
+
+def _shaped(tree: object, spelled: Mapping[str, str], document: Document, path: str) -> None:
+    """Takes the values over in the shape that engines give them."""
+    shaper = shape.Shaper(spelled)
+    try:
+        document.data = shaper.value(tree)
+    except shape.TooMuch as error:
+        raise _Refused(Finding("error", path, "", str(error))) from error
+    for level, where, text, cure in shaper.notes:
+        line = line_of(document.lines, where)
+        document.findings.append(Finding(level, path, where, clipped(text), cure, line))
+    if any(level == "error" for level, _, _, _ in shaper.notes):
+        document.data = None

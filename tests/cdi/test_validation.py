@@ -1,0 +1,465 @@
+"""What is wrong with a CDI file: the cases of pkg/cdi's own tests, and ours."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from cdi.specs import BROUGHT, FULL, Spec, changed, small
+from gpu_oci_hook.cdi import reading, validation
+from gpu_oci_hook.cdi.finding import Finding
+
+EDITS = "devices[0].containerEdits"
+
+
+def found(spec: object, **more: Any) -> list[tuple[str, str, str]]:
+    return [(one.level, one.where, one.text) for one in validation.findings(spec, "x.json", **more)]
+
+
+def only(spec: object, **more: Any) -> Finding:
+    (one,) = validation.findings(spec, "x.json", **more)
+    return one
+
+
+def device(**values: Any) -> Spec:
+    """A file with a device node that has these values, too."""
+    return small("0.5.0", deviceNodes=[{"path": "/dev/null", **values}])
+
+
+def hook(**values: Any) -> Spec:
+    return small(hooks=[{"hookName": "prestart", "path": "/usr/bin/x", **values}])
+
+
+def rdt(**values: Any) -> Spec:
+    return small("1.1.0", intelRdt=values)
+
+
+def net(*pairs: tuple[str, str]) -> Spec:
+    return small("1.1.0", netDevices=[{"hostInterfaceName": host, "name": name} for host, name in pairs])
+
+
+GOOD: dict[str, Spec] = {
+    "an environment variable": small(env=["BAR=BARVALUE1"]),
+    "a variable without a value": small(env=["BAR="]),
+    "a variable with an equals sign in its value": small(env=["BAR=a=b"]),
+    "a device, path only": device(),
+    "a device, path and type": device(type="c"),
+    "a device of any type": device(type=""),
+    "a device, path, type and permissions": device(type="b", permissions="rwm"),
+    "a device, permissions omitted": device(permissions=""),
+    "a FIFO": device(type="p"),
+    "an unbuffered device": device(type="u", major=1, minor=2),
+    "the greatest device numbers": device(type="c", major=2**63 - 1, minor=0, uid=2**32 - 1, gid=0, fileMode=2**32 - 1),
+    "a mount": small(mounts=[{"hostPath": "/dev/vendorctl", "containerPath": "/dev/vendorctl"}]),
+    "every stage of hooks": small(
+        hooks=[
+            {"hookName": name, "path": "/usr/local/bin/hook", "args": ["--verbose"], "env": ["A=b"]}
+            for name in ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
+        ]
+    ),
+    "an empty Intel RDT": rdt(),
+    "a class of Intel RDT": rdt(closID="foo-bar"),
+    "the root class of Intel RDT": rdt(closID="/"),
+    "a long class of Intel RDT": rdt(closID="x" * 4095),
+    "Intel RDT schemata": rdt(schemata=["MB:0=70"], enableMonitoring=True),
+    "network devices": net(("eth0", "net0"), ("eth1", "net1")),
+    "additional groups": small("0.7.0", additionalGids=[5, 6, 5]),
+    "empty edits of the file": small() | {"containerEdits": {}},
+    "a device with nothing but groups": small("0.7.0", additionalGids=[1]),
+    "a version with a v": small("v0.3.0"),
+    "a version newer than needed": small("1.0.0"),
+    "an annotation with a domain": small("0.6.0") | {"annotations": {"vendor.com/Key_1.x": "anything\n"}},
+    "an annotation with a domain in capitals": small("0.6.0") | {"annotations": {"Vendor.com/key": ""}},
+    "the longest annotation": small("0.6.0") | {"annotations": {f"{'a' * 253}/{'b' * 63}": ""}},
+    "the most annotations": small("0.6.0") | {"annotations": {"key": "v" * ((256 << 10) - 3)}},
+    "a device's name that begins with a digit": changed(small("0.5.0"), "devices", 0, "name", to="0:1"),
+    "a long device name, which only the prose forbids": changed(small(), "devices", 0, "name", to="x" * 64),
+}
+
+
+@pytest.mark.parametrize("name", GOOD)
+def test_nothing_is_said_of(name: str) -> None:
+    assert found(GOOD[name]) == []
+
+
+@pytest.mark.parametrize("version", BROUGHT)
+def test_nothing_is_said_of_what_a_version_brought_but_that_a_field_is_gone(version: str) -> None:
+    said = ["enableCMT was in CDI up to 1.0.0: engines that read later versions refuse the file"]
+    assert [text for _, _, text in found(BROUGHT[version])] == (said if version == "0.7.0" else [])
+
+
+def test_nothing_is_said_of_a_file_with_every_field() -> None:
+    assert found(FULL) == []
+
+
+BAD: dict[str, tuple[Spec, str, str]] = {
+    "an empty variable": (small(env=[""]), f"{EDITS}.env[0]", '"" is not NAME=value'),
+    "a variable without a name": (small(env=["=foo"]), f"{EDITS}.env[0]", '"=foo" is not NAME=value'),
+    "a variable without an assignment": (small(env=["A=b", "FOO"]), f"{EDITS}.env[1]", '"FOO" is not NAME=value'),
+    "a NUL in a variable": (small(env=["A=\0"]), f"{EDITS}.env[0]", "has a NUL character"),
+    "a device with an empty path": (device(path=""), f"{EDITS}.deviceNodes[0].path", "is empty"),
+    "a device without a path": (small(deviceNodes=[{"type": "c"}]), f"{EDITS}.deviceNodes[0]", "has no path"),
+    "a device of a wrong type": (device(type="f"), f"{EDITS}.deviceNodes[0].type", '"f" is not known'),
+    "a device with wrong permissions": (
+        device(permissions="to land"),
+        f"{EDITS}.deviceNodes[0].permissions",
+        '"to land" is not some of the letters r, w and m',
+    ),
+    "a device with the permissions of a later version": (
+        device(permissions="none"),
+        f"{EDITS}.deviceNodes[0].permissions",
+        '"none" is understood by no engine that reads CDI up to 1.1.0',
+    ),
+    "a negative major number": (device(major=-1), f"{EDITS}.deviceNodes[0].major", "-1 is not 0 or more"),
+    "a major number of more than 63 bits": (
+        device(major=2**63),
+        f"{EDITS}.deviceNodes[0].major",
+        '"9223372036854775808" is more than 9223372036854775807',
+    ),
+    "a user of more than 32 bits": (device(uid=2**32), f"{EDITS}.deviceNodes[0].uid", '"4294967296" is more than'),
+    "a mode as text": (device(fileMode="0666"), f"{EDITS}.deviceNodes[0].fileMode", "must be a whole number, is text"),
+    "a mode that is a fraction": (
+        device(fileMode=1.5),
+        f"{EDITS}.deviceNodes[0].fileMode",
+        "must be a whole number, is a fraction",
+    ),
+    "a mode that is true": (
+        device(fileMode=True),
+        f"{EDITS}.deviceNodes[0].fileMode",
+        "must be a whole number, is true or false",
+    ),
+    "a mount with an empty host path": (
+        small(mounts=[{"hostPath": "", "containerPath": "/a"}]),
+        f"{EDITS}.mounts[0].hostPath",
+        "is empty",
+    ),
+    "a mount with an empty container path": (
+        small(mounts=[{"hostPath": "/a", "containerPath": ""}]),
+        f"{EDITS}.mounts[0].containerPath",
+        "is empty",
+    ),
+    "a mount without a container path": (
+        small(mounts=[{"hostPath": "/a"}]),
+        f"{EDITS}.mounts[0]",
+        "has no containerPath",
+    ),
+    "a mount that is null": (small(mounts=[None]), f"{EDITS}.mounts[0]", "must be a mapping, is null"),
+    "mounts that are no list": (small(mounts={}, env=["A=b"]), f"{EDITS}.mounts", "must be a list, is a mapping"),
+    "a hook with an empty path": (hook(path=""), f"{EDITS}.hooks[0].path", "is empty"),
+    "a hook of an unknown name": (
+        hook(hookName="misCreateRuntime"),
+        f"{EDITS}.hooks[0].hookName",
+        '"misCreateRuntime" is not known',
+    ),
+    "a hook with a wrong variable": (hook(env=["=value2"]), f"{EDITS}.hooks[0].env[0]", '"=value2" is not NAME=value'),
+    "a class of Intel RDT that is a dot": (rdt(closID="."), f"{EDITS}.intelRdt.closID", '"." is not a file name'),
+    "a class of Intel RDT that is two dots": (rdt(closID=".."), f"{EDITS}.intelRdt.closID", '".." is not a file name'),
+    "a class of Intel RDT with a slash": (rdt(closID="a/b"), f"{EDITS}.intelRdt.closID", '"a/b" is not a file name'),
+    "a class of Intel RDT with a newline": (rdt(closID="a\n"), f"{EDITS}.intelRdt.closID", '"a\n" is not a file name'),
+    "a class of Intel RDT that is too long": (rdt(closID="x" * 4096), f"{EDITS}.intelRdt.closID", '"xxx'),
+    "a network device without a name": (net(("eth0", "")), f"{EDITS}.netDevices[0].name", "is empty"),
+    "a network device without a host interface": (
+        net(("", "eth0")),
+        f"{EDITS}.netDevices[0].hostInterfaceName",
+        "is empty",
+    ),
+    "a host interface twice": (
+        net(("eth0", "a"), ("eth0", "b")),
+        f"{EDITS}.netDevices[1].hostInterfaceName",
+        f'"eth0" is the host interface of {EDITS}.netDevices[0] already',
+    ),
+    "a name of a network device twice": (
+        net(("eth0", "a"), ("eth1", "a")),
+        f"{EDITS}.netDevices[1].name",
+        f'"a" is the name of {EDITS}.netDevices[0] already',
+    ),
+    "a negative group": (small("0.7.0", additionalGids=[-1]), f"{EDITS}.additionalGids[0]", "-1 is not 0 or more"),
+    "no devices": (small() | {"devices": []}, "devices", "is an empty list"),
+    "missing devices": (changed(small(), "devices", remove=True), "", "has no devices"),
+    "a device that is null": (small() | {"devices": [None]}, "devices[0]", "must be a mapping, is null"),
+    "a device without edits": (
+        changed(small(), "devices", 0, "containerEdits", remove=True),
+        "devices[0]",
+        "has no containerEdits",
+    ),
+    "empty edits of a device": (
+        changed(small(), "devices", 0, "containerEdits", to={}),
+        EDITS,
+        "has no edits: engines refuse the whole file",
+    ),
+    "edits of a device that are empty lists": (
+        changed(small(), "devices", 0, "containerEdits", to={"env": [], "mounts": []}),
+        EDITS,
+        "has no edits: engines refuse the whole file",
+    ),
+    "edits that are a list, as in the specification's example": (
+        small() | {"containerEdits": [{"env": ["A=b"]}]},
+        "containerEdits",
+        "must be a mapping, is a list",
+    ),
+    "two devices of one name": (
+        small() | {"devices": small()["devices"] * 2},
+        "devices[1].name",
+        '"dev" is the name of devices[0] already: engines refuse the whole file',
+    ),
+    "an empty device name": (changed(small(), "devices", 0, "name", to=""), "devices[0].name", '"" is not letters'),
+    "a device name with a slash": (changed(small(), "devices", 0, "name", to="a/b"), "devices[0].name", '"a/b" is not'),
+    "a device name that ends in a dash": (
+        changed(small(), "devices", 0, "name", to="a-"),
+        "devices[0].name",
+        '"a-" is',
+    ),
+    "a kind without a class": (small() | {"kind": "vendor.com"}, "kind", '"vendor.com" is not vendor/class'),
+    "a kind with two slashes": (
+        small() | {"kind": "vendor.com/aa/bb"},
+        "kind",
+        '"vendor.com/aa/bb" is not vendor/class',
+    ),
+    "a vendor that begins with a digit": (small() | {"kind": "0v.com/class"}, "kind", '"0v.com/class" is not'),
+    "no kind": (changed(small(), "kind", remove=True), "", "has no kind"),
+    "no version": (changed(small(), "cdiVersion", remove=True), "", "has no cdiVersion"),
+    "an unknown version": (
+        small("0.9.0"),
+        "cdiVersion",
+        '"0.9.0" is no version of CDI that is known (0.3.0 to 1.1.0)',
+    ),
+    "a version that nobody accepts": (
+        small("0.2.0"),
+        "cdiVersion",
+        '"0.2.0" is less than 0.3.0, the least that engines accept',
+    ),
+    "another version that nobody accepts": (small("v0.1.0"), "cdiVersion", '"v0.1.0" is less than 0.3.0'),
+    "a version that is a number": (small() | {"cdiVersion": 1}, "cdiVersion", "must be text, is a whole number"),
+    "an unknown field": (small() | {"foo": 1}, "foo", "is no field that engines know here: they refuse the whole file"),
+    "an unknown field of a device": (changed(small(), "devices", 0, "foo", to=1), "devices[0].foo", "is no field"),
+    "an unknown field of a mount": (
+        small(mounts=[{"hostPath": "/a", "containerPath": "/a", "readonly": True}]),
+        f"{EDITS}.mounts[0].readonly",
+        "is no field",
+    ),
+    "an annotation that is a number": (
+        small("0.6.0") | {"annotations": {"a": 1}},
+        "annotations.a",
+        "must be text, is a whole number",
+    ),
+    "an annotation with an empty key": (
+        small("0.6.0") | {"annotations": {"": "b"}},
+        'annotations[""]',
+        '"" is not a name of up to 63 letters',
+    ),
+    "an annotation with two slashes": (
+        small("0.6.0") | {"annotations": {"a/b/c": "d"}},
+        'annotations["a/b/c"]',
+        '"a/b/c" is not a name',
+    ),
+    "an annotation with a long name": (
+        small("0.6.0") | {"annotations": {"b" * 64: ""}},
+        f"annotations.{'b' * 64}",
+        '"bbb',
+    ),
+    "an annotation with an odd domain": (
+        small("0.6.0") | {"annotations": {"a_b/c": ""}},
+        'annotations["a_b/c"]',
+        '"a_b/c" is not a name',
+    ),
+    "too many annotations": (
+        small("0.6.0") | {"annotations": {"key": "é" * (128 << 10)}},
+        "annotations",
+        "262147 bytes of keys and values are more than 262144",
+    ),
+    "a field that is gone": (
+        rdt(enableMBM=True),
+        f"{EDITS}.intelRdt.enableMBM",
+        "enableMBM is gone since CDI 1.0.0, and the file declares 1.1.0",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_engines_refuse(name: str) -> None:
+    spec, where, text = BAD[name]
+    one = only(spec)
+    assert (one.level, one.where) == ("error", where)
+    assert one.text.startswith(text)
+
+
+DOUBTFUL: dict[str, tuple[Spec, str, str]] = {
+    "a relative device": (
+        device(path="dev/null"),
+        f"{EDITS}.deviceNodes[0].path",
+        '"dev/null" is not an absolute path',
+    ),
+    "a relative host device": (
+        device(hostPath="null"),
+        f"{EDITS}.deviceNodes[0].hostPath",
+        '"null" is not an absolute',
+    ),
+    "a relative hook": (hook(path="x"), f"{EDITS}.hooks[0].path", '"x" is not an absolute path'),
+    "a relative mount point": (
+        small(mounts=[{"hostPath": "/a", "containerPath": "a"}]),
+        f"{EDITS}.mounts[0].containerPath",
+        '"a" is not an absolute path',
+    ),
+    "a relative source": (
+        small(mounts=[{"hostPath": "a", "containerPath": "/a"}]),
+        f"{EDITS}.mounts[0].hostPath",
+        '"a" is not an absolute path',
+    ),
+    "a hook without time": (hook(timeout=0), f"{EDITS}.hooks[0].timeout", "0 is not more than 0 seconds"),
+    "a hook with less than no time": (hook(timeout=-1), f"{EDITS}.hooks[0].timeout", "-1 is not more than 0 seconds"),
+    "group 0": (small("0.7.0", additionalGids=[0]), f"{EDITS}.additionalGids[0]", "0 is not another group than 0"),
+    "a mode that looks octal": (
+        device(fileMode=666),
+        f"{EDITS}.deviceNodes[0].fileMode",
+        "666 is a decimal number, the mode 1232",
+    ),
+    "a class of one letter": (small() | {"kind": "vendor.com/c"}, "kind", '"vendor.com/c" has a part of one letter'),
+    "annotations that differ by case": (
+        small("0.6.0") | {"annotations": {"a": "", "A": ""}},
+        "annotations.A",
+        'differs from "a" only by case',
+    ),
+    "an empty list of a later version": (
+        small(env=["A=b"], netDevices=[]),
+        f"{EDITS}.netDevices",
+        "netDevices came with CDI 1.1.0: engines that read up to 0.3.0 refuse it, even empty",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DOUBTFUL)
+def test_engines_read_and_a_warning_says_what_is_odd_about(name: str) -> None:
+    spec, where, text = DOUBTFUL[name]
+    one = only(spec)
+    assert (one.level, one.where) == ("warning", where)
+    assert one.text.startswith(text)
+
+
+@pytest.mark.parametrize("data", [[], "a", 1, 1.5, True, {}, [{}]])
+def test_a_document_of_another_kind_has_errors(data: object) -> None:
+    assert all(level == "error" for level, _, _ in found(data)) and found(data)
+
+
+# --- versions (R08) ---------------------------------------------------------------------------------
+
+
+def test_a_field_that_needs_more_than_the_file_declares_is_an_error_with_both_versions() -> None:
+    text = (
+        '{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","devices":[{"name":"0","containerEdits":'
+        '{"deviceNodes":[{"path":"/dev/nvidia0"}],\n"additionalGids":[44]}}]}'
+    )
+    document = reading.parse(text.encode(), "/etc/cdi/nvidia.json")
+    (one,) = validation.findings(document.data, "/etc/cdi/nvidia.json", lines=document.lines)
+    assert str(one) == (
+        "/etc/cdi/nvidia.json:2: devices[0].containerEdits.additionalGids: field needs >= 0.7.0, and the file declares "
+        "0.5.0. Declare 0.7.0, which docker 26.1, containerd 1.7.16, crio 1.30, podman 5.1 or later read"
+    )
+
+
+@pytest.mark.parametrize("version", [version for version in BROUGHT if version not in ("0.3.0", "0.8.0", "1.0.0")])
+def test_what_a_version_brought_is_an_error_in_a_file_that_declares_less(version: str) -> None:
+    said = found(changed(BROUGHT[version], "cdiVersion", to="0.3.0"))
+    assert {level for level, _, text in said if "needs >=" in text} == {"error"}
+    assert all(text.startswith(("field needs >= ", "enableCMT")) for _, _, text in said) and said
+
+
+def test_a_digit_first_and_a_dot_in_the_class_say_so_in_words() -> None:
+    spec = changed(small(), "devices", 0, "name", to="0") | {"kind": "a.com/b.c"}
+    assert [text for _, _, text in found(spec)] == [
+        "a dot in the class needs >= 0.6.0, and the file declares 0.3.0",
+        "a device name that begins with a digit needs >= 0.5.0, and the file declares 0.3.0",
+    ]
+
+
+def test_several_features_ask_for_the_version_that_serves_all() -> None:
+    spec = small("0.3.0", additionalGids=[1], mounts=[{"hostPath": "/a", "containerPath": "/a", "type": "bind"}])
+    cures = {one.cure.partition(",")[0] for one in validation.findings(spec, "x")}
+    assert cures == {"Declare 0.7.0"}
+
+
+# --- an engine that reads less ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("version", BROUGHT)
+def test_a_file_is_right_for_engines_that_read_what_it_declares(version: str) -> None:
+    levels = {level for level, _, _ in found(BROUGHT[version], maximum=version)}
+    assert levels <= {"warning"}
+
+
+def test_an_engine_that_reads_less_refuses_the_version_and_each_field() -> None:
+    said = validation.findings(FULL, "x", maximum="0.5.0", reader="podman 4.3")
+    assert {one.level for one in said} == {"error"}
+    assert [(one.where, one.text.partition(":")[0]) for one in said] == [
+        ("cdiVersion", "1.1.0 is more than podman 4.3 reads"),
+        ("kind", "a dot in the class needs >= 0.6.0"),
+        ("annotations", "field needs >= 0.6.0"),
+        ("devices[0].annotations", "field needs >= 0.6.0"),
+        (f"{EDITS}.netDevices", "field needs >= 1.1.0"),
+        (f"{EDITS}.intelRdt", "field needs >= 0.7.0"),
+        (f"{EDITS}.intelRdt.schemata", "field needs >= 1.1.0"),
+        (f"{EDITS}.intelRdt.enableMonitoring", "field needs >= 1.1.0"),
+        (f"{EDITS}.additionalGids", "field needs >= 0.7.0"),
+        ("devices[1].containerEdits.intelRdt", "field needs >= 0.7.0"),
+    ]
+
+
+def test_a_file_that_declares_too_much_may_declare_less() -> None:
+    assert only(small("0.7.0"), maximum="0.5.0").cure == "Declare 0.3.0: the content needs no more"
+
+
+def test_an_empty_field_is_unknown_to_an_engine_that_reads_less() -> None:
+    spec = small("0.5.0", env=["A=b"], additionalGids=[])
+    said = [text for level, _, text in found(spec, maximum="0.6.0") if level == "error"]
+    assert said == [
+        "additionalGids is no field that an engine that reads CDI up to 0.6.0 knows: it refuses the whole file"
+    ]
+
+
+def test_old_engines_do_not_know_the_letter_before_a_version() -> None:
+    assert only(small("v0.5.0"), maximum="0.5.0").text.endswith('does not know the letter "v"')
+    assert found(small("v0.5.0"), maximum="0.6.0") == []
+
+
+def test_a_field_that_is_gone_is_an_error_for_an_engine_that_does_not_know_it_any_more() -> None:
+    spec = small("0.7.0", intelRdt={"enableCMT": True})
+    assert [level for level, _, _ in found(spec, maximum="1.0.0")] == ["warning"]
+    assert [level for level, _, _ in found(spec, maximum="1.1.0")] == ["warning", "error"]
+
+
+# --- what to do -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("spec", "cure"),
+    [
+        (small() | {"containerEdit": {}}, "Did you mean containerEdits?"),
+        (small() | {"mounts": []}, "It belongs in containerEdits"),
+        (small() | {"hostPath": "/a"}, "It belongs in deviceNodes or mounts"),
+        (small() | {"closID": "a"}, "It belongs in intelRdt"),
+        (small() | {"zzzzz": 1}, "Remove it"),
+        (hook(hookName="createcontainer"), "Did you mean createContainer?"),
+        (device(type="f"), "One of b, c, u, p"),
+        (device(fileMode=660), "For 0660 write 432"),
+    ],
+)
+def test_a_cure_is_offered(spec: Spec, cure: str) -> None:
+    assert only(spec).cure == cure
+
+
+def test_findings_come_in_the_order_of_the_file_with_their_lines() -> None:
+    spec = {"devices": [{"name": "-"}], "kind": 3, "cdiVersion": "7"}
+    document = reading.parse(json.dumps(spec, indent=0).encode(), "x.json")
+    said = validation.findings(document.data, "x.json", lines=document.lines)
+    assert [(one.line, one.where) for one in said] == [
+        (3, "devices[0]"),
+        (4, "devices[0].name"),
+        (7, "kind"),
+        (8, "cdiVersion"),
+    ]
+
+
+def test_the_same_is_not_said_twice() -> None:
+    said = validation.findings(FULL, "x", maximum="0.3.0")
+    assert len(said) == len(set(said))

@@ -1,0 +1,188 @@
+"""`gpu-oci-hook cdi validate`: every finding of files and directories, as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from gpu_oci_hook import cli
+
+from .conftest import Command
+
+SCHEMA = json.loads((Path(cli.__file__).parent / "cdi-validate.schema.json").read_text())
+
+GOOD = """\
+cdiVersion: 0.5.0
+kind: nvidia.com/gpu
+devices:
+- name: "0"
+  containerEdits:
+    deviceNodes: [{path: /dev/nvidia0}]
+"""
+# R08's counter-example.
+NEWER = GOOD + "    additionalGids: [44]\n"
+NEEDS = "devices[0].containerEdits.additionalGids: field needs >= 0.7.0, and the file declares 0.5.0"
+READ = "read by docker 25, containerd 1.7, crio 1.26, podman 4.3 or later"
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Path:
+    """A directory with a file of each sort."""
+    (tmp_path / "a.yaml").write_text(GOOD)
+    (tmp_path / "b.json").write_text('{"cdiVersion": "0.3.0",\n "kind": "a.com/bb",\n "kind": "a.com/cc"}')
+    (tmp_path / "c.yml").write_text(GOOD)
+    (tmp_path / "d.yaml.bak").write_text(GOOD)
+    (tmp_path / "e.yaml").mkdir()
+    (tmp_path / "e.yaml/inner.yaml").write_text("")
+    os.mkfifo(tmp_path / "f.yaml")
+    (tmp_path / "g.yaml").symlink_to("g.yaml")
+    (tmp_path / "h.yaml").write_text(NEWER)
+    for path in tmp_path.glob("[a-d]*"):
+        path.chmod(0o644)
+    (tmp_path / "h.yaml").chmod(0o600)
+    return tmp_path
+
+
+def document(text: str) -> dict[str, Any]:
+    parsed: dict[str, Any] = json.loads(text)
+    jsonschema.validate(parsed, SCHEMA)
+    return parsed
+
+
+def test_a_good_file_is_valid_and_its_readers_are_named(directory: Path, command: Command) -> None:
+    answer = command("cdi", "validate", directory / "a.yaml")
+    assert (answer.status, answer.err) == (0, "")
+    assert answer.out == f"{directory}/a.yaml: valid: 1 device of nvidia.com/gpu, CDI 0.5.0, {READ}\n"
+
+
+def test_a_file_that_declares_more_than_it_needs_is_told_so(directory: Path, command: Command) -> None:
+    (directory / "a.yaml").write_text(GOOD.replace("0.5.0", "0.7.0"))
+    answer = command("cdi", "validate", directory / "a.yaml")
+    assert "CDI 0.7.0 (needs 0.5.0), read by docker 26.1, " in answer.out and answer.status == 0
+
+
+def test_every_file_of_a_directory_has_a_line_in_order_and_those_that_engines_ignore_too(
+    directory: Path, command: Command
+) -> None:
+    answer = command("cdi", "validate", directory)
+    assert answer.status == 1 and answer.err == ""
+    assert answer.out.replace(f"{directory}/", "").splitlines() == [
+        f"a.yaml: valid: 1 device of nvidia.com/gpu, CDI 0.5.0, {READ}",
+        "b.json:3: kind: is there twice: engines refuse the file. Remove one of them",
+        "c.yml: info: is ignored by engines, which read .json and .yaml only. Call it c.yaml",
+        "d.yaml.bak: info: is ignored by engines, which read .json and .yaml only",
+        "f.yaml: is not a regular file",
+        "g.yaml: cannot be read: its symbolic links go round in a circle or may not be followed",
+        "h.yaml: info: has the mode 0600: rootless engines of other users cannot read it. chmod 0644",
+        f"h.yaml:7: {NEEDS}. Declare 0.7.0, which docker 26.1, containerd 1.7.16, crio 1.30, podman 5.1 or later read",
+    ]
+
+
+def test_json_says_the_same(directory: Path, command: Command) -> None:
+    answer = command("cdi", "validate", directory, "--format", "json")
+    said = document(answer.out)
+    assert answer.status == 1 and said["valid"] is False and said["max_version"] is None
+    files = {os.path.basename(one["path"]): one for one in said["files"]}
+    assert list(files) == ["a.yaml", "b.json", "c.yml", "d.yaml.bak", "f.yaml", "g.yaml", "h.yaml"]
+    assert [one["read"] for one in files.values()] == [True, True, False, False, True, True, True]
+    assert [one["valid"] for one in files.values()] == [True, False, True, True, False, False, False]
+    assert files["a.yaml"]["file"] == {
+        "kind": "nvidia.com/gpu",
+        "devices": 1,
+        "declares": "0.5.0",
+        "needs": "0.5.0",
+        "needs_because": "devices[0].name: a device name that begins with a digit",
+    }
+    assert files["b.json"]["file"] is None
+    assert files["h.yaml"]["file"]["needs"] == "0.7.0"
+    assert [(one["level"], one["line"]) for one in files["h.yaml"]["findings"]] == [("info", 0), ("error", 7)]
+
+
+def test_a_target_refuses_what_it_cannot_read(directory: Path, command: Command) -> None:
+    (directory / "h.yaml").write_text(NEWER.replace("0.5.0", "0.7.0"))
+    assert command("cdi", "validate", directory / "h.yaml").status == 0
+    assert command("cdi", "validate", directory / "h.yaml", "--target", "docker-26.1").status == 0
+    answer = command("cdi", "validate", directory / "h.yaml", "--target", "podman-4.3")
+    assert answer.status == 1
+    assert "h.yaml:1: cdiVersion: 0.7.0 is more than podman 4.3 reads\n" in answer.out
+    assert "additionalGids: field needs >= 0.7.0: podman 4.3 refuses the whole file. It can be read by " in answer.out
+    assert "valid" not in answer.out
+
+
+def test_a_greatest_version_does_what_a_target_does(directory: Path, command: Command) -> None:
+    path = directory / "h.yaml"
+    path.write_text(NEWER.replace("0.5.0", "0.7.0"))
+    assert command("cdi", "validate", path, "--max-version", "0.7.0").status == 0
+    answer = command("cdi", "validate", path, "--max-version", "0.6.0")
+    assert answer.status == 1
+    assert "cdiVersion: 0.7.0 is more than an engine that reads CDI up to 0.6.0 reads" in answer.out
+    # Of both the lesser counts.
+    both = ("--max-version", "0.6.0", "--target", "docker-28.3")
+    assert command("cdi", "validate", path, *both).out == answer.out
+    both = ("--max-version", "0.7.0", "--target", "podman-4.3")
+    assert document(command("cdi", "validate", path, *both, "--format", "json").out)["max_version"] == "0.5.0"
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (("--target", "podman-3"), "--target: podman 3 reads no CDI files. podman does from version 4.1 on"),
+        (("--target", "lxc-6"), "--target: no engine is called 'lxc-6'. Say one of docker, containerd, crio, podman"),
+        (("--max-version", "0.9.0"), "--max-version: '0.9.0' is no version of CDI. Known are 0.3.0, 0.4.0"),
+    ],
+)
+def test_a_wrong_option_is_one_line(directory: Path, command: Command, options: tuple[str, ...], said: str) -> None:
+    answer = command("cdi", "validate", directory, *options)
+    assert answer.status == 1 and answer.out == ""
+    assert answer.err.startswith(f"gpu-oci-hook: {said}") and answer.err.count("\n") == 1
+
+
+def test_a_file_that_engines_ignore_is_checked_when_it_is_named(directory: Path, command: Command) -> None:
+    answer = command("cdi", "validate", directory / "c.yml")
+    assert answer.status == 0
+    assert answer.out.replace(f"{directory}/", "").splitlines() == [
+        "c.yml: warning: is ignored by engines, which read .json and .yaml only. Call it c.yaml",
+        "c.yml: valid: 1 device of nvidia.com/gpu, CDI 0.5.0",
+    ]
+
+
+def test_what_is_not_there_is_an_error_and_the_rest_is_checked(directory: Path, command: Command) -> None:
+    answer = command("cdi", "validate", directory / "none.yaml", directory / "a.yaml", "/nonexistent")
+    assert answer.status == 1
+    lines = answer.out.splitlines()
+    assert lines[0] == f"{directory}/none.yaml: cannot be read: it is missing"
+    assert lines[1].startswith(f"{directory}/a.yaml: valid")
+    assert lines[2] == "/nonexistent: cannot be read: it is missing"
+
+
+def test_an_empty_directory_is_fine(tmp_path: Path, command: Command) -> None:
+    assert command("cdi", "validate", tmp_path) == type(command("cdi", "validate", tmp_path))(0, "", "")
+    assert document(command("cdi", "validate", tmp_path, "--format", "json").out)["files"] == []
+
+
+def test_no_path_is_a_wrong_command_line(command: Command) -> None:
+    assert command("cdi", "validate").status == 2
+
+
+def test_odd_names_and_content_stay_on_one_line(tmp_path: Path, command: Command) -> None:
+    path = tmp_path / "a\nb\x1b[31m.yaml"
+    path.write_text('"k\\ne\\ey": 1\n')
+    answer = command("cdi", "validate", path)
+    assert answer.status == 1
+    assert "\x1b" not in answer.out
+    assert [line.partition(":")[0] for line in answer.out.splitlines()] == [f"{tmp_path}/a\\nb\\x1b[31m.yaml"] * 4
+    document(command("cdi", "validate", path, "--format", "json").out)
+
+
+def test_a_warning_alone_is_no_failure(directory: Path, command: Command) -> None:
+    (directory / "a.yaml").write_text(GOOD.replace('"0"', "0777"))
+    answer = command("cdi", "validate", directory / "a.yaml")
+    assert answer.status == 0
+    assert answer.out.splitlines()[0].endswith(
+        'a.yaml:4: warning: devices[0].name: 0777 without quotes is read as "511". Put it in quotes'
+    )
