@@ -282,7 +282,7 @@ def test_any_bytes_in_config_json(world: World, data: st.DataObject) -> None:
         (directory / "config.json").write_bytes(text)
         found = runtime.read_config_json(str(directory / "config.json"))
         assert found == text
-        if runtime.asks(text):
+        if runtime.asks(text, runtime.TRIGGERS):
             world.start(directory)
 
 

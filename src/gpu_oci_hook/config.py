@@ -272,18 +272,21 @@ def read(path: str) -> bytes | None:
     raise Fault("the config file is larger than 1 MiB", where=path)
 
 
-def trust(status: os.stat_result, path: str) -> None:
-    """Accept a config file's status, or say why not: it decides what is run as root.
+def trust(status: os.stat_result, path: str, what: str = "the config file") -> None:
+    """Accept the status of a file that decides what is run as root, or say why not.
+
+    Arguments:
+        what: the file, for people.
 
     Raises:
         Fault: no regular file; owned by, or writable for, somebody else while we run as root.
     """
     if not stat.S_ISREG(status.st_mode):
-        raise Fault("the config file is not a regular file", where=path)
-    what = foreign(status)
-    if what:
-        cure = f"chown root {path}" if "belongs" in what else f"chmod go-w {path}"
-        raise Fault(f"the config file {what} and is refused while running as root", where=path, cure=f"Run: {cure}")
+        raise Fault(f"{what} is not a regular file", where=path)
+    how = foreign(status)
+    if how:
+        cure = f"chown root {path}" if "belongs" in how else f"chmod go-w {path}"
+        raise Fault(f"{what} {how} and is refused while running as root", where=path, cure=f"Run: {cure}")
 
 
 def foreign(status: os.stat_result) -> str:
