@@ -85,10 +85,10 @@ def _title(edit: Edit) -> str:
 
 
 def _node(edit: DeviceNode, rule: DeviceRule | None) -> str:
-    mode = "" if edit.mode == 0o666 else f"  mode {edit.mode:04o}"
+    mode = "" if edit.mode in (0o666, None) else f"  mode {edit.mode:04o}"
     owner = f"  owner {edit.uid}:{edit.gid}" if edit.uid or edit.gid else ""
     access = f" {rule.access}" if rule else ""
-    return f"{edit.path:<22} c {edit.major}:{edit.minor}{access}{mode}{owner}"
+    return f"{edit.path:<22} {edit.type} {edit.major}:{edit.minor}{access}{mode}{owner}"
 
 
 def _seen(path: str, prefix: str) -> str:
@@ -103,7 +103,7 @@ def _source(edit: Mount, prefix: str) -> str:
 
 
 def _bound(edit: Mount, rule: DeviceRule | None, prefix: str) -> str:
-    numbers = f" c {rule.major}:{rule.minor} {rule.access}" if rule else ""
+    numbers = f" {rule.type} {rule.major}:{rule.minor} {rule.access}" if rule else ""
     return f"{edit.destination:<22}{numbers}{_source(edit, prefix)}".rstrip()
 
 

@@ -12,6 +12,9 @@ from gpu_oci_hook.request import member
 
 Object = dict[str, object]
 
+# What a device rule's type is that means every type.
+_ANY = (None, "", "a")
+
 
 def apply(spec: Object, edits: list[Edit]) -> None:
     """Makes the edits that concern the spec, in place.
@@ -21,8 +24,11 @@ def apply(spec: Object, edits: list[Edit]) -> None:
     """
     devices = _Devices(spec)
     mounts = _Mounts(spec)
+    foreign: list[Edit] = []
     for edit in edits:
-        if isinstance(edit, DeviceNode):
+        if edit.foreign:
+            foreign.append(edit)
+        elif isinstance(edit, DeviceNode):
             devices.node(edit)
         elif isinstance(edit, DeviceRule):
             devices.rule(edit)
@@ -31,7 +37,7 @@ def apply(spec: Object, edits: list[Edit]) -> None:
         elif isinstance(edit, DropMount):
             mounts.drop(edit)
         elif isinstance(edit, Gid):
-            gids = _list(_object(_object(spec, "process"), "user"), "additionalGids")
+            gids = list_under(object_under(object_under(spec, "process"), "user"), "additionalGids")
             if edit.gid not in gids:
                 gids.append(edit.gid)
         elif isinstance(edit, Env):
@@ -40,9 +46,13 @@ def apply(spec: Object, edits: list[Edit]) -> None:
             _hook(spec, edit)
         elif isinstance(edit, DropHook):
             _drop(spec, edit)
+    if foreign:
+        from gpu_oci_hook.cdi import apply as cdi  # few containers have any
+
+        cdi.put(spec, foreign)
 
 
-def _object(parent: Object, key: str) -> Object:
+def object_under(parent: Object, key: str) -> Object:
     """The object under a key, made when it is missing or null."""
     found = parent.get(key)
     if found is None:
@@ -52,7 +62,7 @@ def _object(parent: Object, key: str) -> Object:
     return found
 
 
-def _list(parent: Object, key: str) -> list[object]:
+def list_under(parent: Object, key: str) -> list[object]:
     """The list under a key, made when it is missing or null."""
     found = parent.get(key)
     if found is None:
@@ -71,13 +81,13 @@ class _Devices:
         self._spec = spec
         self._places: dict[object, int] | None = None
         self._rules: list[object] | None = None
-        # Place and letters of the rules that allow one device; place and numbers of those that deny.
-        self._allowed: dict[tuple[object, object], list[tuple[int, str]]] = {}
-        self._denied: list[tuple[int, object, object]] = []
+        # Place and letters of the rules that allow one device; place, type and numbers of those that deny.
+        self._allowed: dict[tuple[object, object, object], list[tuple[int, str]]] = {}
+        self._denied: list[tuple[int, object, object, object]] = []
 
     def node(self, edit: DeviceNode) -> None:
         """Puts a node into the spec, or its right numbers."""
-        devices = _list(_object(self._spec, "linux"), "devices")
+        devices = list_under(object_under(self._spec, "linux"), "devices")
         if self._places is None:
             self._places = {}
             for place, device in enumerate(devices):
@@ -103,20 +113,21 @@ class _Devices:
     def rule(self, edit: DeviceRule) -> None:
         """Allows a device, unless a rule does so already that no later one takes back."""
         if self._rules is None:
-            self._rules = _list(_object(_object(self._spec, "linux"), "resources"), "devices")
+            self._rules = list_under(object_under(object_under(self._spec, "linux"), "resources"), "devices")
             for place, rule in enumerate(self._rules):
                 self._read(place, rule)
         taken = -1
-        for place, major, minor in self._denied:
+        for place, kind, major, minor in self._denied:
             # The kernel's -1 and a missing number mean any.
-            if major in (None, -1, edit.major) and minor in (None, -1, edit.minor):
+            numbers = major in (None, -1, edit.major) and minor in (None, -1, edit.minor)
+            if numbers and (kind == edit.type or kind in _ANY):
                 taken = place
-        for place, access in self._allowed.get((edit.major, edit.minor), ()):
+        for place, access in self._allowed.get((edit.type, edit.major, edit.minor), ()):
             if place > taken and all(letter in access for letter in edit.access):
                 return
         wanted: Object = {
             "allow": True,
-            "type": "c",
+            "type": edit.type,
             "major": edit.major,
             "minor": edit.minor,
             "access": edit.access,
@@ -130,10 +141,9 @@ class _Devices:
             return
         numbers = member(rule, "major"), member(rule, "minor")
         if member(rule, "allow") is not True:
-            if kind in (None, "", "a", "c"):
-                self._denied.append((place, *numbers))
-        elif kind == "c" and isinstance(numbers[0], int) and isinstance(numbers[1], int):
-            self._allowed.setdefault(numbers, []).append((place, access))
+            self._denied.append((place, kind, *numbers))
+        elif kind in ("b", "c") and isinstance(numbers[0], int) and isinstance(numbers[1], int):
+            self._allowed.setdefault((kind, *numbers), []).append((place, access))
 
 
 class _Mounts:
@@ -147,7 +157,7 @@ class _Mounts:
 
     def add(self, edit: Mount) -> None:
         """Adds a mount, unless there is one on that place: the container's own wins; the plan has said so."""
-        mounts = _list(self._spec, "mounts")
+        mounts = list_under(self._spec, "mounts")
         if self._there is None:
             found = [member(mount, "destination") for mount in mounts]
             self._there = {destination for destination in found if isinstance(destination, str)}
@@ -165,7 +175,7 @@ class _Mounts:
     def drop(self, edit: DropMount) -> None:
         """Takes a mount away."""
         self._there = None
-        mounts = _list(self._spec, "mounts")
+        mounts = list_under(self._spec, "mounts")
         mounts[:] = [
             mount
             for mount in mounts
@@ -174,7 +184,7 @@ class _Mounts:
 
 
 def _env(spec: Object, edit: Env) -> None:
-    entries = _list(_object(spec, "process"), "env")
+    entries = list_under(object_under(spec, "process"), "env")
     wanted = f"{edit.name}={edit.value}"
     places = [
         place for place, entry in enumerate(entries) if isinstance(entry, str) and entry.startswith(edit.name + "=")
@@ -186,12 +196,12 @@ def _env(spec: Object, edit: Env) -> None:
 
 
 def _hook(spec: Object, edit: Hook) -> None:
-    hooks = _list(_object(spec, "hooks"), edit.stage)
+    hooks = list_under(object_under(spec, "hooks"), edit.stage)
     wanted: Object = {"path": edit.path, "args": list(edit.args), "env": list(edit.env)}
     if wanted not in hooks:
         hooks.append(wanted)
 
 
 def _drop(spec: Object, edit: DropHook) -> None:
-    hooks = _list(_object(spec, "hooks"), edit.stage)
+    hooks = list_under(object_under(spec, "hooks"), edit.stage)
     hooks[:] = [hook for hook in hooks if member(hook, "path") != edit.path]

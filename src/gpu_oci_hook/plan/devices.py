@@ -23,14 +23,22 @@ def in_user_namespace(spec: object) -> bool:
     return any(member(namespace, "type") == "user" for namespace in items(spec, "linux", "namespaces"))
 
 
-def add(facts: Facts, plan: Plan, brought: dict[str, str]) -> None:
-    """Device nodes, their rules and groups.
+def bound_and_ruled(spec: object, *, inside: bool) -> tuple[bool, bool]:
+    """Whether the host's nodes are bound in the place of new ones, and whether device rules are written.
 
     In a user namespace nothing can mknod: there the host's nodes are bound, and rules count only where the
     engine has some and can enforce them (docker's userns-remap yes, rootless podman no).
+
+    Arguments:
+        inside: this process runs in a user namespace.
     """
-    bound = facts.inside or in_user_namespace(facts.spec)
-    rules = not facts.inside and (not bound or bool(items(facts.spec, "linux", "resources", "devices")))
+    bound = inside or in_user_namespace(spec)
+    return bound, not inside and (not bound or bool(items(spec, "linux", "resources", "devices")))
+
+
+def add(facts: Facts, plan: Plan, brought: dict[str, str]) -> None:
+    """Device nodes, their rules and groups."""
+    bound, rules = bound_and_ruled(facts.spec, inside=facts.inside)
     wanted: list[tuple[Node, str]] = []
     for gpu, origin in facts.chosen:
         if gpu.minor >= 0:  # others have their nodes among the extras

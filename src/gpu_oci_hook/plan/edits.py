@@ -9,10 +9,15 @@ from __future__ import annotations
 
 
 class Edit:
-    """One change, and why it is made."""
+    """One change, and why it is made.
+
+    Attributes:
+        foreign: it is from somebody else's CDI file; `cdi.apply` makes it.
+    """
 
     __slots__ = ("reason",)
     kind = ""
+    foreign = False
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -31,6 +36,7 @@ class DeviceNode(Edit):
 
     __slots__ = ("gid", "major", "minor", "mode", "path", "uid")
     kind = "device"
+    type = "c"
 
     def __init__(self, path: str, major: int, minor: int, mode: int, uid: int, gid: int, reason: str) -> None:
         super().__init__(reason)
@@ -62,6 +68,7 @@ class DeviceRule(Edit):
 
     __slots__ = ("access", "major", "minor")
     kind = "rule"
+    type = "c"
 
     def __init__(self, major: int, minor: int, access: str, reason: str) -> None:
         super().__init__(reason)
@@ -71,7 +78,7 @@ class DeviceRule(Edit):
 
     def describe(self) -> str:
         """See `Edit.describe`."""
-        return f"allow c {self.major}:{self.minor} {self.access}"
+        return f"allow {self.type} {self.major}:{self.minor} {self.access}"
 
     def data(self) -> dict[str, object]:
         """See `Edit.data`."""
