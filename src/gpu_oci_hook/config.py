@@ -272,28 +272,31 @@ def read(path: str) -> bytes | None:
     raise Fault("the config file is larger than 1 MiB", where=path)
 
 
-def trust(status: os.stat_result, path: str) -> None:
-    """Accept a config file's status, or say why not: it decides what is run as root.
+def trust(status: os.stat_result, path: str, what: str = "the config file") -> None:
+    """Accept the status of a file that decides what is run as root, or say why not.
 
     Owner and mode count only when we run as root. In a user namespace (rootless podman) the machine's
     root has no number and owns its files as the overflow user: these are believed there.
+
+    Arguments:
+        what: the file, for people.
 
     Raises:
         Fault: no regular file; owned by, or writable for, somebody else while we run as root.
     """
     if not stat.S_ISREG(status.st_mode):
-        raise Fault("the config file is not a regular file", where=path)
+        raise Fault(f"{what} is not a regular file", where=path)
     if os.geteuid() != 0:
         return
     if status.st_uid != 0 and not _unmapped(status.st_uid):
         raise Fault(
-            f"the config file belongs to user {status.st_uid} and is refused while running as root",
+            f"{what} belongs to user {status.st_uid} and is refused while running as root",
             where=path,
             cure=f"Run: chown root {path}",
         )
     if status.st_mode & 0o002 or (status.st_mode & 0o020 and status.st_gid != 0):
         raise Fault(
-            "the config file can be written by other users and is refused while running as root",
+            f"{what} can be written by other users and is refused while running as root",
             where=path,
             cure=f"Run: chmod go-w {path}",
         )

@@ -1,0 +1,51 @@
+"""A host made of files with spec directories, for tests of what is found in them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from gpu_oci_hook.cdi.registry import Registry
+from gpu_oci_hook.host.root import Host
+
+DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
+Spec = dict[str, Any]
+
+
+class Memory:
+    """A memory that a test can look into."""
+
+    def __init__(self) -> None:
+        self.blobs: dict[str, bytes] = {}
+
+    def get(self, name: str) -> bytes | None:
+        return self.blobs.get(name)
+
+    def put(self, name: str, data: bytes) -> None:
+        self.blobs[name] = data
+
+    def lock(self, name: str) -> Any:
+        raise AssertionError("nobody waits for CDI files")
+
+
+def spec(*names: str, kind: str = "vendor.com/dev", **edits: Any) -> Spec:
+    """A spec with these devices, each with the edits or a variable of its own."""
+    return {
+        "cdiVersion": "0.5.0",
+        "kind": kind,
+        "devices": [{"name": name, "containerEdits": edits or {"env": [f"{name.upper()}=1"]}} for name in names],
+    }
+
+
+def put(root: Path, path: str, content: Spec | str) -> Path:
+    """Writes a file below the root."""
+    place = root / path.lstrip("/")
+    place.parent.mkdir(parents=True, exist_ok=True)
+    place.write_text(content if isinstance(content, str) else json.dumps(content))
+    return place
+
+
+def registry(root: Path, memory: Memory | None = None, directories: tuple[str, ...] = DIRECTORIES) -> Registry:
+    """The registry of the host."""
+    return Registry(Host(str(root)), directories, memory or Memory())
