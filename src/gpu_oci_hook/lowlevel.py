@@ -36,16 +36,18 @@ def learn(path: str) -> runtime.Known:
     entries = _entries()
     key = (path, os.environ.get("PATH"))
     parsed: object = None
-    candidates = config.Config().low_level
+    defaults = config.Config()
+    candidates, prefixes = defaults.low_level, defaults.annotation_prefixes
     try:
         loaded = config.load(path)
         parsed = loaded.to_data()
-        candidates = loaded.low_level
+        candidates, prefixes = loaded.low_level, loaded.annotation_prefixes
     except Fault:
         if key in entries:
             candidates = (entries[key][1], *candidates)
     low = find(candidates)
-    entry: runtime.Known = (before, low, runtime.signature(low), parsed)
+    triggers = (*runtime.TRIGGERS, *(f'"{prefix}'.encode() for prefix in prefixes))
+    entry: runtime.Known = (before, low, runtime.signature(low), parsed, triggers)
     if parsed is not None:
         entries.pop(key, None)
         entries[key] = entry

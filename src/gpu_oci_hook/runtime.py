@@ -34,7 +34,8 @@ COMMANDS = frozenset(
 CREATE_VALUED = frozenset(("console-socket", "pid-file", "pidfd-socket", "preserve-fds"))
 
 # A container that asks for a GPU has one of these somewhere in its config.json. An engine that escaped plain
-# ASCII letters would hide them, and the container would start without a GPU: fail-safe, and none does.
+# ASCII letters would hide them, and the container would start without a GPU: fail-safe, and none does. Annotations
+# ask by the beginning of their names, which the configuration has: `lowlevel` adds those.
 TRIGGERS = (b"NVIDIA_VISIBLE_DEVICES", b"CUDA_VERSION", b"nvidia-container-devices")
 
 CONFIG_JSON_LIMIT = 32 << 20
@@ -132,8 +133,9 @@ def signature(path: str) -> tuple[int, ...]:
     return (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
-# (signature of the config file, low-level runtime, its signature, the parsed configuration or None)
-Known = tuple[tuple[int, ...], str, tuple[int, ...], object]
+# (signature of the config file, low-level runtime, its signature, the parsed configuration or None, what a container
+# that asks has in its config.json)
+Known = tuple[tuple[int, ...], str, tuple[int, ...], object, tuple[bytes, ...]]
 
 
 def known() -> Known:
@@ -148,7 +150,7 @@ def known() -> Known:
         try:
             build, entries = marshal.loads(data)  # noqa: S302 - ours alone to write, see state
             entry: Known = entries[path, state.variable("PATH")]
-            if build == BUILD and entry[0] == signature(path) and entry[2] == signature(entry[1]):
+            if build == BUILD and len(entry) == 5 and entry[0] == signature(path) and entry[2] == signature(entry[1]):
                 return entry
         except (EOFError, ValueError, TypeError, KeyError, IndexError):
             pass
@@ -190,7 +192,7 @@ def read_config_json(path: str) -> bytes | None:
         posix.close(fd)
 
 
-def huge_and_silent(path: str) -> bool:
+def huge_and_silent(path: str, triggers: tuple[bytes, ...]) -> bool:
     """Whether a config.json is larger than we read and asks for nothing: that one is the runtime's alone.
 
     It is looked at in pieces, so that its size costs time and no memory.
@@ -202,9 +204,9 @@ def huge_and_silent(path: str) -> bool:
         try:
             tail = b""
             while part := posix.read(fd, 1 << 20):
-                if asks(tail + part):
+                if asks(tail + part, triggers):
                     return False
-                tail = part[-64:]  # longer than every trigger
+                tail = part[-max(map(len, triggers)) :]
         finally:
             posix.close(fd)
     except (OSError, ValueError):
@@ -234,9 +236,9 @@ def _loop() -> Exception:
     )
 
 
-def asks(data: bytes) -> bool:
-    """Whether a config.json may ask for a GPU, told from its bytes alone."""
-    return any(trigger in data for trigger in TRIGGERS)
+def asks(data: bytes, triggers: tuple[bytes, ...]) -> bool:
+    """Whether a config.json may ask for a device, told from its bytes alone."""
+    return any(trigger in data for trigger in triggers)
 
 
 def become(path: str, words: list[str]) -> None:
@@ -265,8 +267,8 @@ def main() -> None:
         entry = known()
         if call.command in ("create", "run"):
             path = call.config_json()
-            data = None if huge_and_silent(path) else read_config_json(path)
-            if data is not None and asks(data):
+            data = None if huge_and_silent(path, entry[4]) else read_config_json(path)
+            if data is not None and asks(data, entry[4]):
                 from gpu_oci_hook import together
 
                 together.use()

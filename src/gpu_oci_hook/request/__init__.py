@@ -1,14 +1,18 @@
 """What a container asks for, each item with its origin; pure.
 
-The contract is NVIDIA's documented one: environment variables and device mounts. Who may ask is the
+The contract is NVIDIA's documented one: environment variables, device mounts and CDI annotations. Who may ask is the
 administrator's word (`[request]` in the configuration). Precedence, fixed:
 
 1. `NVIDIA_VISIBLE_DEVICES=void`, or an empty value: nothing, whatever else is said. CDI files set it so that
    nobody injects twice.
-2. Device mounts below /var/run/nvidia-container-devices, if `volume-mounts` is on: only who creates the
+2. Annotations whose names begin with one of `[cdi] annotation-prefixes`; `request.cdi` says which of them count.
+3. Device mounts below /var/run/nvidia-container-devices, if `volume-mounts` is on: only who creates the
    container can make them.
-3. `NVIDIA_VISIBLE_DEVICES`, if `env` allows it. An image can set it.
-4. A legacy CUDA image (`CUDA_VERSION` without `NVIDIA_REQUIRE_CUDA`) that says nothing: all GPUs.
+4. `NVIDIA_VISIBLE_DEVICES`, if `env` allows it. An image can set it.
+5. A legacy CUDA image (`CUDA_VERSION` without `NVIDIA_REQUIRE_CUDA`) that says nothing: all GPUs.
+
+The first that names one of our GPUs decides about GPUs. Devices of other vendors that annotations or mounts name come
+besides: a network card's plug-in must not cost a container its GPU.
 
 Of repeated environment entries the last wins, as in runc and crun. Cost rule: hot, no imports of the library.
 """
@@ -40,13 +44,14 @@ _TRUE = ("1", "t", "true", "y", "yes", "on", "enabled")
 
 
 class Ask:
-    """One thing asked for: the word, and where it was said."""
+    """One thing asked for: the word, where it was said, and the qualified CDI name if it was one."""
 
-    __slots__ = ("origin", "word")
+    __slots__ = ("name", "origin", "word")
 
-    def __init__(self, word: str, origin: str) -> None:
+    def __init__(self, word: str, origin: str, name: str = "") -> None:
         self.word = word
         self.origin = origin
+        self.name = name
 
 
 class Request:
@@ -54,7 +59,8 @@ class Request:
 
     Attributes:
         asks: the devices, as words; empty together with `driver` means driver files without a GPU.
-        driver: whether anything goes in at all.
+        foreign: CDI devices that a file must resolve, by their qualified names.
+        driver: whether anything of the driver's goes in at all.
         origin: where the decision comes from, for people.
         capabilities: driver capabilities in fixed order; `capabilities_origin` says who chose them.
         requirements: (variable, expression) pairs that the host must meet.
@@ -76,6 +82,7 @@ class Request:
         "driver",
         "environment",
         "features",
+        "foreign",
         "legacy",
         "management",
         "mig_rights",
@@ -89,6 +96,7 @@ class Request:
 
     def __init__(self) -> None:
         self.asks: tuple[Ask, ...] = ()
+        self.foreign: tuple[Ask, ...] = ()
         self.driver = False
         self.origin = ""
         self.capabilities: tuple[str, ...] = ()
@@ -189,7 +197,13 @@ def read(spec: object, config: Config) -> Request:
     request.legacy = bool(values.get("CUDA_VERSION")) and not values.get("NVIDIA_REQUIRE_CUDA")
     mounted = mounts(spec)
     channels = [Ask(ask.word[5:], ask.origin) for ask in mounted if ask.word.startswith("imex/")]
-    _devices(request, [ask for ask in mounted if not ask.word.startswith("imex/")], values, places, config)
+    noted: list[Ask] = []
+    if _annotated(spec, config):
+        from gpu_oci_hook.request import cdi
+
+        noted = cdi.annotated(spec, config, _refusal(request, config), request.withheld, request.warnings)
+    plain = [ask for ask in mounted if not ask.word.startswith("imex/")]
+    _devices(request, noted, plain, values, places, config)
     if channels or any(name in values for name in EXTRAS) or _always(config):
         from gpu_oci_hook.request import extras
 
@@ -220,7 +234,12 @@ def read(spec: object, config: Config) -> Request:
 
 
 def _devices(
-    request: Request, mounted: list[Ask], values: dict[str, str], places: dict[str, int], config: Config
+    request: Request,
+    noted: list[Ask],
+    mounted: list[Ask],
+    values: dict[str, str],
+    places: dict[str, int],
+    config: Config,
 ) -> None:
     said = values.get(DEVICES)
     # One that is too long is not taken apart; whether that matters depends on who may ask.
@@ -231,40 +250,76 @@ def _devices(
         if len(words) > 1:
             text = f'{DEVICES} has "void" beside other words ({clipped(said)}): the container gets nothing'
             request.warnings.append(text)
+        request.withheld += [(clipped(ask.word), f"{ask.origin} asks, and {here} says nothing") for ask in noted]
         return
-    if mounted and config.volume_mounts:
-        request.origin = "device mounts below " + MOUNT_ROOTS[0]
-        request.driver = True
-        if not _management(request, [ask.word for ask in mounted], mounted[0].origin, config):
-            request.asks = tuple(mounted)
-        return
-    if mounted:
+    if mounted and not config.volume_mounts:
         request.withheld.append(
             (f"{len(mounted)} devices asked for by mounts", "[request] volume-mounts is off in the configuration")
         )
+        mounted = []
+    for asks, origin in ((noted, "CDI annotations"), (mounted, "device mounts below " + MOUNT_ROOTS[0])):
+        _take(request, asks, origin, config)
+    if request.driver:
+        return
     if said is None:
         if not request.legacy:
-            request.origin = f"{DEVICES} is not set: nothing"
+            request.origin = request.origin or f"{DEVICES} is not set: nothing"
             return
         if not config.legacy_images:
-            request.origin = "legacy CUDA image"
+            request.origin = request.origin or "legacy CUDA image"
             request.withheld.append(("all GPUs", "a legacy CUDA image asks, and [request] legacy-images is off"))
             return
         words = ["all"]
         here = f"legacy CUDA image: CUDA_VERSION={clipped(values['CUDA_VERSION'])} without NVIDIA_REQUIRE_CUDA"
-    request.origin = here
     reason = _refusal(request, config)
     if reason:
-        request.withheld.append((f"GPUs asked for by {here}", reason))
-        request.warnings.append(f"the container starts without a GPU: {reason}")
+        request.origin = request.origin or here
+        what = "devices" if any("=" in word for word in words) else "GPUs"
+        request.withheld.append((f"{what} asked for by {here}", reason))
+        without = "them" if what == "devices" else "a GPU"
+        request.warnings.append(f"the container starts without {without}: {reason}")
         return
-    request.driver = True
     _bounded(DEVICES, said)
-    if words == ["none"] or _management(request, words, here, config):
+    _take(request, [Ask(word, here) for word in words], here, config)
+
+
+def _take(request: Request, asks: list[Ask], origin: str, config: Config) -> None:
+    """Takes what one source asks for: other vendors' devices in any case, ours if no source before has named any.
+
+    Raises:
+        Fault: a word that means nothing, or words that do not go together.
+    """
+    if not asks:
         return
-    if "none" in words:
-        raise Fault(f'{DEVICES} mixes "none" with GPUs', where=here, cure='Say "none" alone, or only the GPUs')
-    request.asks = tuple(Ask(word, here) for word in words)
+    if not request.driver and _management(request, [ask.word for ask in asks], asks[0].origin, config):
+        request.driver = True
+        request.origin = origin
+        return
+    if any("=" in ask.word or ask.word.startswith("cdi/") for ask in asks):
+        from gpu_oci_hook.request import cdi
+
+        asks, foreign = cdi.sort(asks, config)
+        by_name = {ask.name: ask for ask in request.foreign}
+        for ask in foreign:
+            by_name.setdefault(ask.name, ask)
+        request.foreign = tuple(by_name.values())
+        request.origin = request.origin or origin
+    if not asks or request.driver:
+        return
+    request.origin = origin
+    request.driver = True
+    if len(asks) == 1 and asks[0].word == "none":
+        return
+    if any(ask.word == "none" for ask in asks):
+        raise Fault('it mixes "none" with GPUs', where=origin, cure='Say "none" alone, or only the GPUs')
+    request.asks = tuple(asks)
+
+
+def _annotated(spec: object, config: Config) -> bool:
+    """Whether any annotation may ask for devices."""
+    found = member(spec, "annotations")
+    prefixes = config.annotation_prefixes
+    return isinstance(found, dict) and any(key.startswith(prefixes) for key in found)
 
 
 def _always(config: Config) -> bool:

@@ -64,7 +64,7 @@ def matching(ask: Ask, gpus: list[Gpu], divided: frozenset[int] = frozenset()) -
     first, dash, last = lower.partition("-")
     if dash and _digits(first) and _digits(last):
         return _range(ask, int(first), int(last), gpus)
-    _refuse_later(ask, word)
+    _refuse_path(ask, word)
     pci = pci_address(lower)
     if pci:
         found = [gpu for gpu in gpus if pci_address(gpu.pci) == pci]
@@ -117,14 +117,7 @@ def _beginning(lower: str) -> bool:
     return len(text) >= _SHORTEST_UUID and all(c in _HEX or c == "-" for c in text)
 
 
-def _refuse_later(ask: Ask, word: str) -> None:
-    vendor, equals, _ = word.partition("=")
-    if (equals and "/" in vendor) or word.startswith("cdi/"):
-        raise Fault(
-            f'"{word}" is a CDI name, which this version does not resolve yet',
-            where=ask.origin,
-            cure="Name the GPU by index or UUID, or let the engine resolve the CDI device itself",
-        )
+def _refuse_path(ask: Ask, word: str) -> None:
     if word.startswith("/"):
         raise Fault(
             f'"{word}" is a path: the devices come as mounts below it, and there are none that count',
