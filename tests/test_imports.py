@@ -5,10 +5,12 @@ Started as the installed launcher starts: the real interpreter, -ISXutf8, our pa
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -93,6 +95,10 @@ INJECTION = PASS_THROUGH | {
 
 # Beside those, where a container or a GPU of its has to do with MIG.
 MIG = {"gpu_oci_hook.host.mig", "gpu_oci_hook.request.mig"}
+
+# Beside those, where a CDI name is used; for another vendor's device the files that define it are remembered.
+CDI = {"gpu_oci_hook.cdi", "gpu_oci_hook.request.cdi"}
+CDI |= {f"gpu_oci_hook.cdi.{name}" for name in ("apply", "edits", "names", "registry", "resolution", "stale")}
 
 # Each costs as much as a good part of the interpreter's own start.
 FORBIDDEN = {
@@ -228,6 +234,49 @@ def test_the_way_of_a_mig_container_loads_two_modules_more(tmp_path: Path) -> No
         assert found >= more, word
 
 
+@pytest.fixture(scope="module")
+def with_files(tmp_path_factory: pytest.TempPathFactory) -> Machine:
+    """A machine with another vendor's CDI file, which one container has asked for already."""
+    machine = Machine(tmp_path_factory.mktemp("with-files"))
+    (machine.host / "etc/cdi").mkdir()
+    edits = {"deviceNodes": [{"path": "/dev/nic0", "type": "c", "major": 60, "minor": 1}]}
+    devices = [{"name": "n", "containerEdits": edits}]
+    text = json.dumps({"cdiVersion": "0.5.0", "kind": "vendor.com/nic", "devices": devices})
+    (machine.host / "etc/cdi/nic.json").write_text(text)
+    time.sleep(0.1)  # what was written this very moment is not remembered
+    machine.call("state", "x")
+    machine.call("create", "--bundle", bundle(machine.root / "warm", spec(NAMED["env"])), "x")
+    return machine
+
+
+NAMED = {"env": "NVIDIA_VISIBLE_DEVICES=0,vendor.com/nic=n", "own": "NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0"}
+
+
+@pytest.mark.parametrize("how", [nodes_needed(how) for how in ("env", "own", "annotation", "foreign")])
+def test_a_warm_start_by_cdi_name_loads_no_yaml_and_no_checks(with_files: Machine, tmp_path: Path, how: str) -> None:
+    made = {
+        "annotation": spec(annotations={"cdi.k8s.io/x": "vendor.com/nic=n,nvidia.com/gpu=1"}),
+        "foreign": spec("NVIDIA_VISIBLE_DEVICES=vendor.com/nic=n"),
+    }.get(how) or spec(NAMED[how])
+    found = with_files.loaded("create", "--bundle", bundle(tmp_path / "b", made), "x")
+    assert found <= INJECTION | CDI
+    assert (found >= CDI) == (how != "own"), "a name of our own kind needs no file"
+
+
+def test_a_container_without_a_cdi_name_loads_nothing_of_cdi(with_files: Machine, tmp_path: Path) -> None:
+    mount = {"destination": "/run/nvidia-container-devices/0", "source": "/dev/null", "type": "bind"}
+    for number, made in enumerate((spec("NVIDIA_VISIBLE_DEVICES=all"), spec(mounts=[mount]), spec("CUDA_VERSION=11"))):
+        found = with_files.loaded("create", "--bundle", bundle(tmp_path / f"b{number}", made), "x")
+        assert not found & CDI
+
+
+def test_a_warm_start_by_cdi_name_opens_no_cdi_file(with_files: Machine, tmp_path: Path) -> None:
+    found, became = opened(with_files, "create", "--bundle", bundle(tmp_path / "b", spec(NAMED["env"])), "x")
+    assert became
+    assert str(with_files.host / "etc/cdi") in found
+    assert not [path for path in found if path.startswith(f"{with_files.host}/etc/cdi/")]
+
+
 def test_a_second_create_of_the_same_bundle_loads_no_more(machine: Machine, tmp_path: Path) -> None:
     made = bundle(tmp_path / "b", REQUESTS["rich"])
     first = machine.loaded("create", "--bundle", made, "x")
@@ -235,8 +284,8 @@ def test_a_second_create_of_the_same_bundle_loads_no_more(machine: Machine, tmp_
 
 
 def test_the_allow_lists_name_nothing_dear_and_nothing_that_is_gone() -> None:
-    assert not (INJECTION | MIG) & FORBIDDEN
-    ours = {name for name in INJECTION | MIG if name.startswith("gpu_oci_hook.")}
+    assert not (INJECTION | MIG | CDI) & FORBIDDEN
+    ours = {name for name in INJECTION | MIG | CDI if name.startswith("gpu_oci_hook.")}
     for name in ours:
         path = SOURCE / name.replace(".", "/")
         assert path.with_suffix(".py").exists() or (path / "__init__.py").exists(), name

@@ -78,6 +78,7 @@ class Log:
             bundle=bundle,
             origin=clipped(outcome.request.origin, 2000),
             gpus=[gpu.uuid for gpu, _ in outcome.chosen],
+            cdi=[name for name, _, _ in outcome.cdi],
             capabilities=list(outcome.request.capabilities),
             edits=len(outcome.plan.edits),
             withheld=len(outcome.plan.withheld),

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gpu_oci_hook.host.inventory import Gpu, Inventory, Memory
     from gpu_oci_hook.host.mig import Instances, Mig
     from gpu_oci_hook.host.platform import Special
+    from gpu_oci_hook.plan.edits import Edit
     from gpu_oci_hook.request import Request
 
 GENERATED = "gpu-oci-hook"
@@ -46,11 +47,12 @@ class Outcome:
         rootfs: the container's root file system, held; None when the container does not get as far.
         image: facts about it.
         special: the machine's own way of doing things; None for a desktop's or server's.
+        cdi: the devices that come from CDI files: (qualified name, file, whose word).
     """
 
     __slots__ = (
-        "bundle", "chosen", "gpus", "image", "instances", "inventory", "mig", "parents", "plan", "request", "rootfs",
-        "special",
+        "bundle", "cdi", "chosen", "gpus", "image", "instances", "inventory", "mig", "parents", "plan", "request",
+        "rootfs", "special",
     )  # fmt: skip
 
     def __init__(self, request: Request, plan: Plan) -> None:
@@ -66,6 +68,7 @@ class Outcome:
         self.rootfs: Rootfs | None = None
         self.image: image.Image | None = None
         self.bundle = ""
+        self.cdi: list[tuple[str, str, str]] = []
 
 
 def parse(data: bytes, path: str) -> dict[str, object]:
@@ -134,7 +137,8 @@ def _config_again(spec: dict[str, object]) -> Config | None:
         return config.load()
     except Fault:
         try:
-            if not read(spec, Config()).driver:
+            found = read(spec, Config())
+            if not found.driver and not found.foreign:
                 return None
         except Fault:
             pass
@@ -151,15 +155,20 @@ def prepare(spec: dict[str, object], config: Config, bundle: str, memory: Memory
     outcome = Outcome(request, Plan("nothing"))
     outcome.bundle = os.path.abspath(bundle)
     outcome.plan.warnings += request.warnings
-    if not request.driver:
+    if not request.driver and not request.foreign:
         return outcome
-    done_by = build.already_done(spec)
+    done_by = build.already_done(spec) if request.driver else ""
     if done_by:
         outcome.plan.state = "done"
         outcome.plan.warnings.append(f"a CDI file has injected already (its hook is {done_by}): nothing is added")
-        return outcome
     host = Host(config.root)
-    inside = _inside_user_namespace()
+    if done_by or not request.driver:
+        if request.foreign:
+            from gpu_oci_hook.cdi import resolution
+
+            resolution.alone(outcome, spec, config, host, memory)
+        return outcome
+    inside = inside_user_namespace()
     numbers = host_nodes.majors(host)
     special = outcome.special = _special(host, config, loaded=numbers.loaded)
     if special is None and config.load_modules and not inside and _lacks_module(numbers, request):
@@ -170,6 +179,12 @@ def prepare(spec: dict[str, object], config: Config, bundle: str, memory: Memory
     outcome.gpus, problems = host_gpus.gpus(host)
     if special is not None:
         outcome.gpus = special.gpus(outcome.gpus)
+    if any(ask.name for ask in request.asks):
+        from gpu_oci_hook.cdi import resolution
+
+        if resolution.settle(outcome, spec, config, host, memory):
+            return outcome
+    if special is not None:
         version = version or ""
     elif version is None or (request.asks and not outcome.gpus):
         from gpu_oci_hook import absent
@@ -187,8 +202,14 @@ def prepare(spec: dict[str, object], config: Config, bundle: str, memory: Memory
 
         conditions.check(outcome, host, config, version, memory)
 
+    foreign: list[Edit] = []
+    seen = spec
+    if request.foreign:
+        from gpu_oci_hook.cdi import resolution
+
+        foreign, seen = resolution.beside(outcome, spec, config, host, memory)
     facts = Facts()
-    facts.spec, facts.request, facts.config, facts.inventory = spec, request, config, inventory
+    facts.spec, facts.request, facts.config, facts.inventory = seen, request, config, inventory
     facts.gpus, facts.chosen, facts.inside = outcome.gpus, outcome.chosen, inside
     defaults = host_nodes.params(host)
     facts.nodes, facts.absent_nodes = [], []
@@ -215,6 +236,7 @@ def prepare(spec: dict[str, object], config: Config, bundle: str, memory: Memory
     plan = build.build(facts)
     plan.warnings += [text for text in outcome.plan.warnings if text not in plan.warnings]
     plan.warnings += [*problems, *inventory.problems]
+    plan.edits += foreign
     outcome.plan = plan
     return outcome
 
@@ -394,7 +416,7 @@ def _lacks_module(numbers: host_nodes.Majors, request: Request) -> bool:
     return compute and numbers.uvm is None
 
 
-def _inside_user_namespace() -> bool:
+def inside_user_namespace() -> bool:
     """Whether this very process runs in a user namespace; without /proc we take it that it does not."""
     try:
         fd = os.open("/proc/self/uid_map", os.O_RDONLY | os.O_CLOEXEC)

@@ -40,9 +40,11 @@ _bundle = click.option(
 )
 
 _NOT_ASKED = "this MIG device was not asked for"
-# What became of a request, for people; the keys are the values of "state" in the JSON form.
+# What became of a request, for people; the keys are the values of "state" in the JSON form, and "cdi" for an "inject"
+# without the driver.
 _STATES = {
     "inject": "gets the driver",
+    "cdi": "gets what CDI files say",
     "nothing": "gets nothing: it starts as with the plain runtime",
     "done": "has everything already: nothing is added",
     "refused": "does not start",
@@ -159,6 +161,7 @@ def document(made: Bundle, outcome: Outcome, settings: Config, warnings: list[st
             }
             for gpu in outcome.gpus
         ],
+        "cdi": [{"name": name, "file": file, "reason": origin} for name, file, origin in outcome.cdi],
         "edits": [
             {"kind": edit.kind, "reason": edit.reason, "text": edit.describe(), **edit.data()}
             for edit in outcome.plan.edits
@@ -185,6 +188,7 @@ def _refused(made: Bundle, settings: Config, fault: Fault) -> dict[str, object]:
         "driver": None,
         "request": _request(request) if request else None,
         "gpus": [],
+        "cdi": [],
         "edits": [],
         "withheld": [],
         "warnings": request.warnings if request else [],
@@ -201,6 +205,7 @@ def _request(request: Request) -> dict[str, object]:
         "driver": request.driver,
         "origin": request.origin,
         "devices": [{"word": ask.word, "origin": ask.origin} for ask in request.asks],
+        "cdi": [{"word": ask.word, "origin": ask.origin} for ask in request.foreign],
         "capabilities": list(request.capabilities),
         "capabilities_origin": request.capabilities_origin,
         "requirements": [{"variable": name, "expression": text} for name, text in request.requirements],
@@ -280,11 +285,14 @@ def _print_text(made: Bundle, outcome: Outcome, settings: Config, *, changed: bo
     if outcome.inventory:
         output.line(f"driver        {outcome.inventory.version or 'of a version that nothing tells'}")
     counted = ""
-    if plan.state == "inject":
+    state = plan.state
+    if state == "inject" and not request.driver:
+        state = "cdi"
+    if state == "inject":
         counted = f", {len(outcome.chosen)} of {len(outcome.gpus)} GPU{'' if len(outcome.gpus) == 1 else 's'}"
     if outcome.mig:
         counted += f" ({len(outcome.parents)} of them for {len(outcome.mig)} MIG devices)"
-    output.line(f"the container {_STATES.get(plan.state, plan.state)}{counted}")
+    output.line(f"the container {_STATES.get(state, state)}{counted}")
     warnings = _warnings(made, outcome)
     if warnings:
         output.heading("warnings")
@@ -299,6 +307,9 @@ def _print_text(made: Bundle, outcome: Outcome, settings: Config, *, changed: bo
             ("index", "gi", "ci", "uuid", "asked for by"),
             [(one.name, str(one.gi), str(one.ci), one.uuid or one.old_name, origin) for one, origin in outcome.mig],
         )
+    if outcome.cdi:
+        output.heading("CDI devices")
+        output.table(("device", "file", "asked for by"), outcome.cdi)
     if plan.edits:
         output.heading("goes in" + ("" if changed else " (config.json has it already)"))
         output.line(f"  mount options, where not said otherwise: {explanation.USUAL}")

@@ -50,9 +50,14 @@ def already_done(spec: object) -> str:
     for stage in _STAGES:
         for hook in items(spec, "hooks", stage):
             path = member(hook, "path")
-            if isinstance(path, str) and path.rpartition("/")[2] in _CDI_HOOKS:
+            if isinstance(path, str) and (path.rpartition("/")[2] in _CDI_HOOKS or _of_our_file(path, hook)):
                 return path
     return ""
+
+
+def _of_our_file(path: str, hook: object) -> bool:
+    """Whether a hook is the one of the CDI files that we make: gpu-oci-hook hook create-container …"""
+    return path.rpartition("/")[2] == "gpu-oci-hook" and items(hook, "args")[1:3] == ["hook", "create-container"]
 
 
 def _drop_hooks(facts: Facts, plan: Plan) -> None:
