@@ -1,0 +1,160 @@
+"""`cdi list` and `cdi resolve`: what is there, what wins, what a name brings, and what is wrong."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from cdi.tree import put, spec
+from gpu_oci_hook import cli, simulate
+
+from .conftest import Answer, Command
+
+SCHEMAS = Path(cli.__file__).parent
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Path:
+    simulate.build(tmp_path / "host", gpus=2, driver="555.42.02")
+    return tmp_path / "host"
+
+
+def document(answer: Answer, name: str) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(answer.out)
+    schema = json.loads((SCHEMAS / f"{name}.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(found, schema)
+    return found
+
+
+def words(host: Path, *more: str) -> tuple[str, ...]:
+    return ("--root", str(host), *more)
+
+
+def test_list_of_a_host_without_files_says_where_it_looked(command: Command, host: Path) -> None:
+    answer = command("cdi", "list", *words(host))
+    assert answer.status == 0
+    assert f"looked in {host}/etc/cdi, {host}/var/run/cdi" in answer.out
+    assert document(command("cdi", "list", *words(host), "--format", "json"), "cdi-list")["devices"] == []
+
+
+def test_list_tells_devices_winners_readers_and_problems(command: Command, host: Path) -> None:
+    put(host, "etc/cdi/a.json", spec("a", "b"))
+    put(host, "run/cdi/a.yaml", spec("a"))
+    put(host, "etc/cdi/c.json", spec("b"))
+    put(host, "etc/cdi/new.json", {**spec("n", kind="v.com/new", additionalGids=[4]), "cdiVersion": "0.7.0"})
+    mount = {"hostPath": "/none", "containerPath": "/x", "type": "bind"}
+    put(host, "etc/cdi/old.json", spec("o", kind="v.com/old", mounts=[mount]))
+    put(host, "etc/cdi/zz.json", "{")
+    answer = command("cdi", "list", *words(host))
+    assert answer.status == 0
+    rows = {line.split()[0]: line for line in answer.out.splitlines() if line.strip()}
+    assert f"{host}/var/run/cdi/a.yaml  wins over {host}/etc/cdi/a.json" in rows["vendor.com/dev=a"]
+    assert "vendor.com/dev=b" not in rows
+    assert "podman 5.1" in rows[f"{host}/etc/cdi/new.json"] and "podman 4.3" in rows[f"{host}/etc/cdi/a.json"]
+    problems = answer.out.partition("problems")[2]
+    assert f"vendor.com/dev=b: conflict: none used, since {host}/etc/cdi/a.json and {host}/etc/cdi/c.json" in problems
+    assert "/none is missing on this host" in problems
+    assert "zz.json" in problems
+    found = document(command("cdi", "list", *words(host), "--format", "json"), "cdi-list")
+    assert [one["name"] for one in found["devices"]] == ["v.com/new=n", "v.com/old=o", "vendor.com/dev=a"]
+    assert found["devices"][2]["wins_over"] == [f"{host}/etc/cdi/a.json"]
+    assert found["conflicts"][0]["name"] == "vendor.com/dev=b"
+    assert {Path(one["path"]).name: one["valid"] for one in found["files"]} == {
+        "a.json": True, "c.json": True, "new.json": True, "old.json": True, "zz.json": False, "a.yaml": True,
+    }  # fmt: skip
+
+
+def test_resolve_shows_the_edits_the_file_and_its_readers(command: Command, host: Path) -> None:
+    put(host, "etc/cdi/a.json", {**spec("a"), "containerEdits": {"env": ["F=1"]}})
+    answer = command("cdi", "resolve", *words(host), "vendor.com/dev=a")
+    assert answer.status == 0
+    lines = [line.split() for line in answer.out.splitlines()]
+    assert ["env", "F=1"] in lines and ["env", "A=1"] in lines
+    assert ["file", f"{host}/etc/cdi/a.json"] in lines
+    (found,) = document(command("cdi", "resolve", *words(host), "--format", "json", "vendor.com/dev=a"), "cdi-resolve")[
+        "names"
+    ]
+    assert found["resolved"] and found["cause"] is None
+    assert found["edits"] == [
+        {"where": "containerEdits", "containerEdits": {"env": ["F=1"]}},
+        {"where": "devices[0].containerEdits", "containerEdits": {"env": ["A=1"]}},
+    ]
+
+
+def test_resolve_says_which_directory_wins(command: Command, host: Path) -> None:  # R09 (e)
+    put(host, "etc/cdi/x.yaml", spec("0", kind="nvidia.com/gpu"))
+    put(host, "run/cdi/x.yaml", spec("0", kind="nvidia.com/gpu"))
+    answer = command("cdi", "resolve", *words(host), "nvidia.com/gpu=0")
+    assert answer.status == 0
+    assert f"later directory wins: {host}/var/run/cdi/x.yaml" in answer.out
+
+
+def test_resolve_of_what_nobody_has_fails_with_the_cause(command: Command, host: Path) -> None:
+    put(host, "etc/cdi/a.json", spec("a", "all"))
+    answer = command("cdi", "resolve", *words(host), "vendor.com/dev=0", "vendor.com/dev=a")
+    assert answer.status == 1
+    assert answer.err == ""
+    assert "Ask for vendor.com/dev=all" in answer.out
+    found = document(
+        command("cdi", "resolve", *words(host), "--format", "json", "vendor.com/dev=0", "vendor.com/dev=a"),
+        "cdi-resolve",
+    )["names"]
+    assert [one["resolved"] for one in found] == [False, True]
+    assert found[0]["cause"]["code"] == "device"
+
+
+def test_resolve_of_our_own_kind_tells_what_the_runtime_gives_without_a_file(command: Command, host: Path) -> None:
+    answer = command("cdi", "resolve", *words(host), "nvidia.com/gpu=0")
+    assert answer.status == 1, "other engines cannot resolve it"
+    assert "gpu-oci-runtime needs no file for it: it gives GPU 0 (GPU-" in answer.out
+    assert "gpu-oci-hook cdi generate" in answer.out
+    answer = command("cdi", "resolve", *words(host), "nvidia.com/gpu=9")
+    assert "needs no file" not in answer.out
+
+
+def test_r07_resolve_says_that_a_file_is_of_another_driver(command: Command, host: Path) -> None:
+    library = "/usr/lib/x86_64-linux-gnu/libcuda.so.550.54.14"
+    mounts = [{"hostPath": library, "containerPath": library, "options": ["ro", "nosuid", "nodev", "bind"]}]
+    path = put(host, "etc/cdi/nvidia.yaml", {**spec("0", kind="nvidia.com/gpu"), "containerEdits": {"mounts": mounts}})
+    answer = command("cdi", "resolve", *words(host), "nvidia.com/gpu=0")
+    assert answer.status == 1
+    assert "spec written for 550.54.14, running driver 555.42.02, 1 missing path" in answer.out
+    assert f"gpu-oci-hook cdi generate --output {path}" in answer.out
+
+
+def test_resolve_shows_a_node_that_cannot_be_given(command: Command, host: Path) -> None:
+    put(host, "etc/cdi/a.json", spec("a", deviceNodes=[{"path": "/dev/none"}]))
+    answer = command("cdi", "resolve", *words(host), "vendor.com/dev=a")
+    assert answer.status == 1
+    assert "1 missing path: /dev/none" in answer.out
+
+
+def test_other_directories_can_be_named(command: Command, host: Path) -> None:
+    put(host, "opt/one/a.json", spec("a"))
+    put(host, "opt/two/a.json", spec("a"))
+    more = ("--spec-dir", "/opt/one", "--spec-dir", "/opt/two")
+    answer = command("cdi", "resolve", *words(host, *more), "vendor.com/dev=a")
+    assert f"later directory wins: {host}/opt/two/a.json" in answer.out
+    answer = command("cdi", "list", *words(host, "--spec-dir", "relative"))
+    assert answer.status == 1 and "not an absolute path" in answer.err
+
+
+def test_the_configuration_names_the_directories(command: Command, host: Path, tmp_path: Path) -> None:
+    put(host, "opt/cdi/a.json", spec("a"))
+    config = tmp_path / "config.toml"
+    config.write_text(f'[host]\nroot = "{host}"\n[cdi]\nspec-dirs = ["/opt/cdi"]\n')
+    assert "vendor.com/dev=a" in command("cdi", "list", "--config", str(config)).out
+
+
+def test_names_and_files_with_odd_letters_do_not_reach_the_terminal(command: Command, host: Path) -> None:
+    put(host, "etc/cdi/a\x1b[31m.json", "{")
+    for answer in (
+        command("cdi", "list", *words(host)),
+        command("cdi", "resolve", *words(host), "vendor.com/dev=\x1b[31m"),
+    ):
+        assert "\x1b" not in answer.out + answer.err
