@@ -143,6 +143,23 @@ def test_ours_and_another_vendors_go_together(tmp_path: Path, host: Path, asks: 
     assert look(place) == before, "a second time changes something"
 
 
+@needs_root
+def test_neither_hides_the_others_files(tmp_path: Path, host: Path) -> None:
+    """A file that mounts where we have the driver's libraries: these go elsewhere, and stay there."""
+    file = copy.deepcopy(FILE)
+    file["devices"][0]["containerEdits"]["mounts"][0]["containerPath"] = "/usr/local/nvidia/lib64"
+    put(host, "etc/cdi/nic.json", file)
+    made = bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=0,vendor.com/nic=n", mounts=[PROC]))
+    after = inject(made, settings(host))
+    sources = {mount["destination"]: mount["source"] for mount in after["mounts"]}
+    assert sources["/usr/local/nvidia/lib64"] == f"{host}/etc/nic"
+    (libcuda,) = [place for place in sources if place.endswith(f"/libcuda.so.{DRIVER}")]
+    assert not libcuda.startswith("/usr/local/nvidia/")
+    before = look(made)
+    inject(made, settings(host))
+    assert look(made) == before
+
+
 def test_a_container_that_may_not_ask_starts_without_and_is_told(tmp_path: Path, host: Path) -> None:
     made = bundle(tmp_path / "b", spec(NIC))
     before = look(made)

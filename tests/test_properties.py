@@ -120,6 +120,26 @@ def soon() -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
+# Another vendor's device with everything that a CDI file can bring.
+CDI_FILE = {
+    "cdiVersion": "1.1.0",
+    "kind": "vendor.com/dev",
+    "containerEdits": {"env": ["PATH=/x", "A=1"], "intelRdt": {"closID": "x"}},
+    "devices": [
+        {
+            "name": "a",
+            "containerEdits": {
+                "deviceNodes": [{"path": "/dev/a", "type": "c", "major": 60}, {"path": "/dev/p", "type": "p"}],
+                "netDevices": [{"hostInterfaceName": "eth9", "name": "eth0"}],
+                "mounts": [{"hostPath": "/etc", "containerPath": "/usr/local/nvidia/lib64", "type": "bind"}],
+                "hooks": [{"hookName": "createContainer", "path": "/bin/sh", "args": ["sh"]}],
+                "additionalGids": [7],
+            },
+        }
+    ],
+}
+
+
 class World:
     """A directory with a simulated host, a piece of the host that nobody may touch, and room for bundles."""
 
@@ -127,6 +147,8 @@ class World:
         self.root = root
         self.host = root / "host"
         simulate.build(self.host, gpus=2)
+        (self.host / "etc/cdi").mkdir()
+        (self.host / "etc/cdi/all.json").write_text(json.dumps(CDI_FILE))
         self.victim = root / "victim"
         for name in ("lib64", "etc", "bin", "compat"):
             (self.victim / name).mkdir(parents=True)
@@ -200,6 +222,8 @@ WORDS = st.sampled_from(
         "CUDA_VERSION=11.8", "CUDA_VERSION=x", "NVIDIA_REQUIRE_CUDA=cuda>=12.4", "NVIDIA_REQUIRE_CUDA=cuda=>1",
         "NVIDIA_REQUIRE_X=brand=tesla arch>=7,driver<999", "NVIDIA_REQUIRE_CUDA=" + "cuda>1 " * 500,
         "NVIDIA_DRIVER_CAPABILITIES=", "NVIDIA_DRIVER_CAPABILITIES=video,display", "NVIDIA_DRIVER_CAPABILITIES=vidoe",
+        "NVIDIA_VISIBLE_DEVICES=vendor.com/dev=a", "NVIDIA_VISIBLE_DEVICES=0,vendor.com/dev=a",
+        "NVIDIA_VISIBLE_DEVICES=v/c=", "NVIDIA_VISIBLE_DEVICES=vendor.com/dev=b",
         "NVIDIA_DISABLE_REQUIRE=1", "LD_LIBRARY_PATH=/x:\ud800:", "PYTHONPATH=/evil", "LD_PRELOAD=/evil.so", "=", "",
     ]
 )  # fmt: skip
@@ -218,6 +242,7 @@ MOUNT = st.fixed_dictionaries(
     {
         "destination": st.sampled_from(
             ["/proc", "/dev", "/run", "/usr", "/usr/local/nvidia", "/usr/local/nvidia/lib64", "/etc/ld.so.cache", "/",
+             "/run/nvidia-container-devices/cdi/vendor.com/dev/a", "/run/nvidia-container-devices/cdi/nvidia.com/gpu=1",
              "/usr/bin/nvidia-smi", "/var/run/nvidia-container-devices/0", "/run/nvidia-container-devices/all", "rel",
              "/usr/lib/x86_64-linux-gnu/libcuda.so.1", "/a/../b//", "/loop/x", "\ud800", "/\0"]
         )
@@ -228,10 +253,18 @@ MOUNT = st.fixed_dictionaries(
 )  # fmt: skip
 
 
+NOTES = st.sampled_from(
+    ["cdi.k8s.io/x", "cdi.k8s.io/", "io.container.manager", "io.kubernetes.cri-o.Annotations", "io.podman.annotations."]
+)
+NAMES = ["vendor.com/dev=a", "vendor.com/dev=a,nvidia.com/gpu=0", "nvidia.com/gpu=all", "0", "libpod", '{"x": 1}']
+
+
 @st.composite
 def specs(draw: st.DrawFn) -> Any:
     """A config.json near a right one, with any part of it replaced by anything, left out or doubled."""
     made: Any = spec(GPU0, *draw(st.lists(WORDS, max_size=4)), mounts=draw(st.lists(MOUNT, max_size=5)))
+    if draw(st.booleans()):
+        made["annotations"] = draw(st.dictionaries(NOTES, st.sampled_from(NAMES) | JSON, max_size=4))
     for _ in range(draw(st.integers(0, 3))):
         inner, place = made, None
         for _ in range(draw(st.integers(1, 4))):

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from gpu_oci_hook.host.inventory import Gpu, Inventory, Memory
     from gpu_oci_hook.host.mig import Instances, Mig
     from gpu_oci_hook.host.platform import Special
+    from gpu_oci_hook.plan.edits import Edit
     from gpu_oci_hook.request import Request
 
 GENERATED = apply.GENERATED
@@ -187,7 +188,13 @@ def prepare(spec: dict[str, object], config: Config, bundle: str, memory: Memory
 
         conditions.check(outcome, host, config, version, memory)
 
-    facts = given(outcome, machine, config, spec)
+    foreign: list[Edit] = []
+    seen = spec
+    if request.foreign:
+        from gpu_oci_hook.cdi import resolution
+
+        foreign, seen = resolution.beside(outcome, spec, config, host, memory)
+    facts = given(outcome, machine, config, seen)
     facts.inside = inside
     facts.params = _visible_params(host)
     facts.mount_program = os.path.exists(build.MOUNT_PROGRAM)
@@ -202,11 +209,8 @@ def prepare(spec: dict[str, object], config: Config, bundle: str, memory: Memory
     plan = build.build(facts)
     plan.warnings += [text for text in outcome.plan.warnings if text not in plan.warnings]
     plan.warnings += [*machine.problems, *inventory.problems]
+    plan.edits += foreign
     outcome.plan = plan
-    if request.foreign:
-        from gpu_oci_hook.cdi import resolution
-
-        resolution.add(outcome, spec, config, host, memory)
     return outcome
 
 

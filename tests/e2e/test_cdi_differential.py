@@ -139,12 +139,12 @@ class Podman:
         outcome = pipeline.Outcome(request, Plan())
         config = Config(spec_dirs=tuple(str(path) for path in self.directories.values()))
         try:
-            resolution.add(outcome, made, config, Host("/"), state.Memory())
+            planned, _ = resolution.beside(outcome, made, config, Host("/"), state.Memory())
         except Fault as fault:
             return None, str(fault)
-        spec_edits.apply(made, outcome.plan.edits)
+        spec_edits.apply(made, planned)
         once = copy.deepcopy(made)
-        spec_edits.apply(made, outcome.plan.edits)
+        spec_edits.apply(made, planned)
         assert made == once, "a second time changes something"
         return made, ""
 

@@ -229,6 +229,18 @@ def put(spec: Object, foreign: list[Edit]) -> None:
             object_under(spec, "linux")["intelRdt"] = dict(edit.values)
 
 
+def with_mounts(spec: Object, foreign: list[Edit]) -> Object:
+    """A spec with the mounts of CDI files, for who only wants to know what is mounted; `spec` is not changed."""
+    placed = [edit for edit in foreign if isinstance(edit, Placed)]
+    mounts = spec.get("mounts")
+    if not placed or (mounts is not None and not isinstance(mounts, list)):
+        return spec
+    seen = {**spec, "mounts": list(mounts or ())}
+    for edit in placed:
+        _put_mount(seen, edit)
+    return seen
+
+
 def made(spec: object, wanted: list[Edit]) -> bool:
     """Whether a spec has these edits already, whoever made them; the order of its mounts does not count.
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from gpu_oci_hook.host.inventory import Memory
     from gpu_oci_hook.host.root import Host
     from gpu_oci_hook.pipeline import Outcome
+    from gpu_oci_hook.plan.edits import Edit
 
 
 def settle(outcome: Outcome, spec: dict[str, object], config: Config, host: Host, memory: Memory) -> bool:
@@ -80,16 +81,22 @@ def alone(outcome: Outcome, spec: dict[str, object], config: Config, host: Host,
     """Makes the plan of a container that gets nothing but what CDI files say.
 
     Raises:
-        Fault: see `add`.
+        Fault: see `beside`.
     """
     outcome.plan.state = "inject"
     outcome.plan.withheld += [Withheld("request", name, reason) for name, reason in outcome.request.withheld]
-    add(outcome, spec, config, host, memory)
+    outcome.plan.edits = beside(outcome, spec, config, host, memory)[0]
     outcome.rootfs = Rootfs(root_path(spec, outcome.bundle))
 
 
-def add(outcome: Outcome, spec: dict[str, object], config: Config, host: Host, memory: Memory) -> None:
-    """Adds to a plan what CDI files say about the devices of other kinds.
+def beside(
+    outcome: Outcome, spec: dict[str, object], config: Config, host: Host, memory: Memory
+) -> tuple[list[Edit], dict[str, object]]:
+    """What CDI files say about the devices of other kinds, as edits for the end of a plan of ours.
+
+    Returns:
+        The edits, and the spec that the plan of ours has to reckon with: with the files' mounts, so that neither hides
+        the other and a second try finds what the first one has seen.
 
     Raises:
         Fault: a device that no file defines, or a file that does not fit this host; with the file and the cure.
@@ -108,9 +115,9 @@ def add(outcome: Outcome, spec: dict[str, object], config: Config, host: Host, m
     for part in parts:
         common = "common to the devices of its file, for " if part.where == "containerEdits" else ""
         part.reason = f"{common}{part.name} ({part.path}): {asks[part.name]}"
-    inside = pipeline.inside_user_namespace()
-    outcome.plan.edits += apply.edits(parts, spec, host, inside=inside)
     outcome.cdi = [(name, registry.file(name), origin) for name, origin in asks.items()]
+    made = apply.edits(parts, spec, host, inside=pipeline.inside_user_namespace())
+    return made, apply.with_mounts(spec, made)
 
 
 def _refuse_stale(parts: list[Part], host: Host, config: Config) -> None:
