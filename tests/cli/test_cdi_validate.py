@@ -10,7 +10,7 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpu_oci_hook import cli
+from gpu_oci_hook import cli, simulate
 
 from .conftest import Command
 
@@ -55,21 +55,21 @@ def document(text: str) -> dict[str, Any]:
 
 
 def test_a_good_file_is_valid_and_its_readers_are_named(directory: Path, command: Command) -> None:
-    answer = command("cdi", "validate", directory / "a.yaml")
+    answer = command("cdi", "validate", "--no-host", directory / "a.yaml")
     assert (answer.status, answer.err) == (0, "")
     assert answer.out == f"{directory}/a.yaml: valid: 1 device of nvidia.com/gpu, CDI 0.5.0, {READ}\n"
 
 
 def test_a_file_that_declares_more_than_it_needs_is_told_so(directory: Path, command: Command) -> None:
     (directory / "a.yaml").write_text(GOOD.replace("0.5.0", "0.7.0"))
-    answer = command("cdi", "validate", directory / "a.yaml")
+    answer = command("cdi", "validate", "--no-host", directory / "a.yaml")
     assert "CDI 0.7.0 (needs 0.5.0), read by docker 26.1, " in answer.out and answer.status == 0
 
 
 def test_every_file_of_a_directory_has_a_line_in_order_and_those_that_engines_ignore_too(
     directory: Path, command: Command
 ) -> None:
-    answer = command("cdi", "validate", directory)
+    answer = command("cdi", "validate", "--no-host", directory)
     assert answer.status == 1 and answer.err == ""
     assert answer.out.replace(f"{directory}/", "").splitlines() == [
         f"a.yaml: valid: 1 device of nvidia.com/gpu, CDI 0.5.0, {READ}",
@@ -84,7 +84,7 @@ def test_every_file_of_a_directory_has_a_line_in_order_and_those_that_engines_ig
 
 
 def test_json_says_the_same(directory: Path, command: Command) -> None:
-    answer = command("cdi", "validate", directory, "--format", "json")
+    answer = command("cdi", "validate", "--no-host", directory, "--format", "json")
     said = document(answer.out)
     assert answer.status == 1 and said["valid"] is False and said["max_version"] is None
     files = {os.path.basename(one["path"]): one for one in said["files"]}
@@ -105,9 +105,9 @@ def test_json_says_the_same(directory: Path, command: Command) -> None:
 
 def test_a_target_refuses_what_it_cannot_read(directory: Path, command: Command) -> None:
     (directory / "h.yaml").write_text(NEWER.replace("0.5.0", "0.7.0"))
-    assert command("cdi", "validate", directory / "h.yaml").status == 0
-    assert command("cdi", "validate", directory / "h.yaml", "--target", "docker-26.1").status == 0
-    answer = command("cdi", "validate", directory / "h.yaml", "--target", "podman-4.3")
+    assert command("cdi", "validate", "--no-host", directory / "h.yaml").status == 0
+    assert command("cdi", "validate", "--no-host", directory / "h.yaml", "--target", "docker-26.1").status == 0
+    answer = command("cdi", "validate", "--no-host", directory / "h.yaml", "--target", "podman-4.3")
     assert answer.status == 1
     assert "h.yaml:1: cdiVersion: 0.7.0 is more than podman 4.3 reads\n" in answer.out
     assert "additionalGids: field needs >= 0.7.0: podman 4.3 refuses the whole file. It can be read by " in answer.out
@@ -117,15 +117,16 @@ def test_a_target_refuses_what_it_cannot_read(directory: Path, command: Command)
 def test_a_greatest_version_does_what_a_target_does(directory: Path, command: Command) -> None:
     path = directory / "h.yaml"
     path.write_text(NEWER.replace("0.5.0", "0.7.0"))
-    assert command("cdi", "validate", path, "--max-version", "0.7.0").status == 0
-    answer = command("cdi", "validate", path, "--max-version", "0.6.0")
+    assert command("cdi", "validate", "--no-host", path, "--max-version", "0.7.0").status == 0
+    answer = command("cdi", "validate", "--no-host", path, "--max-version", "0.6.0")
     assert answer.status == 1
     assert "cdiVersion: 0.7.0 is more than an engine that reads CDI up to 0.6.0 reads" in answer.out
     # Of both the lesser counts.
     both = ("--max-version", "0.6.0", "--target", "docker-28.3")
-    assert command("cdi", "validate", path, *both).out == answer.out
+    assert command("cdi", "validate", "--no-host", path, *both).out == answer.out
     both = ("--max-version", "0.7.0", "--target", "podman-4.3")
-    assert document(command("cdi", "validate", path, *both, "--format", "json").out)["max_version"] == "0.5.0"
+    said = document(command("cdi", "validate", "--no-host", path, *both, "--format", "json").out)
+    assert said["max_version"] == "0.5.0"
 
 
 @pytest.mark.parametrize(
@@ -137,13 +138,13 @@ def test_a_greatest_version_does_what_a_target_does(directory: Path, command: Co
     ],
 )
 def test_a_wrong_option_is_one_line(directory: Path, command: Command, options: tuple[str, ...], said: str) -> None:
-    answer = command("cdi", "validate", directory, *options)
+    answer = command("cdi", "validate", "--no-host", directory, *options)
     assert answer.status == 1 and answer.out == ""
     assert answer.err.startswith(f"gpu-oci-hook: {said}") and answer.err.count("\n") == 1
 
 
 def test_a_file_that_engines_ignore_is_checked_when_it_is_named(directory: Path, command: Command) -> None:
-    answer = command("cdi", "validate", directory / "c.yml")
+    answer = command("cdi", "validate", "--no-host", directory / "c.yml")
     assert answer.status == 0
     assert answer.out.replace(f"{directory}/", "").splitlines() == [
         "c.yml: warning: is ignored by engines, which read .json and .yaml only. Call it c.yaml",
@@ -152,7 +153,7 @@ def test_a_file_that_engines_ignore_is_checked_when_it_is_named(directory: Path,
 
 
 def test_what_is_not_there_is_an_error_and_the_rest_is_checked(directory: Path, command: Command) -> None:
-    answer = command("cdi", "validate", directory / "none.yaml", directory / "a.yaml", "/nonexistent")
+    answer = command("cdi", "validate", "--no-host", directory / "none.yaml", directory / "a.yaml", "/nonexistent")
     assert answer.status == 1
     lines = answer.out.splitlines()
     assert lines[0] == f"{directory}/none.yaml: cannot be read: it is missing"
@@ -161,8 +162,9 @@ def test_what_is_not_there_is_an_error_and_the_rest_is_checked(directory: Path, 
 
 
 def test_an_empty_directory_is_fine(tmp_path: Path, command: Command) -> None:
-    assert command("cdi", "validate", tmp_path) == type(command("cdi", "validate", tmp_path))(0, "", "")
-    assert document(command("cdi", "validate", tmp_path, "--format", "json").out)["files"] == []
+    answer = command("cdi", "validate", tmp_path)
+    assert (answer.status, answer.out, answer.err) == (0, "", "")
+    assert document(command("cdi", "validate", "--no-host", tmp_path, "--format", "json").out)["files"] == []
 
 
 def test_no_path_is_a_wrong_command_line(command: Command) -> None:
@@ -172,17 +174,51 @@ def test_no_path_is_a_wrong_command_line(command: Command) -> None:
 def test_odd_names_and_content_stay_on_one_line(tmp_path: Path, command: Command) -> None:
     path = tmp_path / "a\nb\x1b[31m.yaml"
     path.write_text('"k\\ne\\ey": 1\n')
-    answer = command("cdi", "validate", path)
+    answer = command("cdi", "validate", "--no-host", path)
     assert answer.status == 1
     assert "\x1b" not in answer.out
     assert [line.partition(":")[0] for line in answer.out.splitlines()] == [f"{tmp_path}/a\\nb\\x1b[31m.yaml"] * 4
-    document(command("cdi", "validate", path, "--format", "json").out)
+    document(command("cdi", "validate", "--no-host", path, "--format", "json").out)
 
 
 def test_a_warning_alone_is_no_failure(directory: Path, command: Command) -> None:
     (directory / "a.yaml").write_text(GOOD.replace('"0"', "0777"))
-    answer = command("cdi", "validate", directory / "a.yaml")
+    answer = command("cdi", "validate", "--no-host", directory / "a.yaml")
     assert answer.status == 0
     assert answer.out.splitlines()[0].endswith(
         'a.yaml:4: warning: devices[0].name: 0777 without quotes is read as "511". Put it in quotes'
     )
+
+
+STALE = """cdiVersion: 0.5.0
+kind: nvidia.com/gpu
+devices:
+- name: "0"
+  containerEdits:
+    deviceNodes: [{path: /dev/nvidia0}]
+containerEdits:
+  mounts:
+  - hostPath: /usr/lib/x86_64-linux-gnu/libcuda.so.550.54.14
+    containerPath: /usr/lib/x86_64-linux-gnu/libcuda.so.550.54.14
+    options: [ro, nosuid, nodev, bind]
+"""
+
+
+def test_a_file_of_another_driver_is_an_error_on_this_host(command: Command, tmp_path: Path) -> None:
+    """Case R07."""
+    simulate.build(tmp_path / "host", driver="555.42.02")
+    path = tmp_path / "nvidia.yaml"
+    path.write_text(STALE)
+    answer = command("cdi", "validate", "--root", tmp_path / "host", path)
+    assert answer.status == 1
+    assert "spec written for 550.54.14, running driver 555.42.02, 1 missing path" in answer.out
+    assert f"gpu-oci-hook cdi generate --output {path}" in answer.out
+    where = "containerEdits.mounts[0].hostPath: /usr/lib/x86_64-linux-gnu/libcuda.so.550.54.14"
+    assert f"{path}:9: {where} is missing on this host" in answer.out
+    assert command("cdi", "validate", "--no-host", path).status == 0
+
+
+def test_a_host_that_is_not_there_is_a_sentence(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "nvidia.yaml").write_text(STALE)
+    answer = command("cdi", "validate", "--root", tmp_path / "none", tmp_path / "nvidia.yaml")
+    assert answer.status == 1 and "there is no such directory" in answer.err

@@ -168,10 +168,10 @@ def test_a_file_with_groups_is_refused_by_podman_and_validate_says_so_beforehand
     assert "additionalGids" in file.read_text()
     done = podman.device("0", "/bin/true")
     assert done.status != 0 and "unresolvable CDI devices" in done.text
-    said = writer.run("validate", str(file), "--target", TARGET)
+    said = writer.run("validate", "--root", str(simulated.root), str(file), "--target", TARGET)
     assert said.status == 1 and "additionalGids" in said.text and "0.7.0" in said.text
     writer.generate(simulated.root, file, "--target", TARGET).check()
-    assert writer.run("validate", str(file), "--target", TARGET).status == 0
+    assert writer.run("validate", "--root", str(simulated.root), str(file), "--target", TARGET).status == 0
     podman.device("0", "/bin/true").check()
 
 

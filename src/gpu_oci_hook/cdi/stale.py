@@ -130,7 +130,7 @@ def look(said: list[tuple[str, object]], host: Host, version: str | None) -> Mis
             run = member(hook, "path")
             if not isinstance(run, str) or not run.startswith("/") or member(hook, "hookName") == "startContainer":
                 continue
-            if not os.access(program(host, run), os.X_OK):
+            if not _runs(program(host, run)):
                 found.missing.append((f"{where}.hooks[{place}].path", run))
             words = items(hook, "args")
             if version and "--driver-version" in words[:-1]:  # of our own hook: what the file was made for
@@ -154,6 +154,13 @@ def of_driver(path: str) -> list[str]:
     if above.endswith("/nvidia"):
         said.append(name)
     return [text for text in dict.fromkeys(said) if host_gpus.driver_like(text)]
+
+
+def _runs(path: str) -> bool:
+    try:
+        return os.access(path, os.X_OK)
+    except ValueError:  # a NUL in it
+        return False
 
 
 def _edits(data: object) -> list[tuple[str, object]]:

@@ -8,11 +8,14 @@ from typing import NamedTuple
 
 import click
 
-from gpu_oci_hook.cdi import reading, validation, versions
+from gpu_oci_hook.cdi import finding, reading, stale, validation, versions
 from gpu_oci_hook.cdi.finding import Finding, Level
 from gpu_oci_hook.cli import output
-from gpu_oci_hook.cli.app import formats
+from gpu_oci_hook.cli.app import config_file, formats
+from gpu_oci_hook.cli.common import settings_for
 from gpu_oci_hook.errors import Fault, clipped, words
+from gpu_oci_hook.host import gpus
+from gpu_oci_hook.host.root import Host
 
 _COLOURS = {"error": "red", "warning": "yellow", "info": None}
 
@@ -42,15 +45,22 @@ class Report(NamedTuple):
 @formats()
 @click.option("--target", metavar="ENGINE-VERSION", default="", help="An engine that must read it, as podman-4.3.")
 @click.option("--max-version", metavar="VERSION", default="", help="The greatest CDI version that it may need.")
+@click.option("--no-host", "portable", is_flag=True, help="Do not ask whether this host has what a file names.")
+@click.option("--root", metavar="DIR", default="", help="Another host root than the config's: one made by simulate.")
+@config_file
 @click.argument("paths", metavar="FILE|DIR...", nargs=-1, required=True)
-def validate(form: str, target: str, max_version: str, paths: tuple[str, ...]) -> None:
+def validate(
+    form: str, target: str, max_version: str, portable: bool, root: str, config_path: str, paths: tuple[str, ...]
+) -> None:
     """Check CDI files, and all those of a directory that engines read; exit status 1 when there is an error.
 
-    An error is what makes engines refuse the whole file. Warnings are what older engines stumble over, and what does
-    not do what it seems to say.
+    An error is what makes engines refuse the whole file, or fail with it on this host: another driver than it was
+    made for, missing paths, other device numbers. Warnings are what older engines stumble over, and what does not do
+    what it seems to say.
     """
+    host = None if portable else Host(settings_for(config_path, root, "").root)
     limit = _limit(target, max_version)
-    reports = [report for path in paths for report in _reports(path, limit)]
+    reports = [report for path in paths for report in _reports(path, limit, host)]
     if form == "json":
         files = [_json(report) for report in reports]
         valid = all(report.valid for report in reports)
@@ -78,10 +88,10 @@ def _limit(target: str, max_version: str) -> Limit:
     return Limit(greatest, target.lower().replace("-", " ", 1))
 
 
-def _reports(path: str, limit: Limit) -> list[Report]:
+def _reports(path: str, limit: Limit, host: Host | None) -> list[Report]:
     """The reports on a file, or on everything in a directory."""
     if not os.path.isdir(path):
-        report = _report(path, limit)
+        report = _report(path, limit, host)
         if path.endswith(reading.SUFFIXES) or report.data is None:
             return [report]
         return [report._replace(read=False, findings=[_ignored(path, "warning"), *report.findings])]
@@ -92,7 +102,7 @@ def _reports(path: str, limit: Limit) -> list[Report]:
     except OSError as error:
         return [Report(path, False, None, [Finding("error", path, "", f"cannot be read: {words(error)}")])]
     return [
-        _report(entry.path, limit)
+        _report(entry.path, limit, host)
         if entry.name.endswith(reading.SUFFIXES)
         else Report(entry.path, False, None, [_ignored(entry.path, "info")])
         for entry in entries
@@ -105,8 +115,8 @@ def _ignored(path: str, level: Level) -> Finding:
     return Finding(level, path, "", "is ignored by engines, which read .json and .yaml only", cure)
 
 
-def _report(path: str, limit: Limit) -> Report:
-    """Reads one file and says everything about it. Further findings belong into `found`."""
+def _report(path: str, limit: Limit, host: Host | None) -> Report:
+    """Reads one file and says everything about it."""
     document = reading.read(path)
     found = document.findings
     if document.data is not None:
@@ -114,6 +124,11 @@ def _report(path: str, limit: Limit) -> Report:
             document.data, path, maximum=limit.version, reader=limit.reader, lines=document.lines
         )
         found += _access(path)
+        if host is not None:
+            found += [
+                one._replace(line=finding.line_of(document.lines, one.where))
+                for one in stale.findings(document.data, path, host, gpus.version(host))
+            ]
     return Report(path, True, document.data, sorted(found, key=lambda one: one.line))
 
 
@@ -130,8 +145,8 @@ def _access(path: str) -> list[Finding]:
 
 
 def _print(report: Report) -> None:
-    for finding in report.findings:
-        output.line(str(finding), colour=_COLOURS[finding.level])
+    for one in report.findings:
+        output.line(str(one), colour=_COLOURS[one.level])
     if report.valid and report.data is not None:
         facts = _facts(report.data)
         devices = "1 device" if facts["devices"] == 1 else f"{facts['devices']} devices"
