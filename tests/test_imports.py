@@ -95,7 +95,7 @@ INJECTION = PASS_THROUGH | {
 }
 
 # Beside those, where a container or a GPU of its has to do with MIG.
-MIG = {"gpu_oci_hook.host.mig", "gpu_oci_hook.request.mig"}
+MIG = {"gpu_oci_hook.request.mig"} | {f"gpu_oci_hook.host.{name}" for name in ("mig", "mig_nodes", "mig_tree")}
 
 # Beside those, where a CDI name is used; for another vendor's device the files that define it are remembered.
 CDI = {"gpu_oci_hook.cdi", "gpu_oci_hook.request.cdi"}
@@ -223,7 +223,7 @@ def test_what_graphics_needs_is_loaded_for_graphics_alone(
     assert machine.loaded("create", "--bundle", made, "x") & GRAPHICS == (GRAPHICS if drawn else set())
 
 
-def test_the_way_of_a_mig_container_loads_two_modules_more(tmp_path: Path) -> None:
+def test_the_way_of_a_mig_container_loads_a_few_modules_more(tmp_path: Path) -> None:
     divided = Machine(tmp_path / "divided", mig=("7", "0"))
     divided.call("state", "x")
     divided.call("create", "--bundle", bundle(tmp_path / "warm", spec("NVIDIA_VISIBLE_DEVICES=0:1")), "x")

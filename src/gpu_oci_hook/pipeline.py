@@ -368,11 +368,11 @@ def extras(
     """Everything beside the driver's own nodes and files; each kind's module is imported only when it is asked for."""
     extra = Extra()
     if outcome.instances is not None:
-        from gpu_oci_hook.host import mig
+        from gpu_oci_hook.host import mig_nodes
 
         given = [gpu for gpu, _ in outcome.chosen]
         rights = outcome.request.mig_rights
-        mig.fill(extra, outcome.instances, outcome.mig, rights, given, (numbers, defaults, problems))
+        mig_nodes.fill(extra, outcome.instances, outcome.mig, rights, given, (numbers, defaults, problems))
     wanted = outcome.request.capabilities
     if "graphics" in wanted or "display" in wanted:
         from gpu_oci_hook.host import graphics

@@ -14,7 +14,7 @@ from bundles import lacking
 from gpu_oci_hook import simulate
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.host import gpus as host_gpus
-from gpu_oci_hook.host import inventory, mig, nodes, nvml
+from gpu_oci_hook.host import inventory, mig, mig_nodes, nodes, nvml
 from gpu_oci_hook.host.extra import Extra
 from gpu_oci_hook.host.inventory import Gpu
 from gpu_oci_hook.host.mig import Instances
@@ -54,7 +54,7 @@ class Machine:
         there = {one.name: one for gpu in self.gpus for one in instances.of(gpu)}
         chosen = [(there[name], "said") for name in names]
         numbers = nodes.majors(self.host)
-        mig.fill(made, instances, chosen, rights, self.gpus, (numbers, nodes.params(self.host), []))
+        mig_nodes.fill(made, instances, chosen, rights, self.gpus, (numbers, nodes.params(self.host), []))
         return made
 
 

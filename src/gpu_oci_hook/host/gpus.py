@@ -105,9 +105,9 @@ def in_mig_mode(host: Host, known: list[Gpu]) -> frozenset[int]:
     if not there:  # hidden from us, as from a container that has containers of its own: the nodes tell
         if len(host.names("/dev/nvidia-caps")) <= 2:  # of configuring and monitoring
             return frozenset()
-        from gpu_oci_hook.host import mig
+        from gpu_oci_hook.host import mig_tree
 
-        return frozenset(gpu.index for gpu in known if mig.pairs(host, gpu))
+        return frozenset(gpu.index for gpu in known if mig_tree.pairs(host, gpu))
     return frozenset(
         gpu.index
         for gpu in known

@@ -12,34 +12,23 @@ import marshal
 
 from gpu_oci_hook import VERSION
 from gpu_oci_hook.errors import Fault, clipped
-from gpu_oci_hook.formats import proc
-from gpu_oci_hook.host import nodes
-from gpu_oci_hook.host.gpus import CAPABILITIES
-from gpu_oci_hook.request.mig import title
+from gpu_oci_hook.host import mig_tree
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpu_oci_hook.host.extra import Extra
-    from gpu_oci_hook.host.inventory import Gpu, Memory, Node
+    from gpu_oci_hook.host.inventory import Gpu, Memory
+    from gpu_oci_hook.host.mig_tree import Signature
     from gpu_oci_hook.host.nvml import Card
     from gpu_oci_hook.host.root import Host
 
-    Machine = tuple[nodes.Majors, nodes.Params, list[str]]
-    # (gi, ci, mtime in ns, inode) of each device of a GPU: other numbers, other devices.
-    Signature = tuple[tuple[int, int, int, int], ...]
     Identity = tuple[int, int, str]  # gi, ci, UUID
     Known = dict[tuple[str, str], tuple[Signature, tuple[Identity, ...]]]  # by the GPU's address and UUID
 
-# One "name minor" a line, for many more GPUs and instances than there are; its names lack the tree's "mig".
-MINORS = "/proc/driver/nvidia-caps/mig-minors"
-NODES = "/dev/nvidia-caps"
 LIMIT = 10.0  # seconds for NVML: what the incumbent gives it
 
 _NAME = "mig"
-_TEXT = 1 << 20
-_MANY = 16  # MIG devices from which on the table is the cheaper of the two places of their numbers
 _UUID = frozenset("0123456789abcdefABCDEF-GPUMI/")
 
 
@@ -116,7 +105,7 @@ class Instances:
         """The GPU's MIG devices, in the order of their index; with UUIDs if those are known. Asks nobody."""
         found = self._found.get(gpu.index)
         if found is None:
-            signature = _signature(self.host, gpu)
+            signature = mig_tree.signature(self.host, gpu)
             before, identities = self._memory().get((gpu.pci, gpu.uuid), ((), ()))
             if before != signature:
                 identities = tuple((gi, ci, "") for gi, ci, *_ in signature)
@@ -170,7 +159,7 @@ class Instances:
     def _ask(self, gpus: list[Gpu], limit: float) -> None:
         from gpu_oci_hook.host import nvml
 
-        before = [_signature(self.host, gpu) for gpu in gpus]
+        before = [mig_tree.signature(self.host, gpu) for gpu in gpus]
         self.learn(gpus, nvml.survey([gpu.pci for gpu in gpus], library=self.library(), timeout=limit), before)
 
     def learn(self, gpus: list[Gpu], cards: list[Card], before: list[Signature] | None = None) -> None:
@@ -188,7 +177,7 @@ class Instances:
         for place, (gpu, card) in enumerate(zip(gpus, cards, strict=True)):
             if card.error:
                 raise Fault(f"NVML does not know GPU {gpu.index} ({gpu.pci}): {clipped(card.error)}")
-            signature = _signature(self.host, gpu)
+            signature = mig_tree.signature(self.host, gpu)
             said = tuple(card.mig)
             what = _disagreement(gpu, card.uuid, {(gi, ci) for gi, ci, *_ in signature}, said, taken)
             if before is not None and before[place] != signature:
@@ -203,150 +192,6 @@ class Instances:
         self._known = {key: entry for key, entry in known.items() if key in there}
         self._found.clear()
         self.memory.put(_NAME, marshal.dumps((VERSION, self.version, self._known)))
-
-
-def fill(
-    extra: Extra,
-    instances: Instances,
-    chosen: list[tuple[Mig, str]],
-    rights: tuple[tuple[str, str], ...],
-    gpus: list[Gpu],
-    machine: Machine,
-) -> None:
-    """The capability nodes of MIG devices, and of the rights over all of them.
-
-    Arguments:
-        chosen: the MIG devices that go in, each with whose word it was.
-        rights: ("config" or "monitor", origin): bring the right's own node, and every instance of `gpus`, as libnvidia-
-            container gives them: who makes and watches instances opens them.
-        machine: the majors, the module's parameters, and where sentences about odd nodes go.
-
-    Raises:
-        Fault: the driver does not say the number of one.
-    """
-    host = instances.host
-    if machine[0].caps is None and host.names(CAPABILITIES):
-        # Drivers of the 450 series: to open the file below /proc is the right, and the container's /proc has it.
-        extra.warnings.append("there are no nvidia-caps in /proc/devices: this driver gives MIG rights by /proc alone")
-        return
-    given: dict[str, tuple[Node, str]] = {}
-    places = _Places(host, machine, many=len(chosen) > _MANY or bool(rights))
-
-    def add(gpu: Gpu | None, steps: str, why: str) -> None:
-        node = places.node(gpu, steps, why)
-        given.setdefault(node.path, (node, why))
-
-    for one, origin in chosen:
-        who = f"MIG device {one.name}" + (f" ({one.uuid})" if one.uuid else "")
-        add(one.gpu, f"gi{one.gi}", f"GPU instance {one.gi} of {who}: {origin}")
-        add(one.gpu, f"gi{one.gi}/ci{one.ci}", f"compute instance {one.ci} of {who}: {origin}")
-    for right, origin in rights:
-        add(None, right, f"{title(right)}: {origin}")
-        for gpu in gpus:
-            tree = _tree(host, gpu)
-            for gi in _numbered(tree, "/", "gi"):
-                add(gpu, f"gi{gi}", f"GPU instance {gi} of GPU {gpu.index}: {origin}")
-                for ci in _numbered(tree, f"/gi{gi}", "ci"):
-                    add(gpu, f"gi{gi}/ci{ci}", f"compute instance {ci} of it: {origin}")
-    extra.nodes += given.values()
-
-
-class _Places:
-    """Where a host has its MIG capabilities: each directory is walked to once.
-
-    Arguments:
-        many: of the numbers that are wanted. The driver's tree has number and mode of each in a file of its own, its
-            table has all that there could ever be: thousands.
-    """
-
-    __slots__ = ("_dev", "_host", "_machine", "_table", "_trees")
-
-    def __init__(self, host: Host, machine: Machine, *, many: bool) -> None:
-        self._host = host
-        self._machine = machine
-        self._dev = host.below(NODES)
-        self._trees: dict[int, Host] = {}
-        self._table = _minors(host) if many else {}
-
-    def node(self, gpu: Gpu | None, steps: str, why: str) -> Node:
-        """The node of one capability, its number from the driver's tree or table.
-
-        Arguments:
-            gpu: None for the machine's own capabilities.
-            steps: "gi1", "gi1/ci0"; "config", "monitor".
-            why: whose word asks for it.
-
-        Raises:
-            Fault: the driver does not say the number.
-        """
-        numbers, defaults, problems = self._machine
-        minor = self._table.get(_called(gpu, steps), -1)
-        mode = 0o444
-        # The mode counts only where the host has no node.
-        if minor < 0 or self._dev.status(f"/nvidia-cap{minor}", follow=False) is None:
-            minor, mode = self._of_tree(gpu, steps, minor)
-        if minor < 0 or numbers.caps is None:
-            what = f"neither {self._tree_of(gpu).path(steps + '/access' * bool(gpu))} nor {MINORS} has it"
-            raise Fault(
-                f"the device number of the MIG capability {steps} is not known: "
-                f"{'no nvidia-caps in /proc/devices' if numbers.caps is None else what}",
-                where=why,
-                cure="MIG needs a GPU and a driver that support it",
-            )
-        wanted = nodes.Params(mode=mode, uid=defaults.uid, gid=defaults.gid)
-        made = nodes.node(self._dev, f"/nvidia-cap{minor}", numbers.caps, minor, wanted, problems)
-        made.path = NODES + made.path
-        return made
-
-    def _of_tree(self, gpu: Gpu | None, steps: str, minor: int) -> tuple[int, int]:
-        """The number and mode that the driver's tree has for a capability; the given number where it has none."""
-        table = proc.params(_text(self._tree_of(gpu), f"/{steps}{'/access' if gpu else ''}"))
-        said, mode = _number(table.get("DeviceFileMinor", "")), _number(table.get("DeviceFileMode", ""))
-        if said < 0 and minor < 0:
-            self._table = self._table or _minors(self._host)
-            said = self._table.get(_called(gpu, steps), -1)
-        return said if said >= 0 else minor, mode & 0o777 if mode >= 0 else 0o444
-
-    def _tree_of(self, gpu: Gpu | None) -> Host:
-        key = gpu.minor if gpu else -1
-        tree = self._trees.get(key)
-        if tree is None:
-            tree = self._trees[key] = _tree(self._host, gpu)
-        return tree
-
-
-def _tree(host: Host, gpu: Gpu | None) -> Host:
-    """The directory of a GPU's instances, or of the machine's own capabilities."""
-    return host.below(f"{CAPABILITIES}/gpu{gpu.minor}/mig" if gpu else f"{CAPABILITIES}/mig")
-
-
-def pairs(host: Host, gpu: Gpu) -> list[tuple[int, int]]:
-    """The (gi, ci) of a GPU's MIG devices, in order."""
-    return [(gi, ci) for gi, ci, *_ in _signature(host, gpu)]
-
-
-def _signature(host: Host, gpu: Gpu) -> Signature:
-    """The GPU's devices, with what changes when one is removed and made again under the same numbers.
-
-    A driver that hides its tree (from a container that has containers of its own) still has the table and the nodes.
-    """
-    tree = _tree(host, gpu)
-    found = []
-    for gi in _numbered(tree, "/", "gi"):
-        for ci in _numbered(tree, f"/gi{gi}", "ci"):
-            status = tree.status(f"/gi{gi}/ci{ci}")
-            found.append((gi, ci, status.st_mtime_ns if status else 0, status.st_ino if status else 0))
-    if not found and not host.names(CAPABILITIES):
-        there = frozenset(host.names(NODES))
-        for line in _text(host, MINORS).split("\n") if len(there) > 2 else ():  # config and monitor are always there
-            name, _, minor = line.strip().partition(" ")
-            parts = name.split("/")
-            if len(parts) == 4 and parts[0] == f"gpu{gpu.minor}" and f"nvidia-cap{minor}" in there:
-                gi, ci = _number(parts[1][2:]), _number(parts[2][2:])
-                if gi >= 0 and ci >= 0:
-                    found.append((gi, ci, 0, 0))
-        found.sort()
-    return tuple(found)
 
 
 def _disagreement(
@@ -387,36 +232,3 @@ def _recall(blob: bytes | None, version: str) -> Known:
         except Exception:  # noqa: S110  whatever a damaged blob does: it costs a question, never a start
             pass
     return {}
-
-
-def _numbered(host: Host, path: str, word: str) -> list[int]:
-    """The numbers N of the entries "<word>N" of a directory, in their order."""
-    found = [_number(name[len(word) :]) for name in host.names(path) if name.startswith(word)]
-    return sorted(number for number in found if number >= 0)
-
-
-def _called(gpu: Gpu | None, steps: str) -> str:
-    """What the table calls a capability."""
-    return f"gpu{gpu.minor}/{steps}/access" if gpu else steps
-
-
-def _minors(host: Host) -> dict[str, int]:
-    """The driver's table: what a capability is called there, and its number."""
-    found = {}
-    for line in _text(host, MINORS).split("\n"):
-        name, _, minor = line.strip().partition(" ")
-        found[name] = _number(minor.strip())
-    return found
-
-
-def _number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 7 else -1
-
-
-def _text(host: Host, path: str) -> str:
-    """The whole lines of a small file: one that breaks off may have lost digits, and name another capability."""
-    try:
-        data = host.read(path, _TEXT)
-    except Fault:
-        return ""
-    return (data or b"").rpartition(b"\n")[0].decode("utf-8", "replace")
