@@ -91,6 +91,7 @@ INJECTION = PASS_THROUGH | {
     "gpu_oci_hook.request.capabilities",
     "gpu_oci_hook.request.devices",
     "gpu_oci_hook.request.requirements",
+    "gpu_oci_hook.supply",
     "gpu_oci_hook.together",
 }
 

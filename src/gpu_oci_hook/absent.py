@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.host import inventory as host_inventory
-from gpu_oci_hook.pipeline import driver_host
+from gpu_oci_hook.supply import driver_host
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

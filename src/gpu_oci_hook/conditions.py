@@ -56,7 +56,7 @@ def hold(
     def library() -> str:
         if special is not None:
             return special.nvml()
-        from gpu_oci_hook.pipeline import nvml_library
+        from gpu_oci_hook.supply import nvml_library
 
         return nvml_library(host, config, version, memory)
 

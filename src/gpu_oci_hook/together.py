@@ -32,7 +32,7 @@ MODULES = (
     "container.rootfs", "container.spec", "errors", "formats", "formats.fastjson", "formats.ldcache", "formats.proc",
     "host", "host.extra", "host.gpus", "host.graphics", "host.inventory", "host.nodes", "host.root", "pipeline",
     "plan", "plan.build", "plan.devices", "plan.edits", "plan.extras", "plan.facts", "plan.files", "plan.places",
-    "request", "request.capabilities", "request.devices",
+    "request", "request.capabilities", "request.devices", "supply",
 )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from gpu_oci_hook import absent, pipeline
+from gpu_oci_hook import absent, supply
 from gpu_oci_hook.cdi import content, fingerprint, names
 from gpu_oci_hook.cdi.content import Content, Edits
 from gpu_oci_hook.cdi.errand import Errand
@@ -23,7 +23,7 @@ from gpu_oci_hook.host import gpus as host_gpus
 from gpu_oci_hook.host.inventory import Gpu, Inventory
 from gpu_oci_hook.host.mig import Instances, Mig
 from gpu_oci_hook.host.root import Host
-from gpu_oci_hook.pipeline import Machine, Outcome
+from gpu_oci_hook.pipeline import Outcome
 from gpu_oci_hook.plan import build, devices, lasting
 from gpu_oci_hook.plan.edits import Plan
 from gpu_oci_hook.plan.facts import Facts
@@ -97,7 +97,7 @@ class _Maker:
         self.request = request_for(config, options)
         self.outcome = Outcome(self.request, Plan())
         self.host = Host(config.root)
-        self.machine: Machine = pipeline.survey(self.outcome, self.host, config, load_modules=config.load_modules)
+        self.machine: supply.Machine = supply.survey(self.outcome, self.host, config, load_modules=config.load_modules)
         version = self.machine.version
         no_gpu = not self.outcome.gpus and options.words != (NONE,)
         if self.outcome.special is None and (version is None or no_gpu):
@@ -106,10 +106,10 @@ class _Maker:
             raise Gone(text, cure=absent.sentence(cures))
         self.version = version or ""
         self.outcome.chosen = [(gpu, "") for gpu in self.outcome.gpus]
-        self.inventory: Inventory = pipeline.files_of(self.outcome, self.host, config, self.version, memory)
+        self.inventory: Inventory = supply.files_of(self.outcome, self.host, config, self.version, memory)
         if self.inventory.mismatch and config.version_mismatch == "fail":
             raise Fault(self.inventory.problems[0])
-        self.instances: Instances = pipeline.mig_instances(self.outcome, self.host, config, self.version, memory)
+        self.instances: Instances = supply.mig_instances(self.outcome, self.host, config, self.version, memory)
         self.memory = memory
         self.brought = capabilities.with_brought(self.request.capabilities)
         self.missing: dict[str, Missing] = {}
@@ -159,7 +159,7 @@ class _Maker:
         if mig:
             one.instances = self.instances
             one.parents = frozenset(gpu.index for gpu, _ in chosen)
-        facts = pipeline.given(one, self.machine, self.config, {})
+        facts = supply.given(one, self.machine, self.config, {})
         content.without_image(facts, self.host.machine)
         return facts
 
@@ -231,7 +231,7 @@ class _Maker:
             wanted = Outcome(self.request, self.outcome.plan)
             wanted.gpus, wanted.special = gpus, self.outcome.special
             self.request.asks = tuple(Ask(word, "--device") for word in words)
-            pipeline.choose(wanted, self.host, self.config, self.version, self.memory)
+            supply.choose(wanted, self.host, self.config, self.version, self.memory)
             whole = [gpu for gpu, _ in wanted.chosen if gpu.index not in wanted.parents]
             parts = [one for one, _ in wanted.mig]
         found = [

@@ -7,7 +7,7 @@ such as fit this host. Cost rule: loaded where a CDI name is used; `apply` and `
 
 from __future__ import annotations
 
-from gpu_oci_hook import pipeline
+from gpu_oci_hook import pipeline, supply
 from gpu_oci_hook.cdi.registry import Part, Registry
 from gpu_oci_hook.container.rootfs import Rootfs, root_path
 from gpu_oci_hook.errors import Fault
@@ -145,7 +145,7 @@ def _known(ask: Ask, outcome: Outcome, host: Host, config: Config, memory: Memor
             from gpu_oci_hook.request import mig
 
             version = host_gpus.version(host) or ""
-            instances = pipeline.mig_instances(outcome, host, config, version, memory)
+            instances = supply.mig_instances(outcome, host, config, version, memory)
             return bool(mig.resolve((ask,), outcome.gpus, frozenset(), instances))
         return bool(devices.matching(ask, outcome.gpus))
     except Fault:

@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from gpu_oci_hook import pipeline, runtime, state
+from gpu_oci_hook import pipeline, runtime, state, supply
 from gpu_oci_hook.cli import explanation, output
 from gpu_oci_hook.cli.app import config_file, formats, host_roots
 from gpu_oci_hook.cli.common import Silent, settings_for
@@ -225,7 +225,7 @@ def _parts(outcome: Outcome, settings: Config) -> list[tuple[Mig, str]]:
     """
     if outcome.inventory is None:
         return []
-    instances = outcome.instances or pipeline.mig_instances(
+    instances = outcome.instances or supply.mig_instances(
         outcome, Host(settings.root), settings, outcome.inventory.version, Silent()
     )
     given = {(one.gpu.index, one.gi, one.ci): origin for one, origin in outcome.mig}

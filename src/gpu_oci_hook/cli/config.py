@@ -20,7 +20,7 @@ from gpu_oci_hook.cli.common import toml
 from gpu_oci_hook.config import Config
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.host.root import Host
-from gpu_oci_hook.pipeline import driver_host
+from gpu_oci_hook.supply import driver_host
 
 _TOP = """\
 Configuration of gpu-oci-hook: /etc/gpu-oci-hook/config.toml, or the file that GPU_OCI_HOOK_CONFIG names.
