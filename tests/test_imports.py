@@ -69,6 +69,7 @@ INJECTION = PASS_THROUGH | {
     "gpu_oci_hook.formats",
     "gpu_oci_hook.formats.fastjson",
     "gpu_oci_hook.formats.ldcache",
+    "gpu_oci_hook.formats.oci",
     "gpu_oci_hook.formats.proc",
     "gpu_oci_hook.host",
     "gpu_oci_hook.host.extra",
@@ -89,6 +90,7 @@ INJECTION = PASS_THROUGH | {
     "gpu_oci_hook.plan.places",
     "gpu_oci_hook.request",
     "gpu_oci_hook.request.capabilities",
+    "gpu_oci_hook.request.demands",
     "gpu_oci_hook.request.devices",
     "gpu_oci_hook.request.requirements",
     "gpu_oci_hook.supply",
@@ -390,24 +392,25 @@ HOOK = (INJECTION - {name for name in INJECTION if name.startswith("gpu_oci_hook
     "gpu_oci_hook.formats",
     "gpu_oci_hook.formats.fastjson",
     "gpu_oci_hook.formats.ldcache",
+    "gpu_oci_hook.formats.oci",
     "gpu_oci_hook.hook",
     "gpu_oci_hook.host",
     "gpu_oci_hook.host.root",
     "gpu_oci_hook.plan",
     "gpu_oci_hook.plan.places",
-    "gpu_oci_hook.request",
-    "gpu_oci_hook.request.capabilities",
     "gpu_oci_hook.runtime",
     "gpu_oci_hook.state",
 }
 _GPUS = {"cdi.devices", "formats.proc", "host.gpus", "host.inventory"}
-_DECIDES = {"plan.compat", "request.requirements"}
+_DECIDES = {"plan.compat", "request", "request.capabilities", "request.requirements"}
 # Beside those, what a container, or the file, asks for.
 HOOK_BESIDES = {
     "hide": {"cdi.devices", "formats.proc"},
     "profile": _GPUS | {"host.graphics", "host.nodes"},
     "links": _GPUS | {"host.graphics", "host.nodes"},
-    "requirements": _GPUS | {"conditions", "config", "host.versions", "request.requirements"},
+    "requirements": _GPUS
+    | {"conditions", "config", "host.versions", "request", "request.capabilities", "request.demands"}
+    | {"request.requirements"},
     "old compat": _DECIDES,
     "new compat": _DECIDES | _GPUS | {"host.versions"},
 }

@@ -95,6 +95,7 @@ def test_without_the_file_everything_loads_as_ever(copy: Path) -> None:
 
 
 def test_its_modules_are_those_of_a_container_with_every_capability() -> None:
-    some = {"conditions", "host.versions", "request.requirements", "together"}  # what only some containers need
+    # What only some containers need.
+    some = {"conditions", "host.versions", "request.demands", "request.requirements", "together"}
     ours = {name.removeprefix("gpu_oci_hook.") for name in INJECTION - PASS_THROUGH if name.startswith("gpu_oci_hook")}
     assert set(together.MODULES) == ours - some

@@ -105,7 +105,7 @@ def _log(words: list[str]) -> str:
 
 def _asks(here: Container) -> bool:
     """Whether the container's environment may demand anything of the host, told by a look."""
-    from gpu_oci_hook.request import items
+    from gpu_oci_hook.formats.oci import items
 
     entries = items(here.spec, "process", "env")
     return any(isinstance(entry, str) and entry.startswith(("NVIDIA_REQUIRE_", "CUDA_VERSION=")) for entry in entries)

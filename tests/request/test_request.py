@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 
 from gpu_oci_hook.config import Config
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.request import legacy_cuda, read
+from gpu_oci_hook.request import read
+from gpu_oci_hook.request.demands import legacy_cuda
 
 
 def spec(*env: object, bounding: tuple[str, ...] = (), mounts: tuple[object, ...] = ()) -> dict[str, object]:

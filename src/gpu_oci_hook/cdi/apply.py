@@ -29,9 +29,9 @@ import stat
 from gpu_oci_hook.cdi.edits import NetDevice, Node, Order, Placed, Rdt, Rule, TimedHook
 from gpu_oci_hook.container.spec import list_under, object_under
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.formats.oci import items, member
 from gpu_oci_hook.plan.devices import NODE, bound_and_ruled
 from gpu_oci_hook.plan.edits import Edit, Env, Gid, Mount
-from gpu_oci_hook.request import items, member
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

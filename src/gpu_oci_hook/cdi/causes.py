@@ -15,8 +15,8 @@ from gpu_oci_hook.cdi import names, reading, registry
 from gpu_oci_hook.cdi.scan import File, Scan
 from gpu_oci_hook.config import Config
 from gpu_oci_hook.errors import Fault, clipped, nearest
+from gpu_oci_hook.formats.oci import items, member
 from gpu_oci_hook.host.root import Host
-from gpu_oci_hook.request import items, member
 from gpu_oci_hook.request.cdi import own_kinds
 
 # Where files lie that nobody reads, beside the directories that are read: one that is not configured, or is another

@@ -53,11 +53,11 @@ def requirements(here: Container, root: str, version: str) -> None:
     Raises:
         Fault: one is not met, or cannot be decided.
     """
-    from gpu_oci_hook import request
     from gpu_oci_hook.config import Config
+    from gpu_oci_hook.request import demands
 
     config = Config(root=root)
-    asked = request.demands(here.spec, config)
+    asked = demands.alone(here.spec, config)
     here.notes += asked.warnings
     if not asked.requirements:
         return

@@ -21,7 +21,7 @@ from gpu_oci_hook.cdi import steps
 from gpu_oci_hook.container import called
 from gpu_oci_hook.errors import Fault, clipped, words
 from gpu_oci_hook.formats import ARCHITECTURES
-from gpu_oci_hook.request import items, member
+from gpu_oci_hook.formats.oci import items, member
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

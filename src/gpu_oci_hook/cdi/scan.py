@@ -14,8 +14,8 @@ from gpu_oci_hook import config
 from gpu_oci_hook.cdi import reading, registry, validation
 from gpu_oci_hook.cdi.finding import Finding
 from gpu_oci_hook.errors import Fault, printable, words
+from gpu_oci_hook.formats.oci import items, member
 from gpu_oci_hook.host.root import Host
-from gpu_oci_hook.request import items, member
 
 # A file that was changed in the last moments may change again without its status telling (a kernel's clock ticks
 # 100 times a second at worst), so what it says is not remembered yet.

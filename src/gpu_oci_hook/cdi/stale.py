@@ -13,9 +13,9 @@ import stat
 
 from gpu_oci_hook.cdi.apply import below, identified, is_bind, program
 from gpu_oci_hook.errors import clipped
+from gpu_oci_hook.formats.oci import items, member
 from gpu_oci_hook.host import gpus as host_gpus
 from gpu_oci_hook.host import nodes as host_nodes
-from gpu_oci_hook.request import items, member
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from gpu_oci_hook.container import loader
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats import ARCHITECTURES
-from gpu_oci_hook.request import items, member
+from gpu_oci_hook.formats.oci import items, member
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

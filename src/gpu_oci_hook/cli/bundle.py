@@ -23,12 +23,13 @@ from gpu_oci_hook.config import Config
 from gpu_oci_hook.container import spec as spec_edits
 from gpu_oci_hook.container.apply import generated_name
 from gpu_oci_hook.errors import Fault, printable
+from gpu_oci_hook.formats.oci import items, member
 from gpu_oci_hook.host import platform
 from gpu_oci_hook.host.mig import Mig
 from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.pipeline import Outcome
 from gpu_oci_hook.plan.edits import Edit, File, Link, Mount
-from gpu_oci_hook.request import Request, items, member, read, requirements
+from gpu_oci_hook.request import Request, read, requirements
 
 _bundle = click.option(
     "--bundle",

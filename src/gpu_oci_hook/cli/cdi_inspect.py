@@ -17,9 +17,10 @@ from gpu_oci_hook.cli.app import config_file, formats
 from gpu_oci_hook.cli.common import Silent, settings_for
 from gpu_oci_hook.config import Config
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.formats.oci import member
 from gpu_oci_hook.host import gpus as host_gpus
 from gpu_oci_hook.host.root import Host
-from gpu_oci_hook.request import Ask, devices, member
+from gpu_oci_hook.request import Ask, devices
 from gpu_oci_hook.request.cdi import own_kinds, sort
 
 

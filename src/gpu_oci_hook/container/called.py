@@ -14,7 +14,7 @@ from gpu_oci_hook import runtime
 from gpu_oci_hook.container.rootfs import Rootfs, root_path
 from gpu_oci_hook.errors import Fault, clipped, words
 from gpu_oci_hook.formats import fastjson
-from gpu_oci_hook.request import items, member
+from gpu_oci_hook.formats.oci import items, member
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

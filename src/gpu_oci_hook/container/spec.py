@@ -7,8 +7,8 @@ second time it changes nothing. Cost rule: hot, no imports of the library.
 from __future__ import annotations
 
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.formats.oci import member
 from gpu_oci_hook.plan.edits import DeviceNode, DeviceRule, DropHook, DropMount, Edit, Env, Gid, Hook, Mount
-from gpu_oci_hook.request import member
 
 Object = dict[str, object]
 

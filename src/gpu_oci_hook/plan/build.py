@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from gpu_oci_hook.container.apply import generated_name
 from gpu_oci_hook.formats import proc
+from gpu_oci_hook.formats.oci import in_user_namespace, items, member
 from gpu_oci_hook.plan import devices, files
 from gpu_oci_hook.plan.edits import DropHook, File, Hook, Plan, Withheld
-from gpu_oci_hook.request import in_user_namespace, items, member
 from gpu_oci_hook.request.capabilities import with_brought
 
 TYPE_CHECKING = False

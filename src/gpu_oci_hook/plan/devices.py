@@ -6,9 +6,9 @@ Cost rule: hot, no imports of the library.
 from __future__ import annotations
 
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.formats.oci import in_user_namespace, items
 from gpu_oci_hook.plan.edits import DeviceNode, DeviceRule, Gid, Mount, Plan, Withheld
 from gpu_oci_hook.plan.facts import needs
-from gpu_oci_hook.request import in_user_namespace, items
 from gpu_oci_hook.request.devices import everything
 
 TYPE_CHECKING = False

@@ -10,10 +10,10 @@ from gpu_oci_hook.container import loader
 from gpu_oci_hook.container.apply import generated_name
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats import SMALL
+from gpu_oci_hook.formats.oci import items, member
 from gpu_oci_hook.plan.edits import Directory, DropMount, Env, File, Link, Mount, Plan, Withheld
 from gpu_oci_hook.plan.facts import needs
 from gpu_oci_hook.plan.places import Places
-from gpu_oci_hook.request import items, member
 from gpu_oci_hook.request.capabilities import with_brought
 
 TYPE_CHECKING = False

@@ -7,7 +7,7 @@ point made there by the runtime would be a file in somebody else's directory (fi
 from __future__ import annotations
 
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.request import items, member
+from gpu_oci_hook.formats.oci import items, member
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

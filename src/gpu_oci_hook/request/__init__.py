@@ -20,6 +20,7 @@ Of repeated environment entries the last wins, as in runc and crun. Cost rule: h
 from __future__ import annotations
 
 from gpu_oci_hook.errors import Fault, clipped
+from gpu_oci_hook.formats.oci import items, member, unprivileged
 from gpu_oci_hook.request import capabilities
 
 TYPE_CHECKING = False
@@ -42,7 +43,6 @@ MANAGEMENT = "management.nvidia.com/gpu=all"
 # would cost an image's word some hundred megabytes of ours.
 LONGEST = 128 << 10
 
-_TRUE = ("1", "t", "true", "y", "yes", "on", "enabled")
 
 
 class Ask:
@@ -123,21 +123,6 @@ class Request:
         self.unprivileged = ""
 
 
-def member(value: object, *keys: str) -> object:
-    """What lies under keys in nested JSON objects; None where any step is no object or has no such key."""
-    for key in keys:
-        if not isinstance(value, dict):
-            return None
-        value = value.get(key)
-    return value
-
-
-def items(value: object, *keys: str) -> list[object]:
-    """The list under keys in nested JSON objects, or an empty one."""
-    found = member(value, *keys)
-    return found if isinstance(found, list) else []
-
-
 def environment(spec: object, warnings: list[str] | None = None) -> tuple[dict[str, str], dict[str, int]]:
     """The container's environment and the place of each name in `process.env`; the last entry wins.
 
@@ -162,25 +147,6 @@ def environment(spec: object, warnings: list[str] | None = None) -> tuple[dict[s
     if warnings is not None and twice:
         warnings.append(twice)
     return values, places
-
-
-def in_user_namespace(spec: object) -> bool:
-    """Whether the container gets a user namespace, new or joined."""
-    return any(member(namespace, "type") == "user" for namespace in items(spec, "linux", "namespaces"))
-
-
-def unprivileged(spec: object) -> str:
-    """Why a container is not privileged; "" when CAP_SYS_ADMIN is in its bounding set, and is one over the machine.
-
-    In a user namespace everybody may have it, and cannot make a device node with it (user_namespaces(7)).
-    """
-    found = member(spec, "process", "capabilities")
-    if isinstance(found, dict):
-        found = found.get("bounding")
-    # runtime-spec 1.0.0-rc1 to rc4 had one flat list
-    if not isinstance(found, list) or "CAP_SYS_ADMIN" not in found:
-        return "the container lacks CAP_SYS_ADMIN"
-    return "the container has CAP_SYS_ADMIN in its user namespace only" if in_user_namespace(spec) else ""
 
 
 def mounts(spec: object) -> list[Ask]:
@@ -214,7 +180,7 @@ def read(spec: object, config: Config) -> Request:
     request.environment = values
     request.unprivileged = unprivileged(spec)
     request.refusal = _refusal(request, config)
-    request.legacy = _legacy(values)
+    request.legacy = legacy(values)
     mounted = mounts(spec)
     channels = [Ask(ask.word[5:], ask.origin) for ask in mounted if ask.word.startswith("imex/")]
     noted: list[Ask] = []
@@ -233,7 +199,7 @@ def read(spec: object, config: Config) -> Request:
     where = f"process.env[{places[capabilities.VARIABLE]}]" if capabilities.VARIABLE in places else ""
     said = "all" if request.management else values.get(capabilities.VARIABLE)
     request.capabilities, request.capabilities_origin = capabilities.choose(
-        _bounded(capabilities.VARIABLE, said),
+        bounded(capabilities.VARIABLE, said),
         legacy=request.legacy and not request.management,
         default=tuple(config.default_capabilities),
         supported=tuple(config.supported_capabilities),
@@ -245,7 +211,10 @@ def read(spec: object, config: Config) -> Request:
         )
     if request.management:
         request.capabilities_origin = "a management container gets every one that is supported"
-    _requirements(request, values, config)
+    if request.legacy or any(name.startswith("NVIDIA_REQUIRE_") for name in values):
+        from gpu_oci_hook.request import demands
+
+        demands.read(request, values, config)
     if values.get(LISTS[0]) == LISTS[1]:
         request.every_list = not request.refusal
         if request.refusal:
@@ -257,17 +226,7 @@ def read(spec: object, config: Config) -> Request:
     return request
 
 
-def demands(spec: object, config: Config) -> Request:
-    """The requirements alone, for a container whose devices somebody else has chosen (a CDI file)."""
-    request = Request()
-    values, _ = environment(spec)
-    request.environment = values
-    request.legacy = _legacy(values)
-    _requirements(request, values, config)
-    return request
-
-
-def _legacy(values: dict[str, str]) -> bool:
+def legacy(values: dict[str, str]) -> bool:
     return bool(values.get("CUDA_VERSION")) and not values.get("NVIDIA_REQUIRE_CUDA")
 
 
@@ -316,7 +275,7 @@ def _devices(
         without = "them" if what == "devices" else "a GPU"
         request.warnings.append(f"the container starts without {without}: {request.refusal}")
         return
-    _bounded(DEVICES, said)
+    bounded(DEVICES, said)
     _take(request, [Ask(word, here) for word in words], here, config)
 
 
@@ -400,29 +359,7 @@ def _management(request: Request, words: list[str], origin: str, config: Config)
     return True
 
 
-def _requirements(request: Request, values: dict[str, str], config: Config) -> None:
-    found = [
-        (name, value)
-        for name, value in sorted(values.items())
-        if name.startswith("NVIDIA_REQUIRE_") and not name.startswith("NVIDIA_REQUIRE_JETPACK") and value.strip()
-    ]
-    if request.legacy:
-        version = legacy_cuda(values["CUDA_VERSION"])
-        if version:
-            found.append(("CUDA_VERSION", f"cuda>={version}"))
-        else:
-            request.warnings.append(f"CUDA_VERSION={clipped(values['CUDA_VERSION'])} is no version: not checked")
-    request.requirements = tuple(found)
-    if values.get("NVIDIA_DISABLE_REQUIRE", "").strip().lower() in _TRUE:
-        request.requirements_off = f"NVIDIA_DISABLE_REQUIRE={values['NVIDIA_DISABLE_REQUIRE'].strip()}"
-    elif config.disable_require:
-        request.requirements_off = "[request] disable-require in the configuration"
-    else:
-        for name, value in found:
-            _bounded(name, value)
-
-
-def _bounded(name: str, value: str | None) -> str | None:
+def bounded(name: str, value: str | None) -> str | None:
     """The value, if a program could be started with it.
 
     Raises:
@@ -435,11 +372,3 @@ def _bounded(name: str, value: str | None) -> str | None:
             cure="No program can be started with such a variable",
         )
     return value
-
-
-def legacy_cuda(text: str) -> str:
-    """MAJOR.MINOR of a legacy image's CUDA_VERSION, such as 9.0.116 or v11.6; "" when it is no version."""
-    parts = text.strip().removeprefix("v").split(".")
-    if len(parts) > 3 or not all(part.isascii() and part.isdigit() and len(part) < 10 for part in parts):
-        return ""
-    return f"{int(parts[0])}.{int(parts[1]) if len(parts) > 1 else 0}"

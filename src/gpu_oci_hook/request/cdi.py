@@ -24,7 +24,8 @@ from __future__ import annotations
 
 from gpu_oci_hook.cdi import names
 from gpu_oci_hook.errors import Fault, clipped
-from gpu_oci_hook.request import Ask, member
+from gpu_oci_hook.formats.oci import member
+from gpu_oci_hook.request import Ask
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
