@@ -227,6 +227,7 @@ def read(spec: object, config: Config) -> Request:
 
 
 def legacy(values: dict[str, str]) -> bool:
+    """Whether an environment is that of a CUDA image of before `NVIDIA_REQUIRE_CUDA`."""
     return bool(values.get("CUDA_VERSION")) and not values.get("NVIDIA_REQUIRE_CUDA")
 
 
