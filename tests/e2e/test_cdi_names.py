@@ -12,6 +12,7 @@ import pytest
 
 from . import host, machine
 from .engines import ByHand, Place, Request
+from .hook_files import OK, PROBE, WAYS, Program, document
 from .host import Runtime
 
 KIND = "vendor.com/nic"
@@ -82,3 +83,24 @@ def test_a_name_that_nobody_has_is_told(hand: ByHand) -> None:
     assert done.status != 0
     assert f"{KIND}=other is unresolvable" in done.text
     assert f"Ask for {KIND}=n" in done.text
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_file_of_a_generator_goes_through_our_resolver_and_its_hooks_through_our_program(
+    hand: ByHand, with_file: host.SimulatedHost, runtime: Runtime, tmp_path: Path, way: str
+) -> None:
+    """The file as NVIDIA's generator writes it ("theirs"), of a kind that is not planned in memory."""
+    program = Program(tmp_path / "program", runtime, with_file)
+    spec = document(program, way, with_file.root / "dev/nvidia0", kind="acme.com/gpu")
+    path = with_file.root / "etc/cdi/acme.json"
+    path.write_text(json.dumps(spec))
+    path.chmod(0o644)
+    try:
+        words = [*PROBE, "--node", "/dev/nvidia0", "--node", "/dev/nvidia1"]
+        done = hand.run(Request(words, ["NVIDIA_VISIBLE_DEVICES=acme.com/gpu=gpu0"]))
+        answer = json.loads(done.check().stdout)
+    finally:
+        path.unlink()
+    assert answer["libraries"] == OK
+    assert answer["nodes"]["/dev/nvidia0"] == "ENXIO"
+    assert answer["nodes"]["/dev/nvidia1"] != "ENXIO"
