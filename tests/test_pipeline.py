@@ -128,12 +128,6 @@ def test_a_driver_root_apart_from_the_hosts_own(tmp_path: Path) -> None:
     assert "/dev/nvidia0" in devices(after)
 
 
-def test_a_driver_root_that_is_missing_is_named(tmp_path: Path, host: Path) -> None:
-    made = bundle(tmp_path / "bundle", spec(GPU0))
-    text = refused(made, settings(host, driver_root="/run/nvidia/nowhere"))
-    assert "libcuda.so.1 is required" in text or "libnvidia-ml.so.1 is required" in text
-
-
 # --- idempotence --------------------------------------------------------------------------------------
 
 KINDS: dict[str, Spec] = {
@@ -417,6 +411,25 @@ def no_gpu(root: Path) -> None:
 def no_files(root: Path) -> None:
     no_module(root)
     os.rename(root / "usr", root / "gone")
+
+
+def test_a_root_that_is_not_there_is_named_and_nothing_else(own: Path, tmp_path: Path) -> None:
+    made = bundle(tmp_path / "bundle", spec(GPU0))
+    wrong = settings(tmp_path / "none")
+    assert f": [host] root = {tmp_path}/none is no directory. Name" in refused(made, wrong)
+    wrong = settings(own, driver_root="/run/nvidia/none")
+    assert refused(made, wrong).startswith(f"[host] driver-root = /run/nvidia/none is no directory below {own}")
+    (warning,) = prepared(made, settings(tmp_path / "none", missing_gpu="warn")).plan.warnings
+    assert warning == f"[host] root = {tmp_path}/none is no directory; the container starts without a GPU"
+
+
+def test_no_gpu_names_the_configuration_that_counted(own: Path, tmp_path: Path) -> None:
+    no_gpu(own)
+    made = bundle(tmp_path / "bundle", spec(GPU0))
+    assert "to give (by the default configuration): " in refused(made, settings(own))
+    named = settings(own)
+    named.path = "/somewhere/config.toml"
+    assert "to give (by /somewhere/config.toml): " in refused(made, named)
 
 
 @pytest.mark.parametrize(

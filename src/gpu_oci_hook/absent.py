@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import stat
+
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.host import inventory as host_inventory
 from gpu_oci_hook.supply import driver_host
@@ -13,6 +15,8 @@ if TYPE_CHECKING:
     from gpu_oci_hook.host.root import Host
     from gpu_oci_hook.pipeline import Outcome
 
+# What to do about a root that is not there.
+PLACE = "name the directory that has the machine's files; `gpu-oci-hook config validate` checks it"
 # What to do when the module has found no GPU.
 NO_GPUS = "look for the reason in the kernel's log (dmesg | grep -i nvrm) and for the card (lspci -d 10de:)"
 
@@ -37,6 +41,9 @@ def missing(
     outcome: Outcome, host: Host, config: Config, version: str | None, memory: Memory, *, loaded: bool
 ) -> tuple[str, list[str]]:
     """What is missing, and what can be done about it; arguments as for `tell`."""
+    astray = misplaced(host, config)
+    if astray:
+        return astray, [PLACE]
     found = host_inventory.load(host, driver_host(host, config), config.library_paths, version, memory)
     lacks = []
     libraries = any(file.kind == "library" for file in found.files)
@@ -52,10 +59,34 @@ def missing(
     cures = [NO_GPUS if version else "load the driver" if libraries else "install and load the driver"]
     if not libraries:
         cures.append("set [host] driver-root or library-paths if its files lie elsewhere")
-    return f"this machine has no NVIDIA GPU to give: {'; '.join(lacks)}", cures
+    # Engines hand on no environment of a person's, so the file that he has named may not be the one that counts.
+    by = f"by {config.path}" if config.path else "by the default configuration"
+    return f"this machine has no NVIDIA GPU to give ({by}): {'; '.join(lacks)}", cures
+
+
+def misplaced(host: Host, config: Config) -> str:
+    """The configured root that is not there; "" when all are. What is missing below it is no news then."""
+    for key, root in (("root", host), ("driver-root", driver_host(host, config))):
+        status = root.status("/")
+        if status is None or not stat.S_ISDIR(status.st_mode):
+            said = f"[host] {key} = {root.root}" if key == "root" else f"[host] {key} = {config.driver_root}"
+            inside = "" if host.root == "/" or key == "root" else f" below {host.root}"
+            return f"{said} is no directory{inside}{f' ({config.path})' if config.path else ''}"
+    return ""
 
 
 def sentence(cures: list[str]) -> str:
     """The cures as one sentence."""
     text = ", or ".join(cures)
     return text[0].upper() + text[1:]
+
+
+def driver(host: Host, config: Config) -> None:
+    """Looks whether required files are missing because their whole root is.
+
+    Raises:
+        Fault: it is.
+    """
+    astray = misplaced(host, config)
+    if astray:
+        raise Fault(astray, cure=sentence([PLACE]))

@@ -174,6 +174,10 @@ def prepare(spec: dict[str, object], config: Config, bundle: str, memory: Memory
     version = version or ""
     supply.choose(outcome, host, config, version, memory)
     inventory = outcome.inventory = supply.files_of(outcome, host, config, version, memory)
+    if inventory.missing:
+        from gpu_oci_hook import absent
+
+        absent.driver(host, config)
     if inventory.mismatch:
         text = inventory.problems[0]
         if config.version_mismatch == "fail":

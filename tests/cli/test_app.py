@@ -116,3 +116,9 @@ def test_main_exits_with_the_status(capsys: pytest.CaptureFixture[str]) -> None:
         cli.main(["config", "default"])
     assert ended.value.code == 0
     assert capsys.readouterr().out.startswith("# Configuration of gpu-oci-hook")
+
+
+@pytest.mark.parametrize("words", [("hook", "--help"), ("hook", "create-container", "--help"), ("hook", "-h")])
+def test_a_person_who_asks_about_the_hook_is_told(command: Command, words: tuple[str, ...]) -> None:
+    answer = command(*words)
+    assert answer.status == 0 and "not for people" in answer.out

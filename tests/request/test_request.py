@@ -163,6 +163,7 @@ def test_requirements_can_be_switched_off_by_the_container(value: str) -> None:
         spec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_CUDA=cuda>=99", f"NVIDIA_DISABLE_REQUIRE={value}"), Config()
     )
     assert request.requirements_off == f"NVIDIA_DISABLE_REQUIRE={value}"
+    assert not request.warnings
 
 
 def test_requirement_variables_are_all_taken_but_jetpacks() -> None:
@@ -248,3 +249,11 @@ def test_what_an_image_repeats_without_end_is_said_once_and_shortly() -> None:
     assert "process.env[1001] (0,0" in request.warnings[0]
     assert len(request.warnings[0]) < 1000
     assert len(request.origin) < 500
+
+
+def test_a_word_that_neither_disables_the_requirements_nor_says_no_is_told() -> None:
+    env = ("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_CUDA=cuda>=99", "NVIDIA_DISABLE_REQUIRE=maybe")
+    request = read(spec(*env), Config())
+    assert request.requirements_off == ""
+    assert request.warnings == ["NVIDIA_DISABLE_REQUIRE=maybe is neither yes nor no: requirements are checked"]
+    assert not read(spec(*env[:2], "NVIDIA_DISABLE_REQUIRE=0"), Config()).warnings

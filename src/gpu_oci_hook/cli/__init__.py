@@ -58,7 +58,9 @@ def _hook(arguments: list[str], name: str) -> list[str] | None:
         # its own flags may come before the word
         at = next((place for place, word in enumerate(arguments) if not word.startswith("-")), len(arguments))
         return [*arguments[:at], *arguments[at + 1 :]] if arguments[at : at + 1] == ["hook"] else None
-    return arguments[1:] if arguments[:1] == ["hook"] else None
+    if arguments[:1] != ["hook"] or arguments[-1] in ("-h", "--help"):  # a person asks, no runtime does
+        return None
+    return arguments[1:]
 
 
 def _run(arguments: list[str], name: str) -> int:

@@ -17,6 +17,7 @@ _COMMANDS = {
     "apply": ("bundle", "apply", "Make the edits that explain shows, by hand."),
     "simulate": ("machine", "simulate", "Build a GPU host made of files, for tests without a GPU."),
     "cdi": ("cdi", "cdi", "CDI files: make, check, list and resolve them."),
+    "hook": ("hook", "hook", "What CDI files call in a container; not for people."),
     "config": ("config", "config", "Show, check and document the configuration."),
     "install": ("install", "install", "Write the launchers that engines call."),
 }

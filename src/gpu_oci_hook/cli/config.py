@@ -139,6 +139,21 @@ def _doubts(settings: Config) -> list[str]:
         for path in settings.library_paths:
             if not _directory(driver, path):
                 found.append(f"host.library-paths: {driver.path(path)} is not a directory")
+    for place, values in enumerate(settings.extra):
+        path = str(values[0])
+        if host.status(path) is None:
+            found.append(f"inject.extra[{place}].path: {host.path(path)} is missing")
+    usual = configuration.Config()  # what it names is on few machines
+    named = [
+        ("inject.mps-pipe-directory", settings.mps_pipe_directory),
+        ("inject.mps-log-directory", settings.mps_log_directory),
+        ("inject.mps-shm", settings.mps_shm),
+        ("host.csv-directory", settings.csv_directory if settings.csv_directory != usual.csv_directory else ""),
+        *(("cdi.spec-dirs", path) for path in settings.spec_dirs if path not in usual.spec_dirs),
+    ]
+    for key, path in named:
+        if path and not _directory(host, path):
+            found.append(f"{key}: {host.path(path)} is not a directory")
     try:
         lowlevel.find(settings.low_level)
     except Fault as fault:

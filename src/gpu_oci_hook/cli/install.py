@@ -75,6 +75,7 @@ def install(prefix: str, *, aliases: bool, force: bool) -> None:
         else f"{package} could not be compiled by this user: every start compiles it again, and is slower"
     )
     output.line(f"runs with {python}, libraries from {', '.join(paths)}")
+    output.line(f"next: name {directory / LAUNCHERS[0]} to your engine (README, \"Tell the engine\")")
     if os.geteuid() == 0:
         for sentence in open_doors([python, str(package), *paths, str(directory)]):
             output.warning(sentence)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gpu_oci_hook.config import Config
 
 _TRUE = ("1", "t", "true", "y", "yes", "on", "enabled")
+_FALSE = ("", "0", "f", "false", "n", "no", "off", "disabled")
 
 
 def alone(spec: object, config: Config) -> Request:
@@ -46,7 +47,11 @@ def read(request: Request, values: dict[str, str], config: Config) -> None:
         else:
             request.warnings.append(f"CUDA_VERSION={clipped(values['CUDA_VERSION'])} is no version: not checked")
     request.requirements = tuple(found)
-    if values.get("NVIDIA_DISABLE_REQUIRE", "").strip().lower() in _TRUE:
+    disabled = values.get("NVIDIA_DISABLE_REQUIRE", "").strip().lower()
+    if found and disabled not in (*_TRUE, *_FALSE):
+        text = clipped(values["NVIDIA_DISABLE_REQUIRE"])
+        request.warnings.append(f"NVIDIA_DISABLE_REQUIRE={text} is neither yes nor no: requirements are checked")
+    if disabled in _TRUE:
         request.requirements_off = f"NVIDIA_DISABLE_REQUIRE={values['NVIDIA_DISABLE_REQUIRE'].strip()}"
     elif config.disable_require:
         request.requirements_off = "[request] disable-require in the configuration"
