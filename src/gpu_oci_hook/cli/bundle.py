@@ -255,11 +255,11 @@ def _withheld(outcome: Outcome, settings: Config) -> list[tuple[str, str, str]]:
 
 def _warnings(made: Bundle, outcome: Outcome) -> list[str]:
     """The plan's warnings, and what only a look into the image can tell."""
-    warnings = list(outcome.plan.warnings)
-    if outcome.rootfs is None or outcome.image is None or outcome.inventory is None:
-        return warnings
     from gpu_oci_hook.container import lint
 
+    warnings = [*outcome.plan.warnings, *lint.misspelt(outcome.request.environment)]
+    if outcome.rootfs is None or outcome.image is None or outcome.inventory is None:
+        return warnings
     sources = {edit.source for edit in outcome.plan.edits if isinstance(edit, Mount)}
     files = [file for file in outcome.inventory.files if file.source in sources]
     mounted = [place for mount in items(made.spec, "mounts") if isinstance(place := member(mount, "destination"), str)]

@@ -1,4 +1,4 @@
-"""What is odd about an image, one sentence each, for `explain`: leftovers, stubs, several libcudas, libc.
+"""What is odd about a container, one sentence each, for `explain`: leftovers, stubs, several libcudas, libc, names.
 
 Cost rule: cold. Library directories are listed here, and the image's libc is searched for strings (bounded; its
 ELF structure is never parsed).
@@ -6,14 +6,16 @@ ELF structure is never parsed).
 
 from __future__ import annotations
 
+import difflib
 import re
 import stat
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from gpu_oci_hook.container.image import COMPAT, driver_version
-from gpu_oci_hook.errors import Fault, printable
+from gpu_oci_hook.errors import Fault, clipped, printable
 from gpu_oci_hook.formats import ARCHITECTURES, ldcache
+from gpu_oci_hook.request import DEVICES, EXTRAS, MIG_RIGHTS, capabilities
 
 if TYPE_CHECKING:
     from gpu_oci_hook.container.directory import Directory
@@ -23,10 +25,22 @@ if TYPE_CHECKING:
 
 LIBC_LIMIT = 8 << 20
 SHOWN = 10
+NAMES = 1000  # of an environment that are looked at
 # The CUDA toolkit's directories with a libcuda to link against, which answers every call with error 34.
 STUBS = "/usr/local/cuda/lib64/stubs"
 TARGET_STUBS = "/usr/local/cuda/targets/{}/lib/stubs"
 _SYMBOL_VERSION = re.compile(rb"GLIBC_2\.(\d{1,3})(?:\.\d{1,3})?\0")
+
+
+def misspelt(environment: Iterable[str]) -> list[str]:
+    """A sentence for each variable whose name is nearly one of ours: it means nothing, and nobody else would say so."""
+    known = (DEVICES, capabilities.VARIABLE, "NVIDIA_DISABLE_REQUIRE", *EXTRAS, *(name for name, _ in MIG_RIGHTS))
+    said = []
+    for name in list(environment)[:NAMES]:
+        near = difflib.get_close_matches(name, known, n=1, cutoff=0.9) if name.startswith("N") else []
+        if near and name not in known:
+            said.append(f"{clipped(name)} means nothing: did you mean {near[0]}?")
+    return said
 
 
 def findings(
