@@ -29,10 +29,11 @@ STAMP = (VERSION, sys.hexversion)
 # What a start with all capabilities loads; what only some containers need is not worth its reading.
 MODULES = (
     "config", "container", "container.apply", "container.directory", "container.image", "container.loader",
-    "container.rootfs", "container.spec", "errors", "formats", "formats.fastjson", "formats.ldcache", "formats.oci",
-    "formats.proc", "host", "host.extra", "host.gpus", "host.graphics", "host.inventory", "host.nodes", "host.root",
-    "pipeline", "plan", "plan.build", "plan.devices", "plan.edits", "plan.extras", "plan.facts", "plan.files",
-    "plan.places", "request", "request.capabilities", "request.devices", "supply",
+    "container.rootfs", "container.spec", "container.ways", "errors", "formats", "formats.fastjson",
+    "formats.ldcache", "formats.oci", "formats.proc", "host", "host.extra", "host.gpus", "host.graphics",
+    "host.inventory", "host.nodes", "host.root", "pipeline", "plan", "plan.build", "plan.devices", "plan.edits",
+    "plan.extras", "plan.facts", "plan.files", "plan.places", "request", "request.capabilities", "request.devices",
+    "supply",
 )  # fmt: skip
 
 

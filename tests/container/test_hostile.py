@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from gpu_oci_hook.container import image, loader
-from gpu_oci_hook.container.rootfs import STEPS, Rootfs
+from gpu_oci_hook.container.rootfs import Rootfs
+from gpu_oci_hook.container.ways import STEPS
 from gpu_oci_hook.errors import Fault
 
 LIBRARIES = ("libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1")

@@ -13,7 +13,8 @@ from pathlib import Path
 import pytest
 
 from gpu_oci_hook.container import directory as directory_module
-from gpu_oci_hook.container.rootfs import KEPT, Rootfs
+from gpu_oci_hook.container.rootfs import Rootfs
+from gpu_oci_hook.container.ways import KEPT
 from gpu_oci_hook.errors import Fault
 
 

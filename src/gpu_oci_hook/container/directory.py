@@ -19,7 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from gpu_oci_hook.container.rootfs import Rootfs
+    from gpu_oci_hook.container.ways import Ways
 
 TRIES = 16  # when somebody swaps names under our hands
 MOVED = 10000  # entries moved out of the way one by one
@@ -36,17 +36,17 @@ class Directory:
     """A directory below the root, held open; what is done by name in it cannot leave it.
 
     Arguments:
-        root: the root that it belongs to.
+        ways: those of the root that it belongs to; told when something changes.
         fd: an O_PATH descriptor, owned from now on and closed with the last reference.
         parts: the components of its path in the container, free of links.
     """
 
-    __slots__ = ("_owner", "_root", "fd", "parts")
+    __slots__ = ("_owner", "_ways", "fd", "parts")
 
-    def __init__(self, root: Rootfs, fd: int, parts: list[str]) -> None:
+    def __init__(self, ways: Ways, fd: int, parts: list[str]) -> None:
         self.fd = fd
         self.parts = parts
-        self._root = root
+        self._ways = ways
         self._owner: tuple[int, int] | None = None
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
@@ -88,7 +88,7 @@ class Directory:
                 self._replace(name, lambda new: self._symlink(new, target))
             else:
                 self._give(name)
-            self._root.appeared()
+            self._ways.appeared()
             return True
         except (OSError, ValueError) as error:
             raise self._fault("cannot make the symbolic link", name, error) from error
@@ -102,7 +102,7 @@ class Directory:
             if self._holds(_one(name), data, mode):
                 return False
             self._replace(name, lambda new: self._fill(new, data, mode))
-            self._root.appeared()
+            self._ways.appeared()
             return True
         except (OSError, ValueError) as error:
             raise self._fault("cannot write the file", name, error) from error
@@ -119,7 +119,7 @@ class Directory:
                 info = self.status(_one(name))
                 if info is None or stat.S_ISREG(info.st_mode):
                     return changed
-                self._root.forget()
+                self._ways.forget()
                 changed = True
                 if stat.S_ISDIR(info.st_mode):
                     self._aside(name)
@@ -158,7 +158,7 @@ class Directory:
         """Make the thing under a name of its own, then rename it over what is there."""
         info = self.status(name)
         if info is not None and not stat.S_ISREG(info.st_mode):
-            self._root.forget()  # it may have been on the way to a directory that we hold
+            self._ways.forget()  # it may have been on the way to a directory that we hold
         new = temporary()
         try:
             make(new)
@@ -235,7 +235,7 @@ class Directory:
 
     def _aside(self, name: str) -> None:
         """Rename what is there to a free name beside it."""
-        self._root.forget()
+        self._ways.forget()
         for number in range(100):
             tail = ASIDE if number == 0 else f"{ASIDE}-{number}"
             # 255: NAME_MAX of every file system that holds a root

@@ -1,9 +1,6 @@
 """A container's root file system, which is hostile: every path below it is walked by file descriptor.
 
-Cost rule: on the way of every GPU container, so `os`, `errno` and `stat` only. A walk costs one open for each
-component; the directories on the way stay open, so that a second name below one costs the rest of the way and
-nothing else, and the way to one that is missing is walked once. openat2(RESOLVE_IN_ROOT) would be shorter, but
-ctypes costs 3 ms.
+Cost rule: on the way of every GPU container, so `os`, `errno` and `stat` only.
 
 What holds against an image, and against another process that swaps names while we work: the only anchors
 are descriptors that we hold; a component is opened with O_NOFOLLOW relative to one; the text of a link is
@@ -21,14 +18,13 @@ import stat
 from gpu_oci_hook.container.directory import (
     DESCRIPTORS,
     MAKE,
-    PATH,
-    TRIES,
     Directory,
     contents,
     error_of,
     fault_of,
     temporary,
 )
+from gpu_oci_hook.container.ways import Ways
 from gpu_oci_hook.errors import Fault
 
 TYPE_CHECKING = False
@@ -36,10 +32,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
     from types import TracebackType
 
-LINKS = 40  # as the kernel: path_resolution(7)
-STEPS = 20000  # a hostile text could else make us walk for minutes
-KEPT = 64  # directories held open
-DEEP = 16  # components from which on they are not worth it
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -52,18 +44,17 @@ class Rootfs:
     Raises: Fault when it cannot be opened. A context manager; `close` gives the descriptors back.
     """
 
-    __slots__ = ("_absent", "_fd", "_known", "path")
+    __slots__ = ("_fd", "_ways", "path")
 
     def __init__(self, path: str) -> None:
         self.path = path
         self._fd = -1
-        self._known: dict[str, Directory] = {}
-        # Of directories that are missing: the last thing on the way, and what is missing after it.
-        self._absent: dict[str, tuple[Directory, list[str]]] = {}
+        self._ways = Ways(-1)
         try:
             self._fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
         except (OSError, ValueError) as error:
             raise fault_of("cannot open the container's root file system", path, error) from error
+        self._ways = Ways(self._fd)
 
     def __enter__(self) -> Rootfs:
         return self
@@ -78,19 +69,10 @@ class Rootfs:
 
     def close(self) -> None:
         """Give every descriptor back; using the root afterwards is a bug."""
-        self.forget()
+        self._ways.forget()
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
-
-    def forget(self) -> None:
-        """Let go of the directories that are held for speed: a path may lead elsewhere now."""
-        self._known.clear()
-        self._absent.clear()
-
-    def appeared(self) -> None:
-        """Let go of what was found to be missing: something has been made."""
-        self._absent.clear()
 
     def is_machine(self) -> bool:
         """Whether it is this machine's own root, into which nothing must ever be put."""
@@ -120,14 +102,14 @@ class Rootfs:
         Raises: Fault when it is missing (and not to be made), loops, or something else is there.
         """
         try:
-            return self._directory(path, create=create)
+            return self._ways.directory(path, create=create)
         except (OSError, ValueError) as error:
             raise fault_of("cannot use the directory", path, error, writing=create) from error
 
     def resolve(self, path: str) -> str | None:
         """The same place without links; None when it is missing, loops or leads through a file."""
         try:
-            found, missing = self._walk(path)
+            found, missing = self._ways.walk(path)
         except (OSError, ValueError):
             return None
         return None if missing else found.path
@@ -142,16 +124,15 @@ class Rootfs:
             # Twenty files go to a few directories: the way to one of them is walked once.
             if name not in ("", ".", "..") and "\0" not in name and len(os.fsencode(name)) <= 255:
                 try:
-                    where = self._directory(above, create=False)
+                    where = self._ways.directory(above, create=False)
                     if where.readlink(name) is None:
                         return "/" + "/".join([*where.parts, name])
                 except FileNotFoundError:
-                    found, missing = self._absent[above]
-                    return "/" + "/".join([*found.parts, *missing, name])
-        except (OSError, ValueError, KeyError):
+                    return f"{self._ways.missing(above)}/{name}"
+        except (OSError, ValueError):
             pass  # the whole walk knows what to say
         try:
-            found, missing = self._walk(path)
+            found, missing = self._ways.walk(path)
         except (OSError, ValueError) as error:
             raise fault_of("cannot be reached", path, error) from error
         return "/" + "/".join(found.parts + missing)
@@ -160,10 +141,10 @@ class Rootfs:
         """What is there, or None; a link at the end is followed (inside the root) only on request."""
         try:
             if not follow:
-                where, name = self._parent(path, create=False)
+                where, name = self._ways.parent(path, create=False)
                 if name:
                     return where.status(name)
-            found, missing = self._walk(path)
+            found, missing = self._ways.walk(path)
             return None if missing else os.fstat(found.fd)
         except (OSError, ValueError):
             return None
@@ -172,7 +153,7 @@ class Rootfs:
         """What is there of these names in one directory, links not followed: the way there is walked once."""
         found: dict[str, os.stat_result] = {}
         try:
-            where = self._directory(path, create=False)
+            where = self._ways.directory(path, create=False)
             for name in names:
                 status = where.status(name)
                 if status is not None:
@@ -184,7 +165,7 @@ class Rootfs:
     def readlink(self, path: str) -> str | None:
         """The text of a symbolic link, or None for anything else."""
         try:
-            where, name = self._parent(path, create=False)
+            where, name = self._ways.parent(path, create=False)
             return where.readlink(name) if name else None
         except (OSError, ValueError):
             return None
@@ -192,20 +173,20 @@ class Rootfs:
     def names(self, path: str, limit: int = 20000) -> list[str]:
         """The names in a directory, sorted and bounded; [] when it is none."""
         try:
-            return self._directory(path, create=False).names(limit)
+            return self._ways.directory(path, create=False).names(limit)
         except (OSError, ValueError):
             return []
 
     def read(self, path: str, limit: int) -> bytes | None:
         """A regular file of at most `limit` bytes, links followed inside the root; None for all else."""
         try:
-            found, missing = self._walk(path)
+            found, missing = self._ways.walk(path)
             if missing or not found.parts:
                 return None
             try:
                 return contents(found.fd, limit)
             except FileNotFoundError:
-                above, missing = self._walk("/".join(found.parts[:-1]))
+                above, missing = self._ways.walk("/".join(found.parts[:-1]))
                 return None if missing else contents(found.fd, limit, above.fd, found.parts[-1])
         except (OSError, ValueError):
             return None
@@ -227,7 +208,7 @@ class Rootfs:
         Raises: Fault when it is missing, or the kernel refuses.
         """
         try:
-            found, missing = self._walk(path)
+            found, missing = self._ways.walk(path)
             if missing:
                 raise error_of(errno.ENOENT)
             if stat.S_IMODE(os.fstat(found.fd).st_mode) == mode:
@@ -240,7 +221,7 @@ class Rootfs:
     def clear(self, path: str) -> bool:
         """Make room for a file mount: see `Directory.clear`. What is missing stays missing."""
         try:
-            where, name = self._parent(path, create=False)
+            where, name = self._ways.parent(path, create=False)
         except FileNotFoundError:
             return False
         except (OSError, ValueError) as error:
@@ -270,115 +251,9 @@ class Rootfs:
 
     def _place(self, path: str) -> tuple[Directory, str]:
         try:
-            return self._parent(path, create=True)
+            return self._ways.parent(path, create=True)
         except (OSError, ValueError) as error:
             raise fault_of("cannot make the directory above it", path, error, writing=True) from error
-
-    def _parent(self, path: str, *, create: bool) -> tuple[Directory, str]:
-        """The directory that holds the last name of a path, and that name ("" when there is none)."""
-        above, _, name = path.rstrip("/").rpartition("/")
-        if name in (".", ".."):
-            return self._directory(path, create=create), ""
-        return self._directory(above, create=create), name
-
-    def _directory(self, path: str, *, create: bool) -> Directory:
-        known = self._known.get(path)
-        if known is None:
-            if not create and path in self._absent:
-                raise error_of(errno.ENOENT)
-            known, missing = self._walk(path, create=create)
-            if missing:
-                self._absent[path] = known, missing
-                raise error_of(errno.ENOENT)
-            if not stat.S_ISDIR(os.fstat(known.fd).st_mode):
-                raise error_of(errno.ENOTDIR)
-            self._keep(path, known)
-        return known
-
-    def _keep(self, path: str, directory: Directory) -> None:
-        if len(self._known) >= KEPT:
-            self.forget()
-        self._known[path] = directory
-
-    def _start(self, path: str) -> tuple[Directory | None, str]:
-        """The last directory of a path that is held, and the rest of the path."""
-        head = path
-        while head:
-            head = head.rpartition("/")[0]
-            known = self._known.get(head)
-            if known is not None:
-                return known, path[len(head) :]
-        return None, path
-
-    def _walk(self, path: str, *, create: bool = False) -> tuple[Directory, list[str]]:
-        """Walk a path below the root, component by component.
-
-        Returns: a handle on the last thing that exists (a file, too: the caller asks), and the
-        components that are missing after it. Raises: OSError; ValueError for impossible names.
-        """
-        start, rest = self._start(path)
-        # What was walked of the path as it is written, while that has led through nothing but directories.
-        plain = path[: len(path) - len(rest)] if path.startswith("/") else None
-        pending = rest.split("/")
-        pending.reverse()
-        missing: list[str] = []
-        links = steps = 0
-        here = Directory(self, os.dup(self._fd), []) if start is None else start
-        own = start is None  # nobody else has `here`
-        while pending:
-            name = pending.pop()
-            if name in ("", "."):
-                continue
-            steps += 1
-            if steps > STEPS:
-                raise error_of(errno.ELOOP)
-            if missing:
-                if name == "..":
-                    missing.pop()
-                elif len(os.fsencode(name)) > 255 or "\0" in name:
-                    raise error_of(errno.ENAMETOOLONG)
-                else:
-                    missing.append(name)
-                continue
-            if name == "..":
-                plain = None
-                if not here.parts:
-                    continue
-                if not stat.S_ISDIR(os.fstat(here.fd).st_mode):
-                    raise error_of(errno.ENOTDIR)
-                pending += reversed(here.parts[:-1])
-            else:
-                try:
-                    fd, text = _step(here.fd, name)
-                except FileNotFoundError:
-                    if create:
-                        here.mkdir(name)
-                        self.appeared()
-                        pending.append(name)
-                    else:
-                        missing.append(name)
-                    continue
-                if fd >= 0:
-                    if plain is not None:
-                        if plain and plain not in self._known:
-                            self._keep(plain, here)  # it is a directory: something is in it
-                            own = False
-                        plain = f"{plain}/{name}" if len(here.parts) < DEEP else None
-                    parts = here.parts if own else [*here.parts]
-                    parts.append(name)
-                    here = Directory(self, fd, parts)
-                    own = True
-                    continue
-                plain = None
-                links += 1
-                if links > LINKS:
-                    raise error_of(errno.ELOOP)
-                pending += reversed(text.split("/"))
-                if not text.startswith("/"):
-                    continue
-            here = Directory(self, os.dup(self._fd), [])
-            own = True
-        return here, missing
 
 
 def root_path(spec: dict[str, object], bundle: str) -> str:
@@ -392,23 +267,3 @@ def root_path(spec: dict[str, object], bundle: str) -> str:
     if not isinstance(path, str) or not path or "\0" in path:
         raise Fault('"root.path" is missing', where=f"{bundle}/config.json")
     return os.path.abspath(os.path.join(bundle, path))
-
-
-def _step(above: int, name: str) -> tuple[int, str]:
-    """Open one component: (descriptor, "") for a thing, (-1, its text) for a symbolic link."""
-    try:
-        return os.open(name, PATH | os.O_DIRECTORY, dir_fd=above), ""
-    except OSError as error:
-        if error.errno not in (errno.ENOTDIR, errno.ELOOP):
-            raise
-    for _ in range(TRIES):
-        try:
-            return -1, os.readlink(name, dir_fd=above)
-        except OSError as error:
-            if error.errno != errno.EINVAL:
-                raise
-        fd = os.open(name, PATH, dir_fd=above)
-        if not stat.S_ISLNK(os.fstat(fd).st_mode):
-            return fd, ""
-        os.close(fd)  # it has become a link since
-    raise error_of(errno.ELOOP)
