@@ -104,7 +104,8 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     )
     low.chmod(0o755)
     config = tmp_path / "config.toml"
-    config.write_text(f'[runtime]\nlow-level = ["{low}"]\n[host]\nroot = "{tmp_path}/nowhere"\nload-modules = false\n')
+    (tmp_path / "machine").mkdir()
+    config.write_text(f'[runtime]\nlow-level = ["{low}"]\n[host]\nroot = "{tmp_path}/machine"\nload-modules = false\n')
     monkeypatch.setenv("GPU_OCI_HOOK_CONFIG", str(config))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     monkeypatch.delenv("PYTHONPATH", raising=False)
