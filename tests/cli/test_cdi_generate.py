@@ -111,7 +111,7 @@ def test_a_file_that_is_no_cdi_file_is_not_replaced_unless_somebody_insists(gene
         (("--max-version", "0.5"), '--max-version: "0.5" is no version of CDI. Known are 0.3.0'),
         (("--device", "9"), '--device: there is no GPU "9"'),
         (("--mode", "gds", "--device", "0"), "--device and --name choose among GPUs, and --mode gds has none"),
-        (("--mode", "nvswitch"), "NVSwitch devices are asked for, and this host cannot give them: /dev/nvidia-nvswitchctl"),
+        (("--mode", "nvswitch"), "NVSwitch devices are asked for, and this host cannot give them: /dev/nvidia-nvswit"),
         (("--vendor", "-"), '"-/gpu" is no kind of CDI devices'),
         (("--output", "/proc/nowhere/x.yaml"), "/proc/nowhere/x.yaml: it cannot be written"),
         (("--output", "/tmp"), "/tmp: it is a directory"),
