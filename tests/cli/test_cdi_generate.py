@@ -335,6 +335,14 @@ def test_a_file_without_a_hook_remembers_that_too(
     assert command("cdi", "refresh", "--output", path).out.startswith(f"unchanged {path}: ")
 
 
+def test_a_file_that_can_remember_nothing_is_warned_of(command: Command, host: Path, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    answer = command("cdi", "generate", "--root", host, "--output", path, "--no-hook")
+    assert "warning: JSON without a hook cannot say that the file is ours: refresh will leave it alone" in answer.err
+    answer = command("cdi", "refresh", "--root", host, "--output", path, "--no-hook")
+    assert answer.status == 1 and "was not written by gpu-oci-hook" in answer.err
+
+
 def test_the_command_in_the_file_is_one_that_writes_the_same_file(
     command: Command, generate: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -76,6 +76,8 @@ def make(recipe: Recipe, config: Config, memory: Memory) -> Product:
         comments.append(f"driver {made.driver}")
     comments += [f"{origin.INCOMPLETE}{missing}" for missing in made.missing if missing.required]
     data = output.dump(spec, recipe.form, tuple(comments))
+    if recipe.form == "json" and not spec.get("containerEdits", {}).get("hooks"):
+        warnings.append("JSON without a hook cannot say that the file is ours: refresh will leave it alone; YAML can")
     refused = ""
     if not recipe.maximum and versions.greater(version, COMMON):
         refused = (
