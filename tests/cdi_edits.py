@@ -31,6 +31,8 @@ LIBRARIES = {
 LAUNCHER = """#!{python} -ISXutf8
 import sys
 sys.path += {paths!r}
+from gpu_oci_hook import state
+state.DIRECTORY = {state!r}
 {prelude}
 from gpu_oci_hook.cli import main
 main()
@@ -38,14 +40,15 @@ main()
 
 
 def launcher(path: Path, prelude: str = "", source: Path | None = None) -> Path:
-    """A program that starts the hook as the installed launcher does, after a prelude in Python.
+    """A program that starts the hook as the installed launcher does, with its own memory, after a prelude in Python.
 
     Arguments:
         source: the directory with our package; default: this checkout's.
     """
     code = source or Path(gpu_oci_hook.__file__).resolve().parents[1]
     paths = search_paths(code / "gpu_oci_hook")
-    path.write_text(LAUNCHER.format(python=interpreter(), paths=paths, prelude=prelude))
+    memory = str(path.parent / "state")
+    path.write_text(LAUNCHER.format(python=interpreter(), paths=paths, state=memory, prelude=prelude))
     path.chmod(0o755)
     return path
 

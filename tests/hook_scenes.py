@@ -31,8 +31,8 @@ class Scene:
         self, directory: Path, host: Path, *env: str, source: Path | None = None, **more: Any
     ) -> None:
         self.host = host
-        prelude = f"from gpu_oci_hook import state\nstate.DIRECTORY = '{directory}/state'"
-        self.program = launcher(directory / "gpu-oci-hook", prelude, source)
+        self.program = launcher(directory / "gpu-oci-hook", source=source)
+        self.state = directory / "state"
         self.bundle = bundle(directory / "bundle", spec(*env, **more))
         self.root = self.bundle / "rootfs"
         self.errand = cdi_edits.errand(host)

@@ -6,6 +6,7 @@ import json
 import os
 import random
 import shutil
+import stat
 import subprocess
 import tempfile
 import time
@@ -150,7 +151,9 @@ def test_a_driver_that_is_another_one_by_now_is_said(scene: Scene) -> None:
     scene.errand.driver_version = "535.183.06"
     said = scene.works()
     assert "the CDI file was made for driver 535.183.06, and this machine runs 550.163.01" in said
-    assert "gpu-oci-hook cdi refresh" in said and said.count("\n") == 1
+    assert said.endswith(". Run: gpu-oci-hook cdi refresh\n") and said.count("\n") == 1
+    scene.errand.made_by = "gpu-oci-hook cdi refresh --output /etc/cdi/x.yaml"
+    assert scene.works().endswith(f". Run: {scene.errand.made_by}\n")
 
 
 def test_what_is_said_goes_into_the_log_too(scene: Scene, tmp_path: Path) -> None:
@@ -174,11 +177,6 @@ def test_a_log_that_takes_nothing_stops_nothing(scene: Scene, tmp_path: Path, lo
     assert "this machine runs" in scene.works()
 
 
-def test_r19_a_root_that_is_no_mount_point_is_as_good(scene: Scene) -> None:
-    assert scene.works() == ""
-    assert scene.cache()["libcuda.so.1"] == f"{FOLDER}/libcuda.so.1"
-
-
 @pytest.fixture
 def open_place() -> Iterator[Path]:
     """A directory that other users can enter, with our code in it."""
@@ -189,6 +187,11 @@ def open_place() -> Iterator[Path]:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def test_r19_a_root_that_is_no_mount_point_is_as_good(scene: Scene) -> None:
+    assert scene.works() == ""
+    assert scene.cache()["libcuda.so.1"] == f"{FOLDER}/libcuda.so.1"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can become another user")
@@ -248,6 +251,99 @@ def test_a_disk_that_is_full_refuses_the_container(scene: Scene) -> None:
     scene.program = launcher(scene.bundle.parent / "full", prelude)
     assert "/etc/ld.so.cache: cannot write the file: the disk is full" in scene.refused()
     assert not (scene.root / CACHE).exists()
+
+
+# --- the reason that is left where it can be looked for -----------------------------------------------------------
+
+
+def failed(scene: Scene, *words: str) -> str:
+    """A call that refuses the container; the sentence."""
+    said = json.dumps({"bundle": str(scene.bundle)})
+    done = call(scene.program, ["hook", "create-container", *(words or ("--nope",))], said)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    return done.stderr.strip()
+
+
+def test_the_reason_of_a_failure_is_kept_in_the_directory_of_our_state(scene: Scene) -> None:
+    said = failed(scene)
+    scene.errand.requirements = True
+    scene.finish()
+    config = read(scene.bundle)
+    config["process"]["env"].append("NVIDIA_REQUIRE_CUDA=cuda>=99.0")
+    (scene.bundle / "config.json").write_text(json.dumps(config))
+    second = scene.refused().strip().replace('"', '\\"')
+    lines = (scene.state / "hook.log").read_text().splitlines()
+    assert len(lines) == 2
+    assert "level=error" in lines[0] and said in lines[0]
+    assert second in lines[1] and lines[1].endswith(f'bundle="{scene.bundle}"'), "in its path is the container's id"
+    assert stat.S_IMODE((scene.state / "hook.log").stat().st_mode) == 0o600
+
+
+def test_a_container_that_starts_leaves_nothing(scene: Scene) -> None:
+    scene.errand.driver_version = "535.183.06"
+    assert scene.works() != "" and not (scene.state / "hook.log").exists()
+
+
+def test_a_reason_that_the_named_log_has_is_not_kept_twice(scene: Scene, tmp_path: Path) -> None:
+    failed(scene, "--log", str(tmp_path / "log"), "--nope")
+    assert (tmp_path / "log").exists() and not (scene.state / "hook.log").exists()
+    said = failed(scene, "--log", "/nowhere/at/all/log", "--nope")
+    assert said in (scene.state / "hook.log").read_text(), "a log that takes nothing is as good as none"
+
+
+def test_the_kept_reasons_never_fill_the_disk(scene: Scene) -> None:
+    said = failed(scene)
+    log = scene.state / "hook.log"
+    log.write_bytes(b"x" * (64 << 10))
+    failed(scene)
+    assert (scene.state / "hook.log.1").read_bytes() == b"x" * (64 << 10)
+    assert said in log.read_text() and log.read_text().count("\n") == 1
+    log.write_bytes(b"y" * (64 << 10))
+    failed(scene)
+    assert (scene.state / "hook.log.1").read_bytes() == b"y" * (64 << 10)
+    assert sorted(path.name for path in scene.state.iterdir()) == ["hook.log", "hook.log.1"]
+
+
+@pytest.mark.parametrize("what", ["link", "fifo", "directory", "open to all", "directory open to all", "no directory"])
+def test_what_others_could_have_put_in_its_place_is_left_alone(scene: Scene, tmp_path: Path, what: str) -> None:
+    log, precious = scene.state / "hook.log", tmp_path / "precious"
+    precious.write_text("precious")
+    if what == "no directory":
+        scene.state.symlink_to(tmp_path / "elsewhere")
+    else:
+        scene.state.mkdir(mode=0o755)
+    if what == "link":
+        log.symlink_to(precious)
+    elif what == "fifo":
+        os.mkfifo(log)
+    elif what == "directory":
+        log.mkdir()
+    elif what == "open to all":
+        log.touch()
+        log.chmod(0o666)
+    elif what == "directory open to all":
+        scene.state.chmod(0o777)
+    before = look(tmp_path, times=False)
+    assert "--nope" in failed(scene)
+    assert look(tmp_path, times=False) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can become another user")
+def test_a_user_finds_the_reason_in_the_users_own_run_directory(open_place: Path, host: Path) -> None:
+    """A hook of a CDI file has no environment but PATH, and rootless podman calls it in a user namespace."""
+    scene = Scene(open_place, host, source=open_place / "code")
+    (open_place / "run").mkdir()
+    words = f"{scene.program} hook create-container --nope"
+    user = "/usr/bin/setpriv --reuid=1000 --regid=1000 --clear-groups"
+    prepare = f"mount --bind {open_place}/run /run && mkdir -p /run/user/1000 && chown 1000:1000 /run/user/1000"
+    for command in (f"{user} /usr/bin/unshare --user --map-root-user {words}", f"{user} {words}"):
+        done = call("/usr/bin/unshare", ["-m", "sh", "-c", f"{prepare} && exec {command}"], "{}")
+        if "unshare failed" in done.stderr:
+            lacking(f"this kernel gives users no user namespace ({done.stderr.strip()})")
+        assert done.returncode == 1 and "--nope" in done.stderr
+    log = open_place / "run/user/1000/gpu-oci-hook/hook.log"
+    assert log.read_text().count("--nope") == 2 and log.stat().st_uid == 1000
+    assert not scene.state.exists()
 
 
 # --- kill -9 ------------------------------------------------------------------------------------------------

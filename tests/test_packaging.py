@@ -133,11 +133,22 @@ def test_the_units_belong_together_and_call_a_command_that_there_is() -> None:
     program, *words = service["Service"]["ExecStart"].split()
     assert program == RUNTIME.replace("runtime", "hook")
     command = importlib.import_module("gpu_oci_hook.cli.cdi").cdi
-    assert words[0] == "cdi" and command.get_command(None, words[1]) is not None and len(words) == 2
+    assert words[0] == "cdi" and command.get_command(None, words[1]) is not None and words[2:] == ["$OPTIONS"]
     assert service["Service"]["Type"] == "oneshot"
     # Started by the timer and the path alone, so that nothing has to be enabled twice.
     assert "Install" not in service
     assert (timer["Install"]["WantedBy"], path["Install"]["WantedBy"]) == ("timers.target", "paths.target")
+
+
+def test_the_units_options_come_from_a_file_that_may_be_missing_and_are_options_of_the_command() -> None:
+    text = next(one for one in UNITS if one.suffix == ".service").read_text()
+    service = unit(next(one for one in UNITS if one.suffix == ".service"))["Service"]
+    assert service["Environment"] == "OPTIONS=", "systemd complains of a variable that is not set at all"
+    assert service["EnvironmentFile"].startswith("-/etc/gpu-oci-hook/")
+    assert service["EnvironmentFile"][1:] in text.partition("[Unit]")[0]
+    (example,) = re.findall(r"#     OPTIONS=(.*)", text)
+    refresh = importlib.import_module("gpu_oci_hook.cli.cdi").cdi.get_command(None, "refresh")
+    assert refresh.make_context("refresh", example.split()).params["target"] == "podman-4.3"
 
 
 def test_systemd_itself_reads_the_units(tmp_path: Path) -> None:

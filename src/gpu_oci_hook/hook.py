@@ -38,13 +38,14 @@ def main(words: list[str]) -> None:
 
 def run(words: list[str]) -> int:
     """Runs one hook; its exit status."""
-    log = _log(words)
+    log, bundle = _log(words), ""
     try:
         if words[:1] == [OWN]:
             errand = errands.parse(words[1:])
             from gpu_oci_hook.container import called
 
             here = called.read(0)
+            bundle = here.bundle
             perform(errand, here)
             notes = here.notes
         else:
@@ -54,7 +55,8 @@ def run(words: list[str]) -> int:
     except Exception as error:
         from gpu_oci_hook import failure
 
-        failure.report(error, log, "text", NAME)
+        if not failure.report(error, log, "text", NAME):
+            failure.keep(error, NAME, bundle)
         return 1
     if notes:
         from gpu_oci_hook import failure
@@ -139,5 +141,5 @@ def _stale(errand: Errand, here: Container) -> None:
         running = proc.driver_version(data) or "another one"
         here.notes.append(
             f"the CDI file was made for driver {errand.driver_version}, and this machine runs {running}. "
-            "Run: gpu-oci-hook cdi refresh"
+            f"Run: {errand.made_by or 'gpu-oci-hook cdi refresh'}"
         )

@@ -32,13 +32,13 @@ def variable(name: str) -> str | None:
 def directories() -> list[str]:
     """The places where state may lie, best first."""
     places = [DIRECTORY]
-    own = variable("XDG_RUNTIME_DIR") or ""
-    if own.startswith("/") and _own(own):
-        places.append(own + "/gpu-oci-hook")
+    run = variable("XDG_RUNTIME_DIR") or ""
+    if run.startswith("/") and own(run):
+        places.append(run + "/gpu-oci-hook")
     return places
 
 
-def _own(path: str) -> bool:
+def own(path: str) -> bool:
     """Whether a run directory is its user's alone: a root that came by `su` or `sudo` may have the user's in its
     environment, who could swap what lies in it.
     """
@@ -49,12 +49,13 @@ def _own(path: str) -> bool:
     return status.st_uid == posix.geteuid() and not status.st_mode & _OTHERS_WRITE
 
 
-def _trusted(fd: int) -> bool:
+def trusted(fd: int) -> bool:
+    """Whether what is open there is this user's, and nobody else may write it."""
     status = posix.fstat(fd)
     return status.st_uid == posix.geteuid() and not status.st_mode & _OTHERS_WRITE
 
 
-def _open_directory(path: str, *, create: bool) -> int:
+def open_directory(path: str, *, create: bool) -> int:
     """The descriptor of a state directory that is ours, or -1."""
     flags = posix.O_RDONLY | posix.O_DIRECTORY | posix.O_NOFOLLOW | posix.O_CLOEXEC
     try:
@@ -67,7 +68,7 @@ def _open_directory(path: str, *, create: bool) -> int:
             fd = posix.open(path, flags)
         except OSError:
             return -1
-    if _trusted(fd):
+    if trusted(fd):
         return fd
     posix.close(fd)
     return -1
@@ -76,7 +77,7 @@ def _open_directory(path: str, *, create: bool) -> int:
 def read(name: str) -> bytes | None:
     """The bytes remembered under a name, or None when there are none that can be trusted."""
     for place in directories():
-        directory = _open_directory(place, create=False)
+        directory = open_directory(place, create=False)
         if directory < 0:
             continue
         try:
@@ -90,7 +91,7 @@ def read(name: str) -> bytes | None:
             status = posix.fstat(fd)
             size = status.st_size
             regular = status.st_mode & 0o170000 == 0o100000  # S_ISREG, without the import
-            if regular and _trusted(fd) and size <= LIMIT:
+            if regular and trusted(fd) and size <= LIMIT:
                 data = posix.read(fd, size + 1)
                 if len(data) == size and data[:_MARK] == _mark(data[_MARK:]):
                     return data[_MARK:]
@@ -104,7 +105,7 @@ def read(name: str) -> bytes | None:
 def write(name: str, data: bytes) -> bool:
     """Remembers bytes under a name, all or nothing; False when they could not be kept."""
     for place in directories():
-        directory = _open_directory(place, create=True)
+        directory = open_directory(place, create=True)
         if directory < 0:
             continue
         temporary = f".{name}.{posix.getpid()}"
@@ -133,7 +134,7 @@ def write(name: str, data: bytes) -> bool:
 def place() -> str:
     """The directory where state lies or would be made; "" when there is none that can be ours."""
     for path in directories():
-        fd = _open_directory(path, create=False)
+        fd = open_directory(path, create=False)
         if fd >= 0:
             posix.close(fd)
             return path
@@ -210,7 +211,7 @@ def prepare(path: str, entries: tuple[tuple[str, str], ...]) -> None:
 
 def _prepared(path: str, entries: tuple[tuple[str, str], ...]) -> bool:
     """Whether a directory is there, ours, with these entries and no others."""
-    directory = _open_directory(path, create=False)
+    directory = open_directory(path, create=False)
     if directory < 0:
         return False
     wanted = dict(entries)
@@ -261,7 +262,7 @@ class Lock:
         import time
 
         for place in directories():
-            directory = _open_directory(place, create=True)
+            directory = open_directory(place, create=True)
             if directory < 0:
                 continue
             flags = posix.O_RDWR | posix.O_CREAT | posix.O_NOFOLLOW | posix.O_CLOEXEC

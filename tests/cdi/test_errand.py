@@ -26,6 +26,7 @@ def full() -> Errand:
     errand.driver_version, errand.cuda_compat, errand.root = "550.163.01", "never", "/run/nvidia/driver"
     errand.hide_device_files = errand.egl_profile = errand.drm_links = errand.requirements = True
     errand.log, errand.made_from = "/var/log/hook.log", "1f"
+    errand.made_by, errand.incomplete = "gpu-oci-hook cdi refresh --output /etc/cdi/x.yaml", "/dev/x is missing"
     return errand
 
 
@@ -42,6 +43,7 @@ def test_the_words_of_an_errand_have_one_order() -> None:
         "--folder", "/usr/local/nvidia/lib64", "--folder32", "/usr/local/nvidia/lib",
         "--driver-version", "550.163.01", "--cuda-compat", "never", "--root", "/run/nvidia/driver",
         "--log", "/var/log/hook.log", "--made-from", "1f",
+        "--made-by", "gpu-oci-hook cdi refresh --output /etc/cdi/x.yaml", "--incomplete", "/dev/x is missing",
         "--hide-device-files", "--egl-profile", "--drm-links", "--check-requirements",
     ]  # fmt: skip
 

@@ -15,7 +15,7 @@ from bundles import DEV, PROC, bundle, inject, lacking, settings, spec
 from bundles import allowed as rules
 from bundles import devices as oci_devices
 from gpu_oci_hook import simulate, state
-from gpu_oci_hook.cdi import fingerprint, generate
+from gpu_oci_hook.cdi import generate
 from gpu_oci_hook.errors import Fault
 from nvml.double import Double, compiler
 
@@ -419,7 +419,7 @@ def test_an_incomplete_file_that_is_wanted_is_marked(own: Path) -> None:
         "gpu-oci-hook/incomplete": "/dev/nvidia-uvm is required for compute, and the host has no node 510:0 there "
         "(module nvidia_uvm loaded: yes, from /proc/devices major 510)"
     }
-    assert errand_of(found.spec).made_from.endswith(fingerprint.INCOMPLETE)
+    assert errand_of(found.spec).incomplete == found.spec["annotations"]["gpu-oci-hook/incomplete"]
     assert b"# incomplete: /dev/nvidia-uvm is required" in found.data
     assert any("/dev/nvidia-uvm is required for compute" in text for text in found.warnings)
 
@@ -428,7 +428,7 @@ def test_an_incomplete_file_for_an_old_engine_is_marked_without_an_annotation(ow
     (own / "dev/nvidia-uvm").unlink()
     found = product(own, recipe={"maximum": "0.5.0"}, allow_incomplete=True)
     assert "annotations" not in found.spec and found.spec["cdiVersion"] == "0.5.0"
-    assert errand_of(found.spec).made_from.endswith(fingerprint.INCOMPLETE)
+    assert errand_of(found.spec).incomplete.startswith("/dev/nvidia-uvm is required for compute")
     assert any("the annotation that the file is incomplete is left out" in text for text in found.warnings)
 
 

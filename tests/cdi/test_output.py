@@ -20,7 +20,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bundles import lacking
-from gpu_oci_hook.cdi import output, reading
+from gpu_oci_hook.cdi import origin, output, reading
 from gpu_oci_hook.errors import Fault
 
 # What YAML's own text may hold; lone surrogates are a matter of their own.
@@ -47,7 +47,7 @@ def test_whatever_is_written_is_read_again_as_it_was_by_a_reader_of_yaml_1_1(val
 
 def test_yaml_begins_with_three_dashes_and_our_mark() -> None:
     lines = output.dump({"kind": "a/b"}, "yaml", ("driver 550",)).decode().splitlines()
-    assert lines[0] == "---" and lines[1].startswith(output.MARK) and lines[2:] == ["# driver 550", "kind: a/b"]
+    assert lines[0] == "---" and lines[1].startswith(origin.MARK) and lines[2:] == ["# driver 550", "kind: a/b"]
 
 
 @pytest.mark.parametrize("name", ["0", "0:1", "1e3", "no", "y", "null", "012"])
@@ -93,11 +93,11 @@ def test_the_suffix_decides_unless_somebody_says_otherwise(path: str, wanted: st
 def test_every_user_can_read_it_whatever_the_umask_says(tmp_path: Path, umask: int) -> None:
     before = os.umask(umask)
     try:
-        assert output.write(str(tmp_path / "a/b/x.yaml"), b"x") == "wrote"
+        assert output.write(str(tmp_path / "b/x.yaml"), b"x") == "wrote"
     finally:
         os.umask(before)
-    assert stat.S_IMODE((tmp_path / "a/b/x.yaml").stat().st_mode) == 0o644
-    assert stat.S_IMODE((tmp_path / "a/b").stat().st_mode) == 0o755
+    assert stat.S_IMODE((tmp_path / "b/x.yaml").stat().st_mode) == 0o644
+    assert stat.S_IMODE((tmp_path / "b").stat().st_mode) == 0o755
 
 
 def test_unchanged_content_leaves_the_file_untouched(tmp_path: Path) -> None:
@@ -135,6 +135,24 @@ def sentence(path: Path, data: bytes = b"new") -> str:
         output.write(str(path), data)
     assert "\n" not in str(caught.value)
     return str(caught.value)
+
+
+def test_only_the_last_directory_is_made(tmp_path: Path) -> None:
+    """/etc/cdi is missing on many machines; a path with more that is missing is mistyped."""
+    said = sentence(tmp_path / "ect/cdi/x.yaml")
+    assert said == (
+        f"{tmp_path}/ect/cdi/x.yaml: there is no directory {tmp_path}/ect. Make it first: mkdir -p {tmp_path}/ect/cdi"
+    )
+    assert os.listdir(tmp_path) == []
+    output.write(str(tmp_path / "cdi/x.yaml"), b"x")
+    (tmp_path / "link").symlink_to("elsewhere")
+    assert output.write(str(tmp_path / "link/x.yaml"), b"x") == "wrote" and (tmp_path / "elsewhere/x.yaml").exists()
+
+
+def test_a_comment_stays_one_line(tmp_path: Path) -> None:
+    """The file's own path stands in one, and may have a line's end in it."""
+    data = output.dump({"kind": "a/b"}, "yaml", ("made for /x\nkind: evil/x\u2028",))
+    assert yaml.safe_load(data) == {"kind": "a/b"} and b"# made for /x\\nkind: evil/x\\u2028\n" in data
 
 
 def test_a_directory_or_a_fifo_in_its_place_is_a_sentence(tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ def watched(results: list[Result | Exception]) -> tuple[list[str], list[float]]:
 def test_a_watch_says_what_changed_and_nothing_when_nothing_did() -> None:
     same = Result("unchanged", "unchanged x", ("a warning",))
     said, waits = watched([Result("wrote", "wrote x", ("a warning",)), same, same, Result("removed", "removed x")])
-    assert said == ["wrote x", "a warning", "removed x"]
+    assert said == ["wrote x", "warning: a warning", "removed x"]
     assert waits == [3, 3, 3, 3]
 
 
@@ -189,7 +189,8 @@ def test_a_watch_survives_whatever_goes_wrong_with_one_line_each_time_it_begins(
          Result("nothing", "none"), Fault("no", where="here")]
     )  # fmt: skip
     assert said == [
-        "here: no", "/x: the disk is full", "a mistake in gpu-oci-hook itself: ValueError: odd", "none", "here: no",
+        "gpu-oci-hook: here: no", "gpu-oci-hook: /x: the disk is full",
+        "gpu-oci-hook: a mistake in gpu-oci-hook itself: ValueError: odd", "none", "gpu-oci-hook: here: no",
     ]  # fmt: skip
 
 
@@ -219,9 +220,10 @@ def test_the_watch_of_the_command_line_follows_the_machine_and_ends_at_once(kept
         assert process.stderr is not None
         assert process.stderr.readline().startswith(f"wrote {kept.path}: nvidia.com/gpu, 6 devices")
         assert "odd" in process.stderr.readline(), "what is odd about the configuration, once and not at every look"
+        assert process.stderr.readline().startswith("warning: the file needs CDI 0.7.0 (additionalGids)")
         time.sleep(0.5)
         (kept.host / "dev/nvidia-uvm").rename(tmp_path / "uvm")
-        assert "/dev/nvidia-uvm is required for compute" in process.stderr.readline()
+        assert process.stderr.readline().startswith("gpu-oci-hook: /dev/nvidia-uvm is required for compute")
         (tmp_path / "uvm").rename(kept.host / "dev/nvidia-uvm")
         os.chown(kept.host / "dev/nvidiactl", 0, 27)
         assert process.stderr.readline().startswith(f"wrote {kept.path}")
@@ -232,11 +234,44 @@ def test_the_watch_of_the_command_line_follows_the_machine_and_ends_at_once(kept
         while line.startswith("there is nothing to write"):
             line = process.stderr.readline()
         assert line.startswith(f"wrote {kept.path}")
+        assert process.stderr.readline().startswith("warning: the file needs CDI 0.7.0"), "said of the new file again"
         began = time.monotonic()
         process.send_signal(signal.SIGTERM)
         assert process.wait(10) == 0
         assert time.monotonic() - began < 2
         assert process.stderr.read() == ""
+    finally:
+        process.kill()
+        process.wait()
+        assert process.stderr is not None
+        process.stderr.close()
+
+
+def test_a_watch_writes_the_file_as_it_was_made_even_when_it_was_gone_meanwhile(kept: Kept, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("[host]\nload-modules = false\n")
+    env = {"GPU_OCI_HOOK_CONFIG": str(tmp_path / "config.toml"), "PATH": "/usr/bin"}
+    kept.path.parent.mkdir()
+    words = ["cdi", "generate", "--root", kept.host, "--hook", "/bin/true", "--output", kept.path]
+    code = "import sys; from gpu_oci_hook.cli import main; main(sys.argv[1:])"
+    made = [sys.executable, "-c", code, *words, "--name", "type-index", "--target", "podman-4.3"]
+    subprocess.run(made, env=env, check=True, capture_output=True)
+    before = kept.path.read_bytes()
+    process = subprocess.Popen(
+        [sys.executable, "-c", WATCH, tmp_path / "state", "--root", kept.host, "--output", kept.path],
+        stderr=subprocess.PIPE, text=True, env=env,
+    )  # fmt: skip
+    try:
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith("warning: additionalGids (44, 104) is left out")
+        (kept.host / "proc").rename(tmp_path / "aside")
+        line = process.stderr.readline()
+        assert line.startswith(f"removed {kept.path}")
+        assert line.endswith("(--name type-index --target podman-4.3, as before)\n")
+        assert not kept.path.exists()
+        (tmp_path / "aside").rename(kept.host / "proc")
+        while not line.startswith("wrote "):
+            line = process.stderr.readline()
+        assert kept.path.read_bytes() == before
     finally:
         process.kill()
         process.wait()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import stat
 import subprocess
 from pathlib import Path
@@ -20,6 +21,12 @@ from .conftest import Answer, Command
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can make device nodes")
 
 NO_HOOK = "warning: the hook's program"
+# The simulated host's DRM nodes belong to groups.
+REFUSED = (
+    "warning: the file needs CDI 0.7.0 (additionalGids), and docker before 26.1, containerd before 1.7.16, crio before "
+    "1.30, podman before 5.1 refuse it as a whole. Write one that they can read with --target ENGINE-VERSION, as in "
+    "--target podman-4.3\n"
+)
 
 
 @pytest.fixture(autouse=True)
@@ -57,18 +64,27 @@ def refresh(command: Command, host: Path) -> Command:
     return call
 
 
-def test_the_file_goes_to_standard_output_as_yaml_or_json(generate: Command) -> None:
+def test_the_file_goes_to_standard_output_as_yaml_or_json(generate: Command, host: Path) -> None:
     answer = generate()
-    assert (answer.status, answer.err) == (0, "") and answer.out.startswith("---\n")
+    assert (answer.status, answer.err) == (0, REFUSED) and answer.out.startswith("---\n")
+    assert generate("--output", "-") == answer
     other = generate("--format", "json")
-    assert (other.status, other.err) == (0, "") and json.loads(other.out) == yaml.safe_load(answer.out)
+    assert (other.status, other.err) == (0, REFUSED)
+    files = [yaml.safe_load(answer.out), json.loads(other.out)]
+    for number, words in enumerate(("", " --format json")):
+        args = files[number]["containerEdits"]["hooks"][0]["args"]
+        at = args.index("--made-by")
+        command = f"gpu-oci-hook cdi generate{words} --hook /bin/true --root {host}"
+        assert args[at : at + 2] == ["--made-by", command]
+        del args[at : at + 2]
+    assert files[0] == files[1]
 
 
 @pytest.mark.parametrize("name, form", [("x.json", "json"), ("x.yaml", "yaml")])
 def test_a_file_gets_the_form_of_its_suffix(generate: Command, tmp_path: Path, name: str, form: str) -> None:
-    answer = generate("--output", tmp_path / "new/dir" / name)
-    path = tmp_path / "new/dir" / name
-    assert (answer.status, answer.err) == (0, "")
+    answer = generate("--output", tmp_path / "new" / name)
+    path = tmp_path / "new" / name
+    assert (answer.status, answer.err) == (0, REFUSED)
     assert answer.out.startswith(f"wrote {path}: nvidia.com/gpu, 4 devices (0, GPU-") and "CDI 0.7.0, " in answer.out
     assert path.read_text().startswith("{" if form == "json" else "---")
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
@@ -94,7 +110,8 @@ def test_a_file_that_is_no_cdi_file_is_not_replaced_unless_somebody_insists(gene
     answer = generate("--output", path)
     assert answer.status == 1 and path.read_text() == "root:x:0:0\n"
     assert answer.err.splitlines()[-1] == (
-        f"gpu-oci-hook: {path}: what is there is no CDI file and stays as it is. Replace it with --force"
+        f"gpu-oci-hook: {path}: what is there is no CDI file and stays as it is. "
+        "Choose another --output, or replace it with --force"
     )
     assert generate("--output", path, "--force").status == 0
 
@@ -109,10 +126,18 @@ def test_a_file_that_is_no_cdi_file_is_not_replaced_unless_somebody_insists(gene
         (("--target", "podman-4.3", "--max-version", "0.5.0"), "--target and --max-version say the same thing"),
         (("--target", "podmann-4"), "no engine is called 'podmann-4'"),
         (("--max-version", "0.5"), '--max-version: "0.5" is no version of CDI. Known are 0.3.0'),
+        (("--max-version", "0.5"), '. Did you mean "0.5.0"?'),
+        (("--max-version", "0.50.0"), '. Did you mean "0.5.0"?'),
+        (("--max-version", "0.3.0"), "Choose --capabilities utility, which has no nodes whose numbers change with a"),
+        (("--max-version", "0.3.0"), ", or choose --max-version 0.5.0"),
+        (("--class", "a.b", "--max-version", "0.5.0"), "Choose a --class without a dot, or choose --max-version 0.6.0"),
+        (("--hook-log", "x.log"), '--hook-log: "x.log" is no absolute path, and a hook needs one'),
         (("--device", "9"), '--device: there is no GPU "9"'),
         (("--mode", "gds", "--device", "0"), "--device and --name choose among GPUs, and --mode gds has none"),
+        (("--mode", "nvswitch"), "NVSwitch devices are asked for, and this host cannot give them: /dev/nvidia-nvswit"),
         (("--vendor", "-"), '"-/gpu" is no kind of CDI devices'),
         (("--output", "/proc/nowhere/x.yaml"), "/proc/nowhere/x.yaml: it cannot be written"),
+        (("--output", "/nowhere/at/all/x.yaml"), "there is no directory /nowhere/at. Make it first: mkdir -p /nowhere"),
         (("--output", "/tmp"), "/tmp: it is a directory"),
         (("--root", "/nowhere"), "/nowhere: there is no such directory"),
     ],
@@ -171,6 +196,50 @@ def test_only_the_display_missing_is_a_warning(command: Command, tmp_path: Path)
     assert answer.status == 0 and answer.err.startswith("warning: /dev/nvidia-modeset is left out: it is for display")
 
 
+@pytest.mark.parametrize("flag", ["--vendor", "--class", "--target", "--hook", "--output", "--device"])
+def test_an_empty_text_is_no_wish_for_the_default(generate: Command, flag: str) -> None:
+    answer = generate(flag, "")
+    assert answer.status == 2 and answer.out == ""
+    assert answer.err.splitlines()[-1] == f"Error: Invalid value for '{flag}': it is empty"
+
+
+# --- who can read it, and what it takes the place of -----------------------------------------------------------------
+
+
+def test_a_file_for_an_engine_that_is_named_warns_of_no_others(generate: Command, tmp_path: Path) -> None:
+    answer = generate("--output", tmp_path / "x.yaml", "--target", "docker-28.3")
+    assert answer.err == "" and "CDI 0.7.0, which docker 26.1, containerd 1.7.16" in answer.out
+    answer = generate("--output", tmp_path / "x.yaml", "--target", "podman-4.3")
+    assert "refuse it" not in answer.err and "CDI 0.5.0, which docker 25, " in answer.out
+
+
+def test_a_refresh_says_which_engines_read_its_file(refresh: Command, tmp_path: Path) -> None:
+    answer = refresh("--output", tmp_path / "x.yaml")
+    assert "CDI 0.7.0, which docker 26.1, " in answer.out and answer.out.endswith(" and later read\n")
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        ("cdiVersion: 0.5.0\nkind: vendor.com/nic\ndevices: []\n", "a CDI file for vendor.com/nic"),
+        ("cdiVersion: [\n", "a CDI file that cannot be read"),
+        ('{"cdiVersion": "0.5.0"}', "a CDI file that cannot be read"),
+    ],
+)
+def test_another_vendors_file_is_not_replaced_unless_somebody_insists(
+    generate: Command, tmp_path: Path, content: str, what: str
+) -> None:
+    path = tmp_path / "nvidia.yaml"
+    path.write_text(content)
+    answer = generate("--output", path)
+    assert answer.status == 1 and path.read_text() == content
+    assert answer.err.splitlines()[-1] == (
+        f"gpu-oci-hook: {path}: {what} is there and stays as it is. Choose another --output, or replace it with --force"
+    )
+    assert generate("--output", path, "--force").out.startswith("wrote ")
+    assert generate("--output", path, "--class", "card").out.startswith("wrote "), "ours is ours, whatever its kind"
+
+
 # --- the hook's program ----------------------------------------------------------------------------------------------
 
 
@@ -186,7 +255,7 @@ def test_the_hook_is_the_installed_program(
     program.chmod(0o755)
     monkeypatch.setattr("sys.argv", [str(program)])
     answer = command("cdi", "generate", "--root", host)
-    assert (hook_of(answer), answer.err) == (str(program), "")
+    assert (hook_of(answer), answer.err) == (str(program), REFUSED)
 
 
 def test_a_program_without_isolation_is_no_hook(
@@ -201,14 +270,178 @@ def test_a_program_without_isolation_is_no_hook(
     assert answer.err.startswith(f"{NO_HOOK} {tmp_path}/not/gpu-oci-hook is not there, and no container would start")
 
 
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("file", "is not executable, and no container would start with it: chmod 755 "),
+        ("directory", "is a directory, and no container would start with it: name the program"),
+        ("nothing", "is not there, and no container would start with it: write it before a container"),
+    ],
+)
+def test_a_hook_that_cannot_run_is_warned_of(
+    command: Command, host: Path, tmp_path: Path, what: str, said: str
+) -> None:
+    path = tmp_path / "hook"
+    if what == "file":
+        path.write_text("#!/bin/sh\n")
+        path.chmod(0o644)
+    elif what == "directory":
+        path.mkdir()
+    answer = command("cdi", "generate", "--root", host, "--hook", path)
+    assert answer.status == 0 and answer.err.startswith(f"{NO_HOOK} {path} {said}")
+
+
+def test_the_hook_is_told_of_a_log(generate: Command, tmp_path: Path) -> None:
+    args = yaml.safe_load(generate("--hook-log", tmp_path / "x.log").out)["containerEdits"]["hooks"][0]["args"]
+    assert args[args.index("--log") + 1] == str(tmp_path / "x.log")
+    answer = generate("--hook-log", "/nowhere/x.log")
+    assert answer.status == 0 and "--hook-log /nowhere/x.log: there is no directory /nowhere, and no log" in answer.err
+
+
+def test_a_log_without_a_hook_is_a_mistake(command: Command, host: Path) -> None:
+    answer = command("cdi", "generate", "--root", host, "--no-hook", "--hook-log", "/x.log")
+    assert answer.status == 1 and "--hook-log and --no-hook exclude each other" in answer.err
+
+
+# --- what a file remembers -------------------------------------------------------------------------------------------
+
+MANY = ("--target", "podman-4.3", "--name", "index", "--name", "type-index", "--capabilities", "compute,utility",
+        "--vendor", "site.example", "--class", "card", "--device", "0", "--hook-log", "/tmp/hook.log")  # fmt: skip
+
+
+@pytest.mark.parametrize("name", ["x.yaml", "x.json"])
+@pytest.mark.parametrize("words", [(), MANY, ("--max-version", "0.6.0"), ("--mode", "management")])
+def test_a_refresh_makes_a_file_as_it_was_made(
+    command: Command, generate: Command, tmp_path: Path, name: str, words: tuple[str, ...]
+) -> None:
+    path = tmp_path / name
+    assert generate("--output", path, *words).status == 0
+    before = path.read_bytes()
+    assert command("cdi", "refresh", "--output", path).out.startswith(f"unchanged {path}: ")
+    path.write_bytes(before + b"\n")
+    answer = command("cdi", "refresh", "--output", path)
+    assert answer.status == 0 and answer.out.startswith(f"wrote {path}: ") and ", as before)" in answer.out
+    assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("words", [("--no-hook",), ("--no-hook", "--name", "index")])
+def test_a_file_without_a_hook_remembers_that_too(
+    command: Command, host: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    path = tmp_path / "x.yaml"
+    assert command("cdi", "generate", "--root", host, "--output", path, *words).status == 0
+    before = path.read_bytes()
+    assert b"hooks:" not in before
+    assert command("cdi", "refresh", "--output", path).out.startswith(f"unchanged {path}: ")
+
+
+def test_a_file_that_can_remember_nothing_is_warned_of(command: Command, host: Path, tmp_path: Path) -> None:
+    path = tmp_path / "x.json"
+    answer = command("cdi", "generate", "--root", host, "--output", path, "--no-hook")
+    assert "warning: JSON without a hook cannot say that the file is ours: refresh will leave it alone" in answer.err
+    answer = command("cdi", "refresh", "--root", host, "--output", path, "--no-hook")
+    assert answer.status == 1 and "was not written by gpu-oci-hook" in answer.err
+
+
+def test_the_command_in_the_file_is_one_that_writes_the_same_file(
+    command: Command, generate: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "a dir").mkdir()
+    monkeypatch.chdir(tmp_path / "a dir")
+    assert generate("--output", "it's.yaml", *MANY).status == 0
+    before = Path("it's.yaml").read_text()
+    begin = "# This writes it anew: gpu-oci-hook "
+    (line,) = [line for line in before.splitlines() if line.startswith(begin)]
+    assert "--output " in line and "/a dir/it" in line
+    os.unlink("it's.yaml")
+    monkeypatch.chdir("/")
+    assert command(*shlex.split(line[len(begin) :])).out.startswith("wrote ")
+    assert (tmp_path / "a dir/it's.yaml").read_text() == before
+
+
+def test_a_file_that_came_from_standard_output_remembers_as_well(
+    command: Command, generate: Command, tmp_path: Path
+) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_text(generate("--name", "uuid").out)
+    assert command("cdi", "refresh", "--output", path).out.startswith(f"wrote {path}: nvidia.com/gpu, 3 devices (GPU-")
+
+
+@pytest.mark.parametrize(
+    ("made", "given", "found"),
+    [
+        (("--name", "index"), ("--target", "podman-4.3"), "--name index --target podman-4.3"),
+        (("--target", "podman-4.3"), ("--max-version", "0.6.0"), "--max-version 0.6.0"),
+        (("--max-version", "0.6.0"), ("--target", "podman-4.3"), "--target podman-4.3"),
+        (("--hook-log", "/tmp/x.log"), ("--no-hook",), "--no-hook"),
+        (("--name", "index"), ("--mode", "management"), "--mode management"),
+        (("--target", "podman-4.3"), ("--hook", "/bin/false"), "--target podman-4.3 --hook /bin/false"),
+    ],
+)
+def test_options_that_are_given_take_the_place_of_those_that_a_file_remembers(
+    command: Command, host: Path, tmp_path: Path, made: tuple[str, ...], given: tuple[str, ...], found: str
+) -> None:
+    path = tmp_path / "x.yaml"
+    command("cdi", "generate", "--root", host, "--output", path, *made)
+    answer = command("cdi", "refresh", "--output", path, *given)
+    assert answer.status == 0, answer.err
+    command_line = f"gpu-oci-hook cdi refresh --output {path} {found} --root {host}"
+    assert f"# This writes it anew: {command_line}\n" in path.read_text()
+
+
+def test_a_file_that_others_may_write_is_not_believed(command: Command, generate: Command, tmp_path: Path) -> None:
+    """What it names as the configuration would decide what runs as root."""
+    path = tmp_path / "x.yaml"
+    generate("--output", path, "--name", "index")
+    path.chmod(0o666)
+    answer = command("cdi", "refresh", "--output", path, "--root", "/nowhere")
+    assert answer.status == 1 and "there is no such directory" in answer.err
+    answer = generate("--output", path, "--name", "index")
+    os.chown(path, 4807, 4807)
+    (tmp_path / "empty").mkdir()
+    answer = command("cdi", "refresh", "--output", path, "--root", tmp_path / "empty")
+    assert f"{path}: its own options (--name index --hook /bin/true) do not count, since another user" in answer.err
+
+
+@pytest.mark.parametrize("told", ["rm -rf /", "gpu-oci-hook cdi refresh --nope", "gpu-oci-hook cdi refresh x", "'"])
+def test_a_command_in_the_file_that_is_none_of_ours_is_a_sentence(
+    command: Command, generate: Command, tmp_path: Path, told: str
+) -> None:
+    path = tmp_path / "x.yaml"
+    generate("--output", path)
+    lines = path.read_text().splitlines(keepends=True)
+    lines[2] = f"# This writes it anew: {told}\n"
+    path.write_text("".join(lines))
+    answer = command("cdi", "refresh", "--output", path)
+    assert answer.status == 1 and answer.err.count("\n") == 1 and answer.err.startswith(f"gpu-oci-hook: {path}: the ")
+    assert answer.err.endswith(f". Write it with its options: gpu-oci-hook cdi generate --output {path}\n")
+    assert path.read_text() == "".join(lines)
+
+
+def test_the_cure_of_a_stale_file_of_ours_is_a_refresh_that_keeps_its_options(
+    command: Command, tmp_path: Path
+) -> None:
+    simulate.build(tmp_path / "h", gpus=1)
+    path = tmp_path / "x.yaml"
+    command("cdi", "generate", "--root", tmp_path / "h", "--no-hook", "--output", path, "--name", "index")
+    simulate.build(tmp_path / "h", gpus=1, driver="555.42.02")
+    answer = command("cdi", "validate", "--root", tmp_path / "h", path)
+    cure = f"Write it anew: gpu-oci-hook cdi refresh --output {path}"
+    assert answer.status == 1 and cure in answer.out
+    answer = command(*cure.split(": gpu-oci-hook ")[1].split())
+    assert answer.out.startswith(f"wrote {path}: nvidia.com/gpu, 3 devices (0,")
+    assert command("cdi", "validate", "--root", tmp_path / "h", path).status == 0
+
+
 # --- refresh ---------------------------------------------------------------------------------------------------------
 
 
 def test_a_refresh_writes_once(refresh: Command, tmp_path: Path) -> None:
     path = tmp_path / "cdi/x.yaml"
     answer = refresh("--output", path)
-    assert (answer.status, answer.err) == (0, "") and answer.out.startswith(f"wrote {path}: ")
-    assert refresh("--output", path).out.startswith(f"unchanged {path}: ")
+    assert (answer.status, answer.err) == (0, REFUSED) and answer.out.startswith(f"wrote {path}: ")
+    again = refresh("--output", path)
+    assert again.out.startswith(f"unchanged {path}: ") and again.err == "", "a timer does not warn every minute"
 
 
 def test_a_refresh_writes_to_a_name_by_kind_in_the_directory_that_goes_with_a_boot(
@@ -228,6 +461,29 @@ def test_a_refresh_without_a_driver_ends_well(command: Command, tmp_path: Path) 
     assert not (tmp_path / "x.yaml").exists()
 
 
+def test_a_file_that_is_removed_with_the_driver_says_its_options(command: Command, tmp_path: Path) -> None:
+    simulate.build(tmp_path / "h", gpus=1)
+    path = tmp_path / "x.yaml"
+    command("cdi", "generate", "--root", tmp_path / "h", "--hook", "/bin/true", "--output", path, "--name", "index")
+    (tmp_path / "h/proc").rename(tmp_path / "aside")
+    answer = command("cdi", "refresh", "--output", path)
+    assert answer.out.startswith(f"removed {path}: ") and not path.exists()
+    assert answer.out.endswith(f" (--name index --hook /bin/true --root {tmp_path}/h, as before)\n")
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--interval", "5"), "Error: --interval is for --watch, and there is none"),
+        (("--output", "-"), "Error: Invalid value for '--output': a file is kept, and standard output is none"),
+        (("--vendor", ""), "Error: Invalid value for '--vendor': it is empty"),
+    ],
+)
+def test_a_wrong_use_of_refresh_ends_with_2(refresh: Command, words: tuple[str, ...], said: str) -> None:
+    answer = refresh(*words)
+    assert (answer.status, answer.out, answer.err.splitlines()[-1]) == (2, "", said)
+
+
 def test_generating_leaves_no_trace(generate: Command, refresh: Command, tmp_path: Path) -> None:
     generate()
     assert not (tmp_path / "state").exists()
@@ -237,7 +493,7 @@ def test_generating_leaves_no_trace(generate: Command, refresh: Command, tmp_pat
 
 def test_a_full_disk_behind_standard_output_is_a_sentence(host: Path, tmp_path: Path) -> None:
     program = Path(cdi_generate.__file__).parents[3] / ".venv/bin/gpu-oci-hook"
-    words = [program, "cdi", "generate", "--root", host, "--hook", "/bin/true"]
+    words = [program, "cdi", "generate", "--root", host, "--hook", "/bin/true", "--target", "docker-28.3"]
     with open("/dev/full", "w") as full:
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1

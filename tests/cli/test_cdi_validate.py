@@ -222,3 +222,28 @@ def test_a_host_that_is_not_there_is_a_sentence(command: Command, tmp_path: Path
     (tmp_path / "nvidia.yaml").write_text(STALE)
     answer = command("cdi", "validate", "--root", tmp_path / "none", tmp_path / "nvidia.yaml")
     assert answer.status == 1 and "there is no such directory" in answer.err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [(), ("--target", "podman-4.3"), ("--target", "podman-4.3", "--no-hook"), ("--format", "json")],
+    ids=["annotation", "hook", "comment", "json"],
+)
+def test_a_file_that_was_written_incomplete_is_not_plainly_valid(
+    command: Command, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    simulate.build(tmp_path / "host", gpus=1)
+    (tmp_path / "host/dev/nvidia-uvm").rename(tmp_path / "uvm")
+    path = tmp_path / ("x.json" if "json" in words else "x.yaml")
+    made = ("--root", tmp_path / "host", "--output", path, "--allow-incomplete")
+    hook = () if "--no-hook" in words else ("--hook", "/bin/true")
+    assert command("cdi", "generate", *made, *hook, *words).status == 0
+    answer = command("cdi", "validate", "--root", tmp_path / "host", path)
+    assert answer.status == 0 and answer.out.startswith(
+        f"{path}: warning: is incomplete, written with --allow-incomplete: /dev/nvidia-uvm is required for compute, "
+    )
+    assert f". When the machine has it: gpu-oci-hook cdi refresh --output {path}\n" in answer.out
+    (tmp_path / "uvm").rename(tmp_path / "host/dev/nvidia-uvm")
+    assert command("cdi", "refresh", "--output", path).out.startswith("wrote ")
+    answer = command("cdi", "validate", "--root", tmp_path / "host", path)
+    assert answer.status == 0 and answer.out.count("\n") == 1 and answer.out.startswith(f"{path}: valid: ")

@@ -58,8 +58,8 @@ def workspace() -> Iterator[Path]:
     yield directory
     machine.remove_tree(directory)
     machine.remove_cgroups(engines.CGROUP)
-    # What the runtime remembers of simulated hosts is of no use to anybody.
-    for path in set(remembered.glob("inventory-*")) - before:
+    # What the runtime remembers of simulated hosts, and why hooks failed there, is of no use to anybody.
+    for path in {*remembered.glob("inventory-*"), *remembered.glob("hook.log*")} - before:
         path.unlink(missing_ok=True)
 
 

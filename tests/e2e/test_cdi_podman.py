@@ -27,9 +27,10 @@ LISTED = ("libcuda.so.1 (", "libnvidia-ml.so.1 (", "libc.so.6 (")
 
 
 class CdiPodman(Podman):
-    """podman with a directory of CDI files of its own; it runs plain runc."""
+    """podman with a directory of CDI files of its own, and one for what our hook leaves; it runs a plain runtime."""
 
     name = "podman with CDI files"
+    cgroups = ""
 
     def start(self, place: Place) -> None:
         layer = place.directory / "etc"
@@ -37,7 +38,10 @@ class CdiPodman(Podman):
             (layer / name).mkdir(parents=True)
         self.directory = place.directory / "cdi"
         self.directory.mkdir()
-        self._furnish = (
+        self.state = place.directory / "state"
+        self.state.mkdir(mode=0o755)
+        self._furnish = self.cgroups + (
+            f"mkdir -p /run/gpu-oci-hook\nmount --bind {self.state} /run/gpu-oci-hook\n"
             f"mount -t overlay overlay -o lowerdir=/etc,upperdir={layer}/upper,workdir={layer}/work /etc\n"
             f"mkdir /etc/cdi\nmount --bind {self.directory} /etc/cdi\n"
             "test ! -d /run/cdi || mount -t tmpfs tmpfs /run/cdi"
@@ -57,6 +61,25 @@ def podman(workspace: Path, image: Path) -> Iterator[CdiPodman]:
     directory = workspace / "cdi-podman"
     directory.mkdir(mode=0o755)
     engine.start(Place(directory, image, lambda low_level: Path(machine.program(low_level))))
+    yield engine
+    engine.stop()
+
+
+class CrunPodman(CdiPodman):
+    """podman with its own default runtime, which refuses a hybrid cgroup tree."""
+
+    name = "podman with CDI files and crun"
+    cgroups = "umount /sys/fs/cgroup/unified || true\n"
+
+
+@pytest.fixture(scope="session")
+def with_crun(workspace: Path, image: Path) -> Iterator[CdiPodman]:
+    """podman with its own default runtime, started."""
+    engine = CrunPodman()
+    need(*engine.programs, "crun")
+    directory = workspace / "cdi-crun"
+    directory.mkdir(mode=0o755)
+    engine.start(Place(directory, image, lambda _: Path(machine.program("crun"))))
     yield engine
     engine.stop()
 
@@ -147,6 +170,24 @@ def test_a_requirement_that_the_host_does_not_meet_keeps_the_container_from_star
     done = podman.device("0", "/bin/true", env=("NVIDIA_REQUIRE_CUDA=cuda>=99.0",))
     assert done.status != 0
     podman.device("0", "/bin/true", env=("NVIDIA_REQUIRE_CUDA=cuda>=11.0",)).check()
+
+
+def test_crun_loses_what_a_hook_says_and_it_can_be_found_nevertheless(
+    with_crun: CdiPodman, writer: Writer, simulated: host.SimulatedHost
+) -> None:
+    """In the fixed place, and with --hook-log in a file of one's own."""
+    file, log, kept = with_crun.directory / "gpu.yaml", with_crun.state.parent / "own.log", with_crun.state / "hook.log"
+    sentence = 'NVIDIA_REQUIRE_CUDA: the requirement \\"cuda>=99.0\\" is not met'
+    unmet = ("NVIDIA_REQUIRE_CUDA=cuda>=99.0",)
+    writer.generate(simulated.root, file, "--target", TARGET).check()
+    with_crun.device("0", "/bin/true").check()
+    done = with_crun.device("0", "/bin/true", env=unmet)
+    assert done.status != 0 and "is not met" not in done.text, "then this is no longer needed"
+    assert sentence in kept.read_text() and 'bundle="' in kept.read_text()
+    kept.unlink()
+    writer.generate(simulated.root, file, "--target", TARGET, "--hook-log", str(log)).check()
+    assert with_crun.device("0", "/bin/true", env=unmet).status != 0
+    assert sentence in log.read_text() and not kept.exists()
 
 
 def test_numbers_that_changed_after_the_file_was_written_are_the_hosts_own(

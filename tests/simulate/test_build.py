@@ -101,6 +101,12 @@ def test_the_socket_of_the_persistence_daemon_is_a_real_one(host: simulate.Repor
     assert not [line for line in host.left_out if "socket" in line]
 
 
+def test_no_link_to_the_run_directory_leads_out_of_the_host(host: simulate.Report) -> None:
+    """A tool that knows nothing of another root would look at the machine's own /run."""
+    links = [path for path in Path(host.directory).rglob("var/run") if path.is_symlink()]
+    assert links and {os.readlink(path) for path in links} == {"../run"}
+
+
 def test_the_loader_cache_knows_the_driver_only_where_it_does_on_real_hosts(host: simulate.Report) -> None:
     knowing = ("debian", "debian-alternatives", "fedora", "arch", "driver-container")
     if host.layout == "nixos":

@@ -25,6 +25,8 @@ _TEXTS = (
     ("root", "root"),
     ("log", "log"),
     ("made-from", "made_from"),
+    ("made-by", "made_by"),
+    ("incomplete", "incomplete"),
 )
 _SWITCHES = (
     ("hide-device-files", "hide_device_files"),
@@ -55,11 +57,13 @@ class Errand:
         requirements: the container's `NVIDIA_REQUIRE_*` are held against the host.
         log: a file that gets what is said on stderr; "" for none.
         made_from: a hash of what the CDI file was made from, for whoever compares; the hook does not look at it.
+        made_by: the command that writes the CDI file anew, for people and for `cdi refresh`.
+        incomplete: what the CDI file lacks since the machine did not have it; "" for nothing.
     """
 
     __slots__ = (
         "cuda_compat", "driver_version", "drm_links", "egl_profile", "folders", "folders32", "hide_device_files",
-        "links", "log", "made_from", "plugins", "plugins32", "requirements", "root",
+        "incomplete", "links", "log", "made_by", "made_from", "plugins", "plugins32", "requirements", "root",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -77,6 +81,8 @@ class Errand:
         self.requirements = False
         self.log = ""
         self.made_from = ""
+        self.made_by = ""
+        self.incomplete = ""
 
     def words(self) -> list[str]:
         """The command line without the program's name: the same words for the same errand, defaults left out.

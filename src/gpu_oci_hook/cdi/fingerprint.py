@@ -12,9 +12,6 @@ from collections.abc import Iterable
 from gpu_oci_hook import state
 from gpu_oci_hook.host.inventory import DriverFile, Gpu
 
-INCOMPLETE = "-incomplete"
-"""At the end of a hash: the file lacks nodes that the machine did not have, and says so."""
-
 
 def of(driver: str, gpus: Iterable[Gpu], mig: Iterable[tuple[int, int, int]], files: Iterable[DriverFile]) -> str:
     """The hash of a machine.

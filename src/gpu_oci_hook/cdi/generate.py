@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from gpu_oci_hook import absent, supply
-from gpu_oci_hook.cdi import content, fingerprint, names
+from gpu_oci_hook.cdi import content, fingerprint, names, origin
 from gpu_oci_hook.cdi.content import Content, Edits
 from gpu_oci_hook.cdi.errand import Errand
 from gpu_oci_hook.cdi.options import ALL, CHANNEL, GPU, MANAGEMENT, NONE, Options, request_for
@@ -33,8 +33,6 @@ from gpu_oci_hook.request import Ask, Request, capabilities
 if TYPE_CHECKING:
     from gpu_oci_hook.host.inventory import Memory
 
-INCOMPLETE = "gpu-oci-hook/incomplete"
-"""The annotation of a file that lacks nodes which the machine did not have."""
 HOOK = ("gpu-oci-hook", "hook", "create-container")
 HOOK_ENVIRONMENT = ("PATH=/usr/sbin:/usr/bin:/sbin:/bin",)
 
@@ -134,11 +132,11 @@ class _Maker:
                 "--allow-incomplete writes a file without them that says so",
             )
         made_from = fingerprint.of(self.version, self.outcome.gpus, self._parts(), self.inventory.files)
-        made_from += fingerprint.INCOMPLETE if required else ""
-        hook = self._hook(common, made_from) if self.options.mode in (GPU, MANAGEMENT) else None
+        incomplete = "; ".join(str(missing) for missing in required)
+        hook = self._hook(common, made_from, incomplete) if self.options.mode in (GPU, MANAGEMENT) else None
         spec: Edits = {"kind": self.kind}
         if required:
-            spec["annotations"] = {INCOMPLETE: "; ".join(str(missing) for missing in required)}
+            spec["annotations"] = {origin.ANNOTATION: incomplete}
         spec["devices"] = [
             {"name": name, "containerEdits": one.content.edits()} for one in found for name in one.names
         ]
@@ -294,7 +292,7 @@ class _Maker:
             for one in self.instances.of(gpu)
         ]
 
-    def _hook(self, common: Content, made_from: str) -> Edits | None:
+    def _hook(self, common: Content, made_from: str, incomplete: str) -> Edits | None:
         """The one hook; without it the links become mounts."""
         if not self.options.hook:
             for path in common.bind_links():
@@ -305,7 +303,7 @@ class _Maker:
             )
             return None
         errand = self._errand(common)
-        errand.made_from = made_from
+        errand.made_from, errand.made_by, errand.incomplete = made_from, self.options.command, incomplete
         return {
             "hookName": "createContainer",
             "path": self.options.hook,
@@ -320,7 +318,7 @@ class _Maker:
         errand.cuda_compat = config.cuda_compat if "compute" in self.brought else "never"
         errand.root = config.root
         errand.requirements = not config.disable_require
-        errand.log = config.log_file
+        errand.log = self.options.hook_log or config.log_file
         if self.options.mode == GPU and (special is None or special.ordinary(self.outcome.gpus)):
             draws = "graphics" in self.brought
             errand.hide_device_files = config.hide_device_files

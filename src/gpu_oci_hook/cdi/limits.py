@@ -12,6 +12,13 @@ from gpu_oci_hook.cdi import versions
 from gpu_oci_hook.cdi.content import Edits
 from gpu_oci_hook.errors import Fault
 
+# How to do without, by what a reason of `versions.needed` ends with.
+_WITHOUT = (
+    # With the root or the driver's root elsewhere; nodes without numbers have to say where the host's node is.
+    ("hostPath", "Choose --capabilities utility, which has no nodes whose numbers change with a boot"),
+    ("a dot in the class", "Choose a --class without a dot"),
+)
+
 
 def fit(spec: Edits, maximum: str, reader: str) -> list[str]:
     """Changes a file so that it needs no more than a version of CDI; a sentence for each thing that is left out.
@@ -33,7 +40,10 @@ def fit(spec: Edits, maximum: str, reader: str) -> list[str]:
         _host_paths(spec)
     version, why = versions.needed(spec)
     if _below(maximum, version):
-        raise Fault(f"the file needs CDI {version} ({why}), and {who}", cure="Choose other options")
+        without = next((cure for word, cure in _WITHOUT if why.endswith(word)), "")
+        allow = f"write it for an engine that reads CDI {version}" if reader else f"choose --max-version {version}"
+        cure = f"{without}, or {allow}" if without else f"{allow[0].upper()}{allow[1:]}"
+        raise Fault(f"the file needs CDI {version} ({why}), and {who}", cure=cure)
     return left
 
 
@@ -66,7 +76,7 @@ def _annotations(spec: Edits, who: str) -> list[str]:
     if not spec.pop("annotations", None):
         return []
     text = f"the annotation that the file is incomplete is left out, as it needs CDI 0.6.0 and {who}"
-    return [f"{text}; the hook's --made-from says it"]
+    return [f"{text}; the hook's --incomplete, and a comment in YAML, say it"]
 
 
 def _names(spec: Edits, who: str) -> list[str]:

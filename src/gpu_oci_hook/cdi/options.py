@@ -33,7 +33,9 @@ class Options:
         capabilities: driver capabilities; none means every one that `supported-capabilities` has.
         vendor, category: the two halves of the kind; "" for the configured one.
         hook: absolute path of the program for the hook; "" for a file without one.
+        hook_log: absolute path of a file for what the hook says; "" for the configured one.
         allow_incomplete: what the host lacks is left out, and the file says so.
+        command: what writes the file anew, for the file to remember; "" says nothing.
     """
 
     mode: str = GPU
@@ -43,7 +45,9 @@ class Options:
     vendor: str = ""
     category: str = ""
     hook: str = "/usr/local/bin/gpu-oci-hook"
+    hook_log: str = ""
     allow_incomplete: bool = False
+    command: str = ""
 
     def kind(self, config: Config) -> str:
         """The kind of the file.

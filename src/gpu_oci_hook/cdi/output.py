@@ -16,12 +16,11 @@ import stat
 import time
 from collections.abc import Iterator
 
+from gpu_oci_hook.cdi import origin
 from gpu_oci_hook.cdi.content import Edits
-from gpu_oci_hook.errors import Fault, words
+from gpu_oci_hook.errors import Fault, printable, words
 
 FORMS = ("yaml", "json")
-MARK = "# Written by gpu-oci-hook"
-"""How the second line of a YAML file of ours begins; a JSON file is known by our hook alone."""
 
 _MODE = 0o644  # rootless engines read it too (field report A3-06)
 _LIMIT = 64 << 20
@@ -40,7 +39,7 @@ def dump(spec: Edits, form: str, comments: tuple[str, ...] = ()) -> bytes:
     """The file's bytes.
 
     Arguments:
-        form: of FORMS. comments: lines for people, after our mark; JSON has none.
+        form: of FORMS. comments: lines for people, after our mark (`origin` knows some again); JSON has none.
 
     Raises:
         Fault: a path of the host's is no UTF-8, which no CDI file can say.
@@ -48,7 +47,7 @@ def dump(spec: Edits, form: str, comments: tuple[str, ...] = ()) -> bytes:
     if form == "json":
         text = _FORBIDDEN.sub(lambda hit: _escape(hit[0]), json.dumps(spec, indent=2, ensure_ascii=False)) + "\n"
     else:
-        head = [f"{MARK}; gpu-oci-hook cdi refresh writes it anew", *[f"# {comment}" for comment in comments]]
+        head = [origin.MARK, *[f"# {printable(comment)}" for comment in comments]]
         text = "\n".join(["---", *head, *_lines(spec)]) + "\n"
     try:
         return text.encode()
@@ -126,7 +125,7 @@ def whose(path: str) -> str:
     data = _read(_real(path), path)
     if not data:
         return "nobody's"
-    if MARK.encode() in data[:200] or (b"gpu-oci-hook" in data and b"create-container" in data):
+    if origin.ours(data):
         return "ours"
     return "cdi" if b"cdiVersion" in data else "other"
 
@@ -135,7 +134,8 @@ def write(path: str, data: bytes) -> str:
     """Puts the bytes in the file's place, mode 0644; what was done: "wrote", "unchanged" or "made readable".
 
     A file that has them already stays what it is, with its inode and time. Killed at any moment, the old file or the
-    new one is there. Links are followed, owners kept, missing directories made.
+    new one is there. Links are followed, owners kept. The directory is made if it alone is missing (/etc/cdi): a path
+    with more that is missing is rather a mistake than a wish.
 
     Raises:
         Fault: it cannot be written; what was there is as it was.
@@ -150,7 +150,7 @@ def write(path: str, data: bytes) -> str:
             os.chmod(real, _MODE)
             return "made readable"
         directory, name = os.path.split(real)
-        _make(directory)
+        _make(directory, path)
         _tidy(directory, name)
         _replace(directory, name, data, status)
     except OSError as error:
@@ -173,18 +173,22 @@ def remove(path: str) -> bool:
     return True
 
 
-def _make(directory: str) -> None:
-    """A directory that every user can look into, whatever the umask says."""
-    missing = []
-    while not os.path.isdir(directory) and directory != "/":
-        missing.append(directory)
-        directory = os.path.dirname(directory)
-    for one in reversed(missing):
-        try:
-            os.mkdir(one)
-            os.chmod(one, 0o755)  # noqa: S103  every user may look
-        except FileExistsError:
-            pass  # somebody was faster, or it is a file: then the next step says so
+def _make(directory: str, path: str) -> None:
+    """A directory that every user can look into, whatever the umask says.
+
+    Raises:
+        Fault: the one above it is missing as well.
+    """
+    if os.path.isdir(directory):
+        return
+    above = os.path.dirname(directory)
+    if not os.path.lexists(above):
+        raise Fault(f"there is no directory {above}", where=path, cure=f"Make it first: mkdir -p {directory}")
+    try:
+        os.mkdir(directory)
+        os.chmod(directory, 0o755)  # noqa: S103  every user may look
+    except FileExistsError:
+        pass  # somebody was faster, or it is a file: then the next step says so
 
 
 def _tidy(directory: str, name: str) -> None:

@@ -8,13 +8,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpu_oci_hook.cdi import generate, limits, output, versions
+from gpu_oci_hook.cdi import generate, limits, origin, output, versions
 from gpu_oci_hook.cdi.content import Edits
 from gpu_oci_hook.cdi.options import Options
 from gpu_oci_hook.config import Config
 
 if TYPE_CHECKING:
     from gpu_oci_hook.host.inventory import Memory
+
+
+COMMON = "0.5.0"
+"""What a file of ours needs anyhow (names that are numbers). Engines that read this and no more are still at work
+(podman 4.3, containerd 1.7.0), so that more is worth a warning."""
 
 
 @dataclass(frozen=True)
@@ -34,18 +39,26 @@ class Recipe:
 
 @dataclass(frozen=True)
 class Product:
-    """A file's bytes and what they say, with sentences for people."""
+    """A file's bytes and what they say, with sentences for people.
+
+    Attributes:
+        refused: a sentence about the engines that cannot read the file at all; "" where there are none to speak of, or
+            where somebody has said who reads it.
+    """
 
     data: bytes
     spec: Edits
     warnings: tuple[str, ...]
+    refused: str = ""
 
     def summary(self) -> str:
         """The file in a few words."""
         names = generate.device_names(self.spec)
         shown = ", ".join(names[:6]) + (f" and {len(names) - 6} more" if len(names) > 6 else "")
         count = f"{len(names)} device{'' if len(names) == 1 else 's'}"
-        return f"{self.spec['kind']}, {count} ({shown}), CDI {self.spec['cdiVersion']}"
+        version = self.spec["cdiVersion"]
+        readers = ", ".join(versions.readers(version))
+        return f"{self.spec['kind']}, {count} ({shown}), CDI {version}, which {readers} and later read"
 
 
 def make(recipe: Recipe, config: Config, memory: Memory) -> Product:
@@ -54,11 +67,21 @@ def make(recipe: Recipe, config: Config, memory: Memory) -> Product:
     warnings = list(made.warnings)
     if recipe.maximum:
         warnings += limits.fit(made.spec, recipe.maximum, recipe.reader)
-    version, _ = versions.needed(made.spec)
+    version, why = versions.needed(made.spec)
     spec: Edits = {"cdiVersion": version, **made.spec}
-    comments = [f"made from {made.made_from}"]
+    command = recipe.options.command
+    comments = [f"{origin.ANEW}{command}"] if command else []
+    comments.append(f"made from {made.made_from}")
     if made.driver:
         comments.append(f"driver {made.driver}")
-    comments += [f"incomplete: {missing}" for missing in made.missing if missing.required]
+    comments += [f"{origin.INCOMPLETE}{missing}" for missing in made.missing if missing.required]
     data = output.dump(spec, recipe.form, tuple(comments))
-    return Product(data, spec, tuple(warnings))
+    if recipe.form == "json" and not spec.get("containerEdits", {}).get("hooks"):
+        warnings.append("JSON without a hook cannot say that the file is ours: refresh will leave it alone; YAML can")
+    refused = ""
+    if not recipe.maximum and versions.greater(version, COMMON):
+        refused = (
+            f"the file needs CDI {version} ({why.rpartition(': ')[2]}), and {', '.join(versions.refusers(version))} "
+            "refuse it as a whole. Write one that they can read with --target ENGINE-VERSION, as in --target podman-4.3"
+        )
+    return Product(data, spec, tuple(warnings), refused)

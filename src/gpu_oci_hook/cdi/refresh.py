@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpu_oci_hook.cdi import output, recipe
+from gpu_oci_hook.cdi import origin, output, recipe
 from gpu_oci_hook.cdi.generate import Gone
 from gpu_oci_hook.config import Config
 from gpu_oci_hook.errors import Fault
@@ -34,11 +34,13 @@ class Result:
     Attributes:
         done: "wrote", "unchanged", "made readable", "removed" or "nothing".
         text: what was done, in a sentence. warnings: sentences about the content.
+        refused: one about the engines that cannot read the file at all; "" for none.
     """
 
     done: str
     text: str
     warnings: tuple[str, ...] = ()
+    refused: str = ""
 
 
 def refresh(path: str, wanted: recipe.Recipe, config: Config, memory: Memory, *, force: bool = False) -> Result:
@@ -67,7 +69,7 @@ def refresh(path: str, wanted: recipe.Recipe, config: Config, memory: Memory, *,
             cure="Choose another --output, or replace it with --force",
         )
     done = output.write(path, made.data)
-    return Result(done, f"{done} {path}: {made.summary()}", made.warnings)
+    return Result(done, f"{done} {path}: {made.summary()}", made.warnings, made.refused)
 
 
 def watch(
@@ -78,6 +80,8 @@ def watch(
     wait: Callable[[float], None] = time.sleep,
 ) -> None:
     """Refreshes for ever. A line for each change, and one for each trouble when it begins; SIGTERM ends it with 0.
+
+    Lines begin as those of other commands do: warnings and errors say that they are.
 
     Arguments:
         look: one refresh. say: takes a line.
@@ -96,12 +100,13 @@ def watch(
                 trouble = result.text
             elif result.done != "unchanged":
                 say(result.text)
-            for line in result.warnings:
+            found = (*result.warnings, *([result.refused] if result.refused else []))
+            for line in found:
                 if line not in warnings:
-                    say(line)
-            warnings = result.warnings
+                    say(f"warning: {line}")
+            warnings = found
         except Exception as error:  # whatever it is, the next look may go well
-            trouble = _words(error)
+            trouble = f"{origin.PROGRAM}: {_words(error)}"
         if trouble and trouble != before:
             say(trouble)
         wait(max(interval, _SHARE * (time.monotonic() - began)))

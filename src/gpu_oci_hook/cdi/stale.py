@@ -78,9 +78,15 @@ class Mismatch:
 def cure(kind: str, path: str, own: tuple[str, ...] = ()) -> str:
     """What to do about a file that does not fit.
 
+    A file of ours knows by which options it was made; one of the same kind that another tool has written does not.
+
     Arguments:
-        kind: of the file. own: more kinds that we make files for.
+        kind: of the file. path: where it lies. own: more kinds that we make files for.
     """
+    from gpu_oci_hook.cdi import origin
+
+    if origin.is_ours(path):
+        return f"Write it anew: gpu-oci-hook cdi refresh --output {path}"
     if kind in OURS or kind in own:
         return f"Write it anew: gpu-oci-hook cdi generate --output {path}"
     return "Write it anew with the tool that made it, or remove it"

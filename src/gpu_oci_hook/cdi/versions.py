@@ -134,3 +134,32 @@ def readers(version: str) -> list[str]:
         if first:
             found.append(f"{name} {first}")
     return found
+
+
+def refusers(version: str) -> list[str]:
+    """The engines that read CDI, but not this version, each with the first version that does: "docker before 26.1"."""
+    found = []
+    for name, rows in engines().items():
+        first = next((row for row, read in rows.items() if not greater(version, read)), None)
+        if first is None:
+            found.append(f"every {name}")
+        elif first != next(iter(rows)):
+            found.append(f"{name} before {first}")
+    return found
+
+
+def known(text: str, where: str) -> str:
+    """A version of CDI that somebody names, without a leading "v".
+
+    Arguments:
+        where: who names it, for the sentence.
+
+    Raises:
+        Fault: it is none.
+    """
+    version = text.removeprefix("v")
+    if version in KNOWN:
+        return version
+    near = f"{version}.0" if f"{version}.0" in KNOWN else nearest(version[:100], KNOWN)
+    hint = f'. Did you mean "{near}"?' if near else ""
+    raise Fault(f'"{clipped(text)}" is no version of CDI', where=where, cure=f"Known are {', '.join(KNOWN)}{hint}")

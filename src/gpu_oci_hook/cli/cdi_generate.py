@@ -4,112 +4,58 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from gpu_oci_hook import state
 from gpu_oci_hook.cdi import options as choices
+from gpu_oci_hook.cdi import origin, reading, versions
 from gpu_oci_hook.cdi import output as files
 from gpu_oci_hook.cdi import refresh as keeping
-from gpu_oci_hook.cdi import versions
 from gpu_oci_hook.cdi.recipe import Recipe, make
-from gpu_oci_hook.cli import output
-from gpu_oci_hook.cli.app import config_file, host_roots
+from gpu_oci_hook.cli import cdi_options, output
+from gpu_oci_hook.cli.cdi_options import Chosen, declared, text
 from gpu_oci_hook.cli.common import LAUNCHER, Silent, settings_for
+from gpu_oci_hook.config import Config
 from gpu_oci_hook.errors import Fault, clipped, nearest, printable
 from gpu_oci_hook.request.capabilities import KNOWN
 
-PROGRAM = "gpu-oci-hook"
-INSTALLED = f"/usr/local/bin/{PROGRAM}"
+INSTALLED = f"/usr/local/bin/{origin.PROGRAM}"
 DIRECTORY = "/var/run/cdi"
-
-_OPTIONS = (
-    click.option(
-        "--mode",
-        type=click.Choice(choices.MODES),
-        default=choices.GPU,
-        show_default=True,
-        help="What the devices are: GPUs and their MIG devices; every node, for containers that manage the driver; "
-        "or what comes beside GPUs, as its own class.",
-    ),
-    click.option(
-        "--device",
-        "devices",
-        multiple=True,
-        metavar="WORD",
-        help="Only these, by the words of NVIDIA_VISIBLE_DEVICES; may be repeated.  [default: all none]",
-    ),
-    click.option(
-        "--name",
-        "ways",
-        multiple=True,
-        metavar="WAY",
-        help="How devices are called: index (0, 0:1), uuid, type-index (gpu0, mig0:1); may be repeated, and each is "
-        "then written once more.  [default: index uuid]",
-    ),
-    click.option(
-        "--capabilities", default="", metavar="LIST", help="Driver capabilities.  [default: all that are supported]"
-    ),
-    click.option("--vendor", default="", metavar="NAME", help="The kind's first half.  [default: nvidia.com]"),
-    click.option("--class", "category", default="", metavar="NAME", help="Second half.  [default: gpu or the mode]"),
-    click.option(
-        "--target", default="", metavar="ENGINE-VERSION", help="Leave out what this engine cannot read: podman-4.3."
-    ),
-    click.option("--max-version", "maximum", default="", metavar="VERSION", help="The same by CDI's version: 0.5.0."),
-    click.option("--format", "form", type=click.Choice(files.FORMS), help="[default: by the file's suffix, else yaml]"),
-    click.option(
-        "--hook",
-        "hook",
-        default="",
-        metavar="FILE",
-        help=f"Absolute path of the program for the hook.  [default: the installed {PROGRAM}]",
-    ),
-    click.option("--no-hook", is_flag=True, help="No hook: links become mounts, and the image's loader is left alone."),
-    click.option(
-        "--allow-incomplete", is_flag=True, help="Write a file without required nodes that are missing, and mark it."
-    ),
-    click.option("--force", is_flag=True, help="Replace a file that is not ours."),
-    config_file,
-    host_roots,
-)
-
-
-def _options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
 
 
 @click.command()
-@click.option("--output", "path", default="", metavar="FILE", help="Write a file.  [default: to standard output]")
-@_options
-def generate(path: str, force: bool, config_path: str, root: str, driver_root: str, **options: Any) -> None:
+@click.option("--output", "path", type=text, metavar="FILE", help="Write a file.  [default: -, standard output]")
+@declared
+@click.pass_context
+def generate(context: click.Context, /, path: str | None, force: bool, **_: Any) -> None:
     """Write this machine's GPUs as a CDI file, which engines give to containers by themselves.
 
     The file has a device for each GPU and each MIG device, one for all of them and one for the driver without a GPU. It
-    is of the lowest version of CDI that it needs. A file that is there and is no CDI file is not replaced.
+    is of the lowest version of CDI that it needs; --target writes one for an older engine. It remembers its options:
+    cdi refresh --output FILE writes it anew with them. What is there and neither ours nor of the same kind stays.
     """
-    settings = settings_for(config_path, root, driver_root)
-    recipe = _recipe(path, options)
+    path = "" if path in (None, "-") else str(path)
+    chosen = cdi_options.chosen(context)
+    settings = _settings(chosen)
+    recipe = _signed(_recipe(path, chosen), path, chosen)
     made = make(recipe, settings, Silent())
-    for sentence in made.warnings:
+    for sentence in (*made.warnings, *([made.refused] if made.refused else [])):
         output.warning(sentence)
     if not path:
         output.document(made.data.decode())
         return
-    if not force and files.whose(path) == "other":
-        raise Fault("what is there is no CDI file and stays as it is", where=path, cure="Replace it with --force")
-    done = files.write(path, made.data)
-    readers = ", ".join(versions.readers(made.spec["cdiVersion"]))
-    output.line(f"{done} {path}: {made.summary()}, which {readers} and later read")
+    if not force:
+        _spare(path, made.spec["kind"])
+    output.line(f"{files.write(path, made.data)} {path}: {made.summary()}")
 
 
 @click.command()
-@click.option("--output", "path", default="", metavar="FILE", help=f"[default: {DIRECTORY}/VENDOR-CLASS.yaml]")
+@click.option("--output", "path", type=text, metavar="FILE", help=f"[default: {DIRECTORY}/VENDOR-CLASS.yaml]")
 @click.option("--watch", is_flag=True, help="Stay, and look again and again; SIGTERM ends it.")
 @click.option(
     "--interval",
@@ -119,21 +65,37 @@ def generate(path: str, force: bool, config_path: str, root: str, driver_root: s
     metavar="SECONDS",
     help="Between two looks of --watch.",
 )
-@_options
-def refresh(
-    path: str, watch: bool, interval: float, force: bool, config_path: str, root: str, driver_root: str, **options: Any
-) -> None:
+@declared
+@click.pass_context
+def refresh(context: click.Context, /, path: str | None, watch: bool, interval: float, force: bool, **_: Any) -> None:
     """Write the CDI file anew when the machine has changed; writes nothing when it has not.
 
-    Without a driver, or without a GPU, the file is removed if it is ours. Somebody else's file is never replaced.
+    With --output FILE, a file of ours that is there is made with its own options again, but for those that are given
+    here. Without a driver, or without a GPU, the file is removed if it is ours. Somebody else's file is never replaced.
     """
+    if path == "-":
+        raise click.BadParameter("a file is kept, and standard output is none", param_hint="'--output'")
+    if not watch and context.get_parameter_source("interval") is ParameterSource.COMMANDLINE:
+        raise click.UsageError("--interval is for --watch, and there is none")
+    chosen = cdi_options.chosen(context)
+    given = {name for name in chosen if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    kept: Chosen = {}
 
-    def look(place: str = path) -> keeping.Result:
-        settings = settings_for(config_path, root, driver_root, say=False)
-        recipe = _recipe(place, options, say=not watch)
-        place = place or f"{DIRECTORY}/{recipe.options.kind(settings).replace('/', '-')}.{recipe.form}"
-        found = keeping.refresh(place, recipe, settings, state.Memory(), force=force)
-        return replace(found, warnings=(*settings.warnings, *found.warnings))
+    def look() -> keeping.Result:
+        nonlocal kept
+        warnings: list[str] = []
+        if path:
+            told, warning = cdi_options.kept(path, given)
+            warnings += [warning] if warning else []
+            kept = told or kept  # a watch removes the file with the driver, and writes it again as it was
+        merged = {**chosen, **kept}
+        settings = _settings(merged, say=False)
+        recipe = _recipe(path or "", merged, say=not watch)
+        place = path or f"{DIRECTORY}/{recipe.options.kind(settings).replace('/', '-')}.{recipe.form}"
+        found = keeping.refresh(place, _signed(recipe, place, merged), settings, state.Memory(), force=force)
+        options = " ".join(cdi_options.words(kept)) if found.done in ("wrote", "removed") else ""
+        said = f"{found.text} ({options}, as before)" if options else found.text
+        return replace(found, text=said, warnings=(*settings.warnings, *warnings, *found.warnings))
 
     if watch:
         keeping.watch(look, _log, interval=interval)
@@ -141,6 +103,8 @@ def refresh(
     result = look()
     for sentence in result.warnings:
         output.warning(sentence)
+    if result.refused and result.done == "wrote":  # a timer looks every minute, and once it is written it was said
+        output.warning(result.refused)
     output.line(result.text)
 
 
@@ -152,42 +116,69 @@ def _log(text: str) -> None:
         pass
 
 
-def _recipe(path: str, options: dict[str, Any], *, say: bool = True) -> Recipe:
+def _settings(chosen: Chosen, *, say: bool = True) -> Config:
+    return settings_for(chosen["config_path"], chosen["root"], chosen["driver_root"], say=say)
+
+
+def _signed(recipe: Recipe, path: str, chosen: Chosen) -> Recipe:
+    """The recipe of a file that names the command which writes it anew; without a file, which prints it."""
+    verb = ["refresh", "--output", os.path.abspath(path)] if path else ["generate"]
+    return replace(recipe, options=replace(recipe.options, command=origin.command([*verb, *cdi_options.words(chosen)])))
+
+
+def _spare(path: str, kind: str) -> None:
+    """Keeps `generate` from replacing what somebody else needs.
+
+    Raises:
+        Fault: what is there is neither ours nor a CDI file of this kind.
+    """
+    owner = files.whose(path)
+    cure = "Choose another --output, or replace it with --force"
+    if owner == "other":
+        raise Fault("what is there is no CDI file and stays as it is", where=path, cure=cure)
+    if owner == "cdi":
+        data = reading.read(path).data
+        theirs = data.get("kind") if isinstance(data, dict) else None
+        if theirs != kind:
+            what = f"a CDI file for {clipped(theirs)}" if isinstance(theirs, str) else "a CDI file that cannot be read"
+            raise Fault(f"{what} is there and stays as it is", where=path, cure=cure)
+
+
+def _recipe(path: str, chosen: Chosen, *, say: bool = True) -> Recipe:
     """The options as a recipe; says what is odd about them.
 
     Raises:
         Fault: an option that cannot be.
     """
-    form, warning = files.form_of(path, options["form"] or "")
-    target, maximum = options["target"], options["maximum"]
+    form, warning = files.form_of(path, chosen["form"])
+    target, maximum = chosen["target"], chosen["maximum"]
     if target and maximum:
         raise Fault("--target and --max-version say the same thing", cure="Leave one of them out")
     if target:
         maximum = versions.greatest(target)
     elif maximum:
-        maximum = maximum.removeprefix("v")
-        if maximum not in versions.KNOWN:
-            cure = f"Known are {', '.join(versions.KNOWN)}"
-            raise Fault(f'"{clipped(options["maximum"])}" is no version of CDI', where="--max-version", cure=cure)
-    hook, absent = _hook(options["hook"], none=options["no_hook"])
+        maximum = versions.known(maximum, "--max-version")
+    hook, absent = _hook(chosen["hook"], none=chosen["no_hook"])
+    nowhere = _hook_log(chosen["hook_log"], hook)
     if say:
-        for sentence in (warning, absent):
+        for sentence in (warning, absent, nowhere):
             if sentence:
                 output.warning(sentence)
-    words = tuple(word for given in options["devices"] for word in given.replace(",", " ").split())
-    if options["mode"] != choices.GPU and (words or options["ways"]):
-        raise Fault(f"--device and --name choose among GPUs, and --mode {options['mode']} has none")
+    words = tuple(word for given in chosen["devices"] for word in given.replace(",", " ").split())
+    if chosen["mode"] != choices.GPU and (words or chosen["ways"]):
+        raise Fault(f"--device and --name choose among GPUs, and --mode {chosen['mode']} has none")
     made = choices.Options(
-        mode=options["mode"],
+        mode=chosen["mode"],
         words=words or (choices.ALL, choices.NONE),
-        names=_checked(options["ways"], choices.NAMES, "--name", "way to name devices") or ("index", "uuid"),
+        names=_checked(chosen["ways"], choices.NAMES, "--name", "way to name devices") or ("index", "uuid"),
         capabilities=_checked(
-            tuple(options["capabilities"].replace(",", " ").split()), (*KNOWN, "all"), "--capabilities", "capability"
+            tuple(chosen["capabilities"].replace(",", " ").split()), (*KNOWN, "all"), "--capabilities", "capability"
         ),
-        vendor=options["vendor"],
-        category=options["category"],
+        vendor=chosen["vendor"],
+        category=chosen["category"],
         hook=hook,
-        allow_incomplete=options["allow_incomplete"],
+        hook_log=chosen["hook_log"],
+        allow_incomplete=chosen["allow_incomplete"],
     )
     return Recipe(made, form=form, maximum=maximum, reader=target)
 
@@ -215,20 +206,42 @@ def _hook(wanted: str, *, none: bool) -> tuple[str, str]:
     if wanted and not wanted.startswith("/"):
         raise Fault(f'"{wanted}" is no absolute path, and engines look for hooks nowhere else', where="--hook")
     path = wanted or next((place for place in _launchers() if _is_launcher(place)), INSTALLED)
-    if os.access(path, os.X_OK) and not os.path.isdir(path):
+    if os.path.isdir(path):
+        what, cure = "is a directory", "name the program"
+    elif os.access(path, os.X_OK):
         return path, ""
-    cure = "run gpu-oci-hook install, or name another one with --hook" if not wanted else "write it before a container"
-    return path, f"the hook's program {path} is not there, and no container would start with it: {cure}"
+    elif os.path.exists(path):
+        what, cure = "is not executable", f"chmod 755 {path}"
+    else:
+        what = "is not there"
+        cure = "write it before a container" if wanted else "run gpu-oci-hook install, or name another one with --hook"
+    return path, f"the hook's program {path} {what}, and no container would start with it: {cure}"
+
+
+def _hook_log(path: str, hook: str) -> str:
+    """A warning about the hook's log, "" for none.
+
+    Raises:
+        Fault: it is not named by an absolute path, or there is no hook.
+    """
+    if not path:
+        return ""
+    if not hook:
+        raise Fault("--hook-log and --no-hook exclude each other", cure="Leave one of them out")
+    if not path.startswith("/"):
+        raise Fault(f'"{clipped(path)}" is no absolute path, and a hook needs one', where="--hook-log")
+    directory = os.path.dirname(path)
+    return "" if os.path.isdir(directory) else f"--hook-log {path}: there is no directory {directory}, and no log then"
 
 
 def _launchers() -> list[str]:
     """Where `install` may have written our launcher: beside the running one, and where it writes by default."""
-    return [os.path.abspath(sys.argv[0]), INSTALLED, f"/usr/bin/{PROGRAM}"]
+    return [os.path.abspath(sys.argv[0]), INSTALLED, f"/usr/bin/{origin.PROGRAM}"]
 
 
 def _is_launcher(path: str) -> bool:
     try:
         with Path(path).open("rb") as file:
-            return os.path.basename(path) == PROGRAM and LAUNCHER in file.read(1024)
+            return os.path.basename(path) == origin.PROGRAM and LAUNCHER in file.read(1024)
     except OSError:
         return False

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import click
 
-from gpu_oci_hook.cdi import finding, reading, stale, validation, versions
+from gpu_oci_hook.cdi import finding, origin, reading, stale, validation, versions
 from gpu_oci_hook.cdi.finding import Finding, Level
 from gpu_oci_hook.cli import output
 from gpu_oci_hook.cli.app import config_file, formats
@@ -123,13 +123,22 @@ def _report(path: str, limit: Limit, host: Host | None) -> Report:
         found += validation.findings(
             document.data, path, maximum=limit.version, reader=limit.reader, lines=document.lines
         )
-        found += _access(path)
+        found += _access(path) + _incomplete(document.data, path)
         if host is not None:
             found += [
                 one._replace(line=finding.line_of(document.lines, one.where))
                 for one in stale.findings(document.data, path, host, gpus.version(host))
             ]
     return Report(path, True, document.data, sorted(found, key=lambda one: one.line))
+
+
+def _incomplete(data: object, path: str) -> list[Finding]:
+    """What the file was written without, since somebody insisted: engines take it, and CUDA fails in the container."""
+    lacking = origin.lacking(data, path)
+    if not lacking:
+        return []
+    cure = f"When the machine has it: gpu-oci-hook cdi refresh --output {path}"
+    return [Finding("warning", path, "", f"is incomplete, written with --allow-incomplete: {lacking}", cure)]
 
 
 def _access(path: str) -> list[Finding]:

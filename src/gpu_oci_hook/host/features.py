@@ -168,14 +168,15 @@ def add(
         found = find(host, driver, numbers, feature.key)
         if not found.nodes:
             what = "; ".join(f"{path}: {why}" for path, why in found.absent if path.startswith("/dev/"))
+            verb, pronoun = ("are", "them") if feature.title.endswith("devices") else ("is", "it")
             if feature.required:
                 raise Fault(
-                    f"{feature.title} is asked for, and this host cannot give it: {what}",
+                    f"{feature.title} {verb} asked for, and this host cannot give {pronoun}: {what}",
                     where=feature.origin,
                     cure=f"{found.cure}. {_others(host, driver, numbers)}",
                 )
             extra.withheld.append(("request", feature.title, f"{feature.origin}, but {what}"))
-            extra.warnings.append(f"{feature.title} is not given: {what}")
+            extra.warnings.append(f"{feature.title} {verb} not given: {what}")
             continue
         reason = f"{feature.title}: {feature.origin}"
         extra.nodes += [(node, reason) for node in found.nodes]

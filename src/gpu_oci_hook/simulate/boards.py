@@ -74,7 +74,7 @@ class Board:
             self.files.link(path, f"usr{path}")
         for path in ("/etc", "/run", "/tmp", "/var", "/dev", f"/usr/lib/{self.triple}"):  # noqa: S108
             self.files.directory(path)
-        self.files.link("/var/run", "/run")
+        self.files.link("/var/run", "../run")
         self.text("/etc/os-release", "ID=ubuntu\nVERSION_ID=22.04\n")
         self.text("/etc/ld.so.conf", "include /etc/ld.so.conf.d/*.conf\n")
         name = f"/usr/lib/{self.triple}/libdrm.so.2"  # so that the host's loader cache is not empty

@@ -60,7 +60,7 @@ class Userland:
             self.files.link(self._fill(where), target)
         for path in ("/etc", "/run", "/tmp", "/var"):  # noqa: S108
             self.files.directory(path)
-        self.files.link("/var/run", "/run")
+        self.files.link("/var/run", "../run")
         for path, text in self.layout.get("files", {}).items():
             self.files.write(self._fill(path), self._fill(text).encode())
         self._system()
