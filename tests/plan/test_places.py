@@ -51,6 +51,12 @@ def places(*mounts: dict[str, Any], writable: bool = True, target: Target | None
         # Of two mounts on one place the later one counts, as in the kernel.
         ((mount("/run"), mount("/run", "tmpfs")), False, "/run/gpu-oci-hook/lib64"),
         ((mount("/run", "tmpfs"), mount("/run")), False, ""),
+        # A destination as runtimes take it: from the root, whatever its text says.
+        ((mount("usr/local"),), True, "/usr/lib/gpu-oci-hook/lib64"),
+        ((mount("//usr/./local/"),), True, "/usr/lib/gpu-oci-hook/lib64"),
+        ((mount("/opt"), mount("/opt/../usr/local")), True, "/usr/lib/gpu-oci-hook/lib64"),
+        # What is bound is the host's, though it calls itself a tmpfs.
+        (({**mount("/usr/local", "tmpfs"), "options": ["rbind"]},), True, "/usr/lib/gpu-oci-hook/lib64"),
     ],
 )
 def test_the_directory_for_libraries(
@@ -182,3 +188,19 @@ def test_no_link_of_the_image_brings_a_directory_to_a_place_of_the_runtimes(targ
     assert where == ""
     assert f"leads from /tmp/nvidia-mps to {target}, which is the runtime's" in why
     assert target == "/" or found.libraries.startswith("/usr/lib/gpu-oci-hook")
+
+
+def test_thousands_of_mounts_cost_a_look_each() -> None:
+    """Counted, not timed: with every mount held against every other one it would be millions."""
+    asked = 0
+
+    class Counting(dict[str, bool]):
+        def get(self, key: str, default: bool | None = None) -> bool | None:  # type: ignore[override]
+            nonlocal asked
+            asked += 1
+            return super().get(key, default)
+
+    found = places(*(mount(f"/data/{number}") for number in range(5000)))
+    found._mounts = Counting(found._mounts)
+    assert found.cover("/data/4999/x") == "foreign" and found.cover("/usr/lib/x") == "image"
+    assert asked < 50

@@ -29,7 +29,7 @@ import stat
 from gpu_oci_hook.cdi.edits import NetDevice, Node, Order, Placed, Rdt, Rule, TimedHook
 from gpu_oci_hook.container.spec import list_under, object_under
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.formats.oci import items, member
+from gpu_oci_hook.formats.oci import is_bind, items, member
 from gpu_oci_hook.plan.devices import NODE, bound_and_ruled
 from gpu_oci_hook.plan.edits import Edit, Env, Gid, Mount
 
@@ -110,12 +110,6 @@ def real(host: Host, path: str) -> str:
 def below(host: Host, path: str) -> str:
     """A path of a CDI file as it is seen from the host's root; see `real`."""
     return path[len(host.prefix) :] if host.prefix and path.startswith(host.prefix + "/") else path
-
-
-def is_bind(mount: object) -> bool:
-    """Whether a mount of a CDI file takes something of the host's."""
-    options = items(mount, "options")
-    return _text(mount, "type") == "bind" or "bind" in options or "rbind" in options
 
 
 def identified(node: object) -> bool:

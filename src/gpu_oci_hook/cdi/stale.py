@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 import stat
 
-from gpu_oci_hook.cdi.apply import below, identified, is_bind, program
+from gpu_oci_hook.cdi.apply import below, identified, program
 from gpu_oci_hook.errors import clipped
-from gpu_oci_hook.formats.oci import items, member
+from gpu_oci_hook.formats.oci import is_bind, items, member
 from gpu_oci_hook.host import gpus as host_gpus
 from gpu_oci_hook.host import nodes as host_nodes
 

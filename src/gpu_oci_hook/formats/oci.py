@@ -21,6 +21,20 @@ def items(value: object, *keys: str) -> list[object]:
     return found if isinstance(found, list) else []
 
 
+def clean(path: str) -> str:
+    """A path as runtimes take the destination of a mount: from the root, without empty parts and `.`; `..` stays.
+
+    The runtime specification wants it absolute; runc takes any other from the root, too (libcontainer/specconv).
+    """
+    return "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
+
+
+def is_bind(mount: object) -> bool:
+    """Whether a mount takes something of the host's: its options decide that too, whatever type it says."""
+    options = items(mount, "options")
+    return member(mount, "type") == "bind" or "bind" in options or "rbind" in options
+
+
 def in_user_namespace(spec: object) -> bool:
     """Whether the container gets a user namespace, new or joined."""
     return any(member(namespace, "type") == "user" for namespace in items(spec, "linux", "namespaces"))

@@ -7,7 +7,7 @@ point made there by the runtime would be a file in somebody else's directory (fi
 from __future__ import annotations
 
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.formats.oci import items, member
+from gpu_oci_hook.formats.oci import clean, is_bind, items, member
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ PREFIXES = ("/usr/local/nvidia", "/usr/lib/gpu-oci-hook", "/run/gpu-oci-hook", "
 _RUNTIMES = ("/dev/", "/proc/", "/sys/")
 
 # Runtimes make missing mount points in these at will.
-_FRESH = ("tmpfs", "devtmpfs", "ramfs")
+FRESH = ("tmpfs", "devtmpfs", "ramfs")
 
 
 class Places:
@@ -57,19 +57,18 @@ class Places:
         writable: whether the image's tree can be written by us now.
     """
 
-    __slots__ = ("_exact", "_mounts", "_target", "libraries", "libraries32", "writable")
+    __slots__ = ("_mounts", "_target", "libraries", "libraries32", "writable")
 
     def __init__(self, spec: object, target: Target, ours: list[tuple[str, str]], *, writable: bool) -> None:
         self._target = target
-        self._mounts: list[tuple[str, bool]] = []
+        self._mounts: dict[str, bool] = {}  # destination to whether it is a tmpfs of the container's own
         for mount in items(spec, "mounts"):
-            destination, kind = member(mount, "destination"), member(mount, "type")
-            if (member(mount, "source"), destination) in ours:
+            destination = member(mount, "destination")
+            if (member(mount, "source"), destination) in ours or not isinstance(destination, str):
                 continue
-            if isinstance(destination, str) and destination.startswith("/"):
-                destination = destination.rstrip("/") or "/"
-                self._mounts.append((self._place(destination) or destination, kind in _FRESH))
-        self._exact = frozenset([destination for destination, _ in self._mounts])
+            fresh = member(mount, "type") in FRESH and not is_bind(mount)
+            for place in self._landings(clean(destination)):
+                self._mounts[place] = fresh
         self.writable = writable
         self.libraries = self.libraries32 = ""
         for prefix in PREFIXES:
@@ -79,17 +78,33 @@ class Places:
                     self.libraries, self.libraries32 = found
                     return
 
+    def _landings(self, destination: str) -> list[str]:
+        """Where a runtime may mount what has this destination, free of the image's links."""
+        if ".." not in destination:
+            return [self._place(destination) or destination]
+        # Some go back by the text of the path and some by the links on the way.
+        parts: list[str] = []
+        for part in destination.split("/")[1:]:
+            if part != "..":
+                parts.append(part)
+            elif parts:
+                parts.pop()
+        by_text = "/" + "/".join(parts)
+        return [self._place(by_text) or by_text, self._walked(destination) or by_text]
+
+    def _walked(self, path: str) -> str:
+        """The path free of links; "" when it cannot be walked."""
+        try:
+            return self._target.destination(path)
+        except Fault:
+            return ""
+
     def _place(self, path: str) -> str:
         """The path free of the image's links, as the runtime will resolve it; "" when it cannot be walked.
 
         What lies below a mount already is not the image's to redirect.
         """
-        if self.covered(path) != "image":
-            return path
-        try:
-            return self._target.destination(path)
-        except Fault:
-            return ""
+        return path if self.covered(path) != "image" else self._walked(path)
 
     def _directory(self, path: str) -> str:
         """The link-free place for a directory to be mounted on; "" when there can be none."""
@@ -97,7 +112,7 @@ class Places:
         cover = self.covered(place) if place else "foreign"
         if place != path and _astray(path, place):
             return ""
-        if any(destination.startswith(f"{place}/") for destination, _ in self._mounts):
+        if any(destination.startswith(f"{place}/") for destination in self._mounts):
             return ""  # ours would hide a mount of the container's
         if place != path and self.covered(path) == "image" and (cover != "image" or self._target.names(place, 1)):
             return ""  # an image's link into its own libraries, or to /dev/null: ours would hide what is there
@@ -122,17 +137,18 @@ class Places:
 
     def covered(self, path: str) -> str:
         """The same as `cover` for a path that is free of links already."""
-        best, answer = -1, "image"
-        for destination, fresh in self._mounts:
-            inside = path == destination or path.startswith(destination + "/") or destination == "/"
-            if inside and len(destination) >= best:
-                best = len(destination)
-                answer = "fresh" if fresh and path != destination else "foreign"
-        return answer
+        at = path
+        while True:
+            fresh = self._mounts.get(at or "/")
+            if fresh is not None:
+                return "fresh" if fresh and at != path else "foreign"
+            if at in ("", "/"):
+                return "image"
+            at = at.rpartition("/")[0]
 
     def mounted(self, path: str) -> bool:
         """Whether the spec itself mounts something exactly there; the path is free of links."""
-        return path in self._exact
+        return path in self._mounts
 
     def mount_point(self, path: str, *, follow: bool = False) -> tuple[str, str]:
         """The link-free destination for a bind mount, or "" and the reason why there is none.

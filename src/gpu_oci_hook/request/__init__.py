@@ -20,7 +20,7 @@ Of repeated environment entries the last wins, as in runc and crun. Cost rule: h
 from __future__ import annotations
 
 from gpu_oci_hook.errors import Fault, clipped
-from gpu_oci_hook.formats.oci import items, member, unprivileged
+from gpu_oci_hook.formats.oci import clean, items, member, unprivileged
 from gpu_oci_hook.request import capabilities
 
 TYPE_CHECKING = False
@@ -156,17 +156,13 @@ def mounts(spec: object) -> list[Ask]:
         source, destination = member(mount, "source"), member(mount, "destination")
         if not isinstance(source, str) or not isinstance(destination, str):
             continue
-        if _clean(source) != "/dev/null":
+        if clean(source) != "/dev/null":
             continue
-        path = _clean(destination)
+        path = clean(destination)
         for root in MOUNT_ROOTS:
             if path.startswith(root + "/"):
                 asks.append(Ask(path[len(root) + 1 :], f"mount {path} (mounts[{place}])"))
     return asks
-
-
-def _clean(path: str) -> str:
-    return "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
 
 
 def read(spec: object, config: Config) -> Request:
