@@ -71,6 +71,8 @@ class Ways:
                 raise error_of(errno.ENOENT)
             known, missing = self.walk(path, create=create)
             if missing:
+                if len(self._absent) >= KEPT:  # each holds a descriptor, and a spec can have thousands of mounts
+                    self._absent.clear()
                 self._absent[path] = known, missing
                 raise error_of(errno.ENOENT)
             if not stat.S_ISDIR(os.fstat(known.fd).st_mode):
