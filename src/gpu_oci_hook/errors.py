@@ -45,6 +45,7 @@ _WORDS = {
     errno.ENOTDIR: "a part of the path is not a directory",
     errno.EISDIR: "it is a directory",
     errno.ELOOP: "its symbolic links go round in a circle or may not be followed",
+    errno.EXDEV: "it lies in another mount",
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
     errno.EROFS: "the file system is read-only",

@@ -8,11 +8,14 @@ import stat
 import subprocess
 import sys
 import textwrap
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from bundles import look
 from gpu_oci_hook.container import directory as directory_module
+from gpu_oci_hook.container.directory import Outside
 from gpu_oci_hook.container.rootfs import Rootfs
 from gpu_oci_hook.container.ways import KEPT
 from gpu_oci_hook.errors import Fault
@@ -443,3 +446,32 @@ def test_without_privilege_nothing_is_given_away_and_nothing_fails(tmp_path: Pat
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert (place / "c").stat().st_uid == 65534
+
+
+def test_what_a_guard_refuses_stays_as_it_is(root: Rootfs, place: Path) -> None:
+    (place / "ours").mkdir()
+    (place / "theirs").mkdir()
+    (place / "theirs/file").write_text("there")
+    before = look(place)
+    root.keep_to(lambda directory: directory.path == "/ours")
+    steps: list[Callable[[], object]] = [
+        lambda: root.link("/theirs/link", "t"),
+        lambda: root.link("/theirs/new/link", "t"),
+        lambda: root.write("/theirs/file", b"x"),
+        lambda: root.clear("/theirs/file"),
+        lambda: root.chmod("/theirs/file", 0o600),
+        lambda: root.directory("/theirs/deep/er"),
+        lambda: root.write("/file", b"x"),
+    ]
+    for step in steps:
+        with pytest.raises(Outside, match="it lies in another mount"):
+            step()
+    assert look(place) == before
+    assert root.link("/ours/link", "t") and root.write("/ours/file", b"x")
+
+
+def test_thousands_of_missing_directories_hold_few_descriptors(root: Rootfs) -> None:
+    before = open_files()
+    for number in range(3000):
+        assert root.destination(f"/missing/{number}/name") == f"/missing/{number}/name"
+    assert open_files() - before <= 2 * KEPT

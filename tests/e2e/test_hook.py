@@ -420,6 +420,49 @@ def test_what_the_image_has_in_place_of_proc_and_etc_is_not_believed(
     assert (Path("/proc/version").read_bytes(), look(Path("/etc"))) == before
 
 
+def _bound(watched: Path, destination: str, kind: str = "bind") -> dict[str, Any]:
+    return {"destination": destination, "type": kind, "source": str(watched), "options": ["rbind", "rprivate"]}
+
+
+# (mounts before the file's own, links of the image): each binds the watched directory where the hook would write.
+MOUNTED: dict[str, Callable[[Path], tuple[list[dict[str, Any]], dict[str, str]]]] = {
+    "a relative destination": lambda watched: ([_bound(watched, "etc")], {}),
+    "a relative destination with dots": lambda watched: ([_bound(watched, "./etc//")], {}),
+    "back out of another mount": lambda watched: ([_bound(watched, "/opt"), _bound(watched, "/opt/../etc")], {}),
+    "a tmpfs by its type alone": lambda watched: ([_bound(watched, "/usr/local", "tmpfs")], {}),
+    "a link that a later mount hides": lambda watched: (
+        [_bound(watched, "/opt/link"), {"destination": "/opt", "type": "tmpfs", "source": "tmpfs"}],
+        {"opt/link": "/etc"},
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("mounted", MOUNTED, ids=lambda name: name.replace(" ", "-"))
+def test_what_the_container_mounts_is_not_written_however_it_came_there(
+    mounted: str, way: str, program: Program, tmp_path: Path, image: Path
+) -> None:
+    watched = tmp_path / "watched"
+    watched.mkdir()
+    hand = ByHand("runc", "v1", "run")
+    hand.start(Place(tmp_path, image, lambda name: Path(machine.program(name))))
+    root = images.copy(image, tmp_path / "root")
+    (root / "opt").mkdir(exist_ok=True)
+    mounts, links = MOUNTED[mounted](watched)
+    for name, target in links.items():
+        (root / name).symlink_to(target)
+
+    def change(spec: dict[str, Any]) -> None:
+        own = {"/proc", "/dev", "/sys"}
+        places = [at for at, mount in enumerate(spec["mounts"]) if mount["destination"] in own]
+        spec["mounts"][places[-1] + 1 : places[-1] + 1] = mounts
+
+    done = hand.start_bundle(prepared(hand, program, way, Request(["/bin/true"], root=root), change=change))
+    assert done.status == 0, done
+    # The mount points are the runtime's own.
+    assert [path for path in watched.rglob("*") if path.is_symlink() or path.name.startswith("ld.so")] == []
+
+
 # --- engines that read CDI files ----------------------------------------------------------------------------
 
 

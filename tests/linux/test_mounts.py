@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import gpu_oci_hook
+from gpu_oci_hook.container.directory import mount_number
 from gpu_oci_hook.linux import mounts
 
 SOURCE = Path(gpu_oci_hook.__file__).resolve().parents[1]
@@ -41,7 +42,7 @@ def test_the_kernel_tells_what_a_descriptor_is_a_part_of() -> None:
 
 
 def test_what_is_no_descriptor_lies_in_no_mount() -> None:
-    assert mounts.number(999_999) == b""
+    assert mount_number(999_999) == b""
     assert mounts.of(999_999) is None
     assert mounts.numbered(b"") is None
     assert mounts.numbered(b"0") is None

@@ -164,7 +164,7 @@ def _update(here: Container, folders: list[str]) -> None:
     folders = list(dict.fromkeys("/" + folder.strip("/") for folder in folders))
     if not folders:
         return
-    mounted = steps.destinations(here)
+    mounted = frozenset(steps.destinations(here))
     found: list[tuple[str, str, str]] = []
     wanted: dict[str, str] = {}
     for mount in items(here.spec, "mounts"):

@@ -7,6 +7,8 @@ written below the held root, and nothing below another mount of the container's.
 from __future__ import annotations
 
 from gpu_oci_hook.container import loader
+from gpu_oci_hook.container.called import ANY
+from gpu_oci_hook.container.directory import Outside
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats import ARCHITECTURES
 from gpu_oci_hook.formats.oci import items, member
@@ -22,8 +24,6 @@ if TYPE_CHECKING:
     Found = list[tuple[str, str, str]]
 
 UNWRITABLE = "the root file system cannot be written"
-# A name that nothing is mounted on.
-_ANY = ".gpu-oci-hook"
 
 
 def links(here: Container, wanted: Iterable[tuple[str, str]]) -> None:
@@ -39,7 +39,7 @@ def links(here: Container, wanted: Iterable[tuple[str, str]]) -> None:
     for text, path in wanted:
         above, _, name = path.rpartition("/")
         if above not in ways:
-            place, why = places.mount_point(f"{above}/{_ANY}")
+            place, why = places.mount_point(f"{above}/{ANY}")
             fresh = not why and places.covered(place) == "fresh"
             if not (why or fresh or places.writable):
                 why = UNWRITABLE
@@ -48,7 +48,10 @@ def links(here: Container, wanted: Iterable[tuple[str, str]]) -> None:
         if not why and places.mounted(f"{place}/{name}"):
             why = "the container has its own mount there"
         if not why:
-            root.link(f"{place}/{name}", text)
+            try:
+                root.link(f"{place}/{name}", text)
+            except Outside:
+                here.notes.append(f"the link {path} is left out: it lies in another mount")
         elif places.writable:
             here.notes.append(f"the link {path} is left out: {why}")
         else:
@@ -175,6 +178,8 @@ def libraries(here: Container, arch: str, found: Found, folders: list[str], pref
             continue
         try:
             here.layer.write(path, content)
+        except Outside:
+            here.notes.append(f"{path} is left as it is: it lies in another mount")
         except Fault:
             if needed:
                 raise

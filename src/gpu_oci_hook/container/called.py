@@ -11,6 +11,7 @@ import errno
 import os
 
 from gpu_oci_hook import runtime
+from gpu_oci_hook.container.directory import mount_number
 from gpu_oci_hook.container.rootfs import Rootfs, root_path
 from gpu_oci_hook.errors import Fault, clipped, words
 from gpu_oci_hook.formats import fastjson
@@ -18,10 +19,12 @@ from gpu_oci_hook.formats.oci import items, member
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from gpu_oci_hook.container.directory import Directory
     from gpu_oci_hook.container.image import Image
     from gpu_oci_hook.plan.places import Places
 
 STATE_LIMIT = 4 << 20  # it has the container's annotations, of which Kubernetes allows 256 KiB
+ANY = ".gpu-oci-hook"  # a name that nothing is mounted on
 _CURE = "A runtime calls this hook; by hand, give it what `runc state ID` prints"
 
 
@@ -36,12 +39,14 @@ class Container:
         notes: what is left undone without harm, one sentence each.
     """
 
-    __slots__ = ("_image", "_places", "bundle", "layer", "notes", "rootfs", "spec")
+    __slots__ = ("_image", "_mount", "_places", "bundle", "layer", "notes", "rootfs", "spec")
 
     def __init__(self, bundle: str, spec: dict[str, object], rootfs: Rootfs) -> None:
         self.bundle = bundle
         self.spec = spec
         self.rootfs = self.layer = rootfs
+        self._mount = rootfs.mount()
+        rootfs.keep_to(self._may_change)
         self.notes: list[str] = []
         self._image: Image | None = None
         self._places: Places | None = None
@@ -66,6 +71,23 @@ class Container:
                 self.layer = layer or self.rootfs
             self._places = places.Places(self.spec, self.rootfs, [], writable=writable)
         return self._places
+
+    def _may_change(self, directory: Directory) -> bool:
+        """Whether a directory is the image's, or in a tmpfs of the container's own; what is bound there is not ours.
+
+        By the kernel's word on the descriptor: a link of the image that a later mount hides, or another process,
+        can have led a mount elsewhere than the spec seems to say.
+        """
+        number = mount_number(directory.fd)
+        if number == self._mount:
+            return True
+        from gpu_oci_hook.linux import mounts
+        from gpu_oci_hook.plan.places import FRESH
+
+        mount = mounts.numbered(number)
+        if mount is None or mount.kind not in FRESH:
+            return False
+        return self.places().covered(f"{directory.path}/{ANY}") == "fresh"
 
     def nodes(self) -> dict[str, tuple[int, int]]:
         """Its character devices: path in the container to numbers; bind mounts of nodes are such, too."""
@@ -153,11 +175,9 @@ def _bundle(state: dict[str, object], root: object) -> tuple[str, bool]:
 
 def _beside(bundle: str, rootfs: Rootfs) -> bool:
     """Whether a directory lies outside of the root: crun has made that a mount, which no image can."""
-    from gpu_oci_hook.linux import mounts
-
     fd = os.open(bundle, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        own, theirs = mounts.number(fd), rootfs.mount()
+        own, theirs = mount_number(fd), rootfs.mount()
     finally:
         os.close(fd)
     return bool(own and theirs) and own != theirs and not f"{bundle}/".startswith(f"{rootfs.path}/")

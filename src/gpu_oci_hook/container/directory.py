@@ -41,13 +41,14 @@ class Directory:
         parts: the components of its path in the container, free of links.
     """
 
-    __slots__ = ("_owner", "_ways", "fd", "parts")
+    __slots__ = ("_ours", "_owner", "_ways", "fd", "parts")
 
     def __init__(self, ways: Ways, fd: int, parts: list[str]) -> None:
         self.fd = fd
         self.parts = parts
         self._ways = ways
         self._owner: tuple[int, int] | None = None
+        self._ours = False
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         fd, self.fd = self.fd, -1
@@ -58,6 +59,17 @@ class Directory:
     def path(self) -> str:
         """Its path in the container, free of links when it was opened."""
         return "/" + "/".join(self.parts)
+
+    def check(self) -> None:
+        """Refuse to change anything in it where its root says so: see `Ways.guard`.
+
+        Raises: OSError, EXDEV.
+        """
+        if not self._ours:
+            guard = self._ways.guard
+            if guard is not None and not guard(self):
+                raise error_of(errno.EXDEV)
+            self._ours = True  # a descriptor stays in its mount
 
     def status(self, name: str) -> os.stat_result | None:
         """What the name is (a link is not followed), or None."""
@@ -80,6 +92,7 @@ class Directory:
         """
         try:
             _one(name)
+            self.check()
             try:
                 os.symlink(target, name, dir_fd=self.fd)
             except FileExistsError:
@@ -99,6 +112,7 @@ class Directory:
         Returns: whether anything was changed. Raises: Fault when the file system refuses.
         """
         try:
+            self.check()
             if self._holds(_one(name), data, mode):
                 return False
             self._replace(name, lambda new: self._fill(new, data, mode))
@@ -114,6 +128,7 @@ class Directory:
         renamed, the rest is removed. Returns: whether anything was changed. Raises: Fault.
         """
         try:
+            self.check()
             changed = False
             for _ in range(TRIES):
                 info = self.status(_one(name))
@@ -224,6 +239,7 @@ class Directory:
 
     def mkdir(self, name: str) -> None:
         """Make an empty directory, 0755 whatever the umask; somebody else's is as good."""
+        self.check()
         before = os.umask(0o022)
         try:
             os.mkdir(name, 0o755, dir_fd=self.fd)
@@ -333,7 +349,26 @@ def error_of(number: int) -> OSError:
     return OSError(number, os.strerror(number))
 
 
+class Outside(Fault):
+    """What was to be changed lies in another mount than the one that may be changed."""
+
+
 def fault_of(what: str, path: str, error: Exception, *, writing: bool = False) -> Fault:
     """The Fault for an OSError, or for a ValueError of a name that no file can have."""
-    reason = words(error, writing=writing) if isinstance(error, OSError) else "no file can have this name"
-    return Fault(f"{what}: {reason}", where=path)
+    if not isinstance(error, OSError):
+        return Fault(f"{what}: no file can have this name", where=path)
+    kind = Outside if error.errno == errno.EXDEV else Fault
+    return kind(f"{what}: {words(error, writing=writing)}", where=path)
+
+
+def mount_number(fd: int) -> bytes:
+    """The kernel's number of the mount that a descriptor lies in; b"" where /proc does not tell (proc(5), fdinfo)."""
+    try:
+        with open(f"/proc/self/fdinfo/{fd}", "rb", buffering=0) as file:
+            said = file.read(4096) or b""
+    except OSError:
+        return b""
+    for line in said.split(b"\n"):
+        if line.startswith(b"mnt_id:"):
+            return line[7:].strip()
+    return b""

@@ -22,6 +22,7 @@ from gpu_oci_hook.container.directory import (
     contents,
     error_of,
     fault_of,
+    mount_number,
     temporary,
 )
 from gpu_oci_hook.container.ways import Ways
@@ -29,7 +30,7 @@ from gpu_oci_hook.errors import Fault
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
     from types import TracebackType
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -80,9 +81,11 @@ class Rootfs:
 
     def mount(self) -> bytes:
         """The kernel's number of the mount that it is; b"" where /proc does not tell."""
-        from gpu_oci_hook.linux import mounts
+        return mount_number(self._fd)
 
-        return mounts.number(self._fd)
+    def keep_to(self, guard: Callable[[Directory], bool]) -> None:
+        """From now on change things only where this says so: see `Ways.guard`. Elsewhere it is an `Outside`."""
+        self._ways.guard = guard
 
     def writable_layer(self) -> Rootfs | None:
         """The same without its mounts, and not read-only, where only the runtime has made it so; else None."""
@@ -211,6 +214,7 @@ class Rootfs:
             found, missing = self._ways.walk(path)
             if missing:
                 raise error_of(errno.ENOENT)
+            found.check()
             if stat.S_IMODE(os.fstat(found.fd).st_mode) == mode:
                 return False
             os.chmod(f"{DESCRIPTORS}/{found.fd}", mode)

@@ -13,9 +13,13 @@ import stat
 
 from gpu_oci_hook.container.directory import PATH, TRIES, Directory, error_of
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 LINKS = 40  # as the kernel: path_resolution(7)
 STEPS = 20000  # a hostile text could else make us walk for minutes
-KEPT = 64  # directories held open
+KEPT = 64  # directories held open, and as many for what is missing
 DEEP = 16  # components from which on they are not worth it
 
 
@@ -24,15 +28,20 @@ class Ways:
 
     Arguments:
         fd: an O_PATH descriptor of the root, owned by the caller.
+
+    Attributes:
+        guard: whether something may be changed in a directory; None where it may everywhere. It is asked with the
+            descriptor in hand, so that no other process can redirect a way after it has answered.
     """
 
-    __slots__ = ("_absent", "_fd", "_known")
+    __slots__ = ("_absent", "_fd", "_known", "guard")
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
         self._known: dict[str, Directory] = {}
         # Of directories that are missing: the last thing on the way, and what is missing after it.
         self._absent: dict[str, tuple[Directory, list[str]]] = {}
+        self.guard: Callable[[Directory], bool] | None = None
 
     def forget(self) -> None:
         """Let go of the directories that are held for speed: a path may lead elsewhere now."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import sys
 
-from gpu_oci_hook.container.directory import DESCRIPTORS, PATH, error_of
+from gpu_oci_hook.container.directory import DESCRIPTORS, PATH, error_of, mount_number
 
 # linux/mount.h
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT = 1, 2, 4, 8, 32
@@ -42,7 +42,7 @@ class Mount:
 
 def of(fd: int) -> Mount | None:
     """The mount that a descriptor lies in; None where /proc does not tell."""
-    return numbered(number(fd))
+    return numbered(mount_number(fd))
 
 
 def numbered(mount: bytes) -> Mount | None:
@@ -69,19 +69,6 @@ def numbered(mount: bytes) -> Mount | None:
                 kind, words[1], shared=b" shared:" in left, read_only=b"ro" in words[5].split(b",")
             )
     return None
-
-
-def number(fd: int) -> bytes:
-    """The kernel's number of the mount that a descriptor lies in; b"" where /proc does not tell."""
-    try:
-        with open(f"/proc/self/fdinfo/{fd}", "rb", buffering=0) as file:
-            said = file.read(4096) or b""
-    except OSError:
-        return b""
-    for line in said.split(b"\n"):
-        if line.startswith(b"mnt_id:"):
-            return line[7:].strip()
-    return b""
 
 
 def lay(source: str, above: int, name: str) -> None:
