@@ -172,6 +172,19 @@ def test_no_image_can_make_a_container_a_management_container(mounted: bool) -> 
         asked(*env, mounts=mounts, privileged=True, management="never")
 
 
+@pytest.mark.parametrize("word", ["cdi/management.nvidia.com/gpu/all", "cdi/management.nvidia.com/gpu=all"])
+def test_management_is_no_device_like_any_other_beside_gpus_that_somebody_else_has_named(word: str) -> None:
+    """A CDI file may define a device of that name, which would bring everything."""
+    made = {
+        "annotations": {"cdi.k8s.io/x": "nvidia.com/gpu=0"},
+        "mounts": [{"source": "/dev/null", "destination": f"/var/run/nvidia-container-devices/{word}"}],
+    }
+    with pytest.raises(Fault, match=r"the container lacks CAP_SYS_ADMIN\. Run it privileged"):
+        read(made, Config())
+    request = read({**made, "process": {"capabilities": {"bounding": ["CAP_SYS_ADMIN"]}}}, Config())
+    assert [ask.word for ask in request.asks] == ["0"] and not request.management and not request.foreign
+
+
 def test_a_capability_of_a_user_namespace_makes_no_management_container() -> None:
     """It is one over that namespace alone: whoever has it there could not make these nodes."""
     made = {

@@ -284,9 +284,11 @@ def _take(request: Request, asks: list[Ask], origin: str, config: Config) -> Non
     """
     if not asks:
         return
-    if not request.driver and _management(request, [ask.word for ask in asks], asks[0].origin, config):
-        request.driver = True
-        request.origin = origin
+    if _management(request, [ask.word for ask in asks], asks[0].origin, config):
+        if not request.driver:  # who names GPUs first decides about them
+            request.driver = True
+            request.origin = origin
+            request.management = asks[0].origin
         return
     if any("=" in ask.word or ask.word.startswith("cdi/") for ask in asks):
         from gpu_oci_hook.request import cdi
@@ -330,7 +332,8 @@ def _refusal(request: Request, config: Config) -> str:
 
 
 def _management(request: Request, words: list[str], origin: str, config: Config) -> bool:
-    """Whether everything there is is asked for.
+    """Whether everything there is is asked for. Held against the rules whoever else has named GPUs before, since a
+    CDI file may define a device of that name.
 
     Raises:
         Fault: it is, and this container may not have it.
@@ -352,7 +355,6 @@ def _management(request: Request, words: list[str], origin: str, config: Config)
             where=origin,
             cure="Run it privileged (--privileged, or securityContext.privileged in Kubernetes), or name the GPUs",
         )
-    request.management = origin
     return True
 
 
