@@ -17,7 +17,7 @@ import pytest
 
 from bundles import PROC, Shim, Spec, allowed, bundle, destinations, devices, inject, look, read, settings, spec
 from gpu_oci_hook import pipeline, simulate, state
-from gpu_oci_hook.cdi import apply, registry
+from gpu_oci_hook.cdi import apply, registry, stale
 from gpu_oci_hook.config import Config
 from gpu_oci_hook.container import spec as spec_edits
 from gpu_oci_hook.errors import Fault
@@ -274,6 +274,38 @@ def test_a_file_of_our_kind_serves_a_machine_without_a_driver(tmp_path: Path, ho
 def test_a_name_that_neither_the_machine_nor_a_file_knows_says_what_there_is(tmp_path: Path, host: Path) -> None:
     text = refused(bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=7")), settings(host))
     assert 'there is no GPU "7"' in text
+
+
+@needs_root
+@pytest.mark.parametrize(
+    "name",
+    ["GPU-99999999-417b-5351-9f9b-fc184b5f19e7", "gpu-99999999-417b-5351-9f9b-fc184b5f19e7", "7", "gpu7", "0:1",
+     "mig0:1", "MIG-99999999-417b-5351-9f9b-fc184b5f19e7", "0000:99:00.0"],
+)  # fmt: skip
+def test_a_gpu_that_is_gone_is_not_given_as_another_one_by_an_old_file(tmp_path: Path, host: Path, name: str) -> None:
+    """The file has the node of the GPU that was there; by now it is another GPU's."""
+    put(host, "etc/cdi/nvidia.yaml", own_file(DRIVER, name))
+    asked = bundle(tmp_path / "b", spec(f"NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu={name}"))
+    assert "This machine has" in refused(asked, settings(host))
+
+
+def test_one_name_thousands_of_times_costs_as_much_as_once(
+    tmp_path: Path, host: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(host, "etc/cdi/nvidia.yaml", own_file("550.54.14"))
+    looks = 0
+    look_at = stale.look
+
+    def counted(*arguments: Any) -> stale.Mismatch:
+        nonlocal looks
+        looks += 1
+        return look_at(*arguments)
+
+    monkeypatch.setattr(stale, "look", counted)
+    words = ",".join(["nvidia.com/gpu=0", "nvidia.com/gpu=1"] * 3000)
+    found = outcome(bundle(tmp_path / "b", spec(f"NVIDIA_VISIBLE_DEVICES={words}")), settings(host))
+    assert looks == 1
+    assert len([text for text in found.plan.warnings if "550.54.14" in text]) == 1
 
 
 def test_r05_a_major_of_another_module_is_never_given(tmp_path: Path, host: Path) -> None:

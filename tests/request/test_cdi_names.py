@@ -9,6 +9,7 @@ import pytest
 
 from gpu_oci_hook.config import Config
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.formats import fastjson
 from gpu_oci_hook.request import Request, read
 
 DEVICES = "NVIDIA_VISIBLE_DEVICES="
@@ -268,6 +269,31 @@ def test_the_management_name_is_known_in_annotations_too() -> None:
     assert read(spec(notes=notes, root=True), Config()).management
     with pytest.raises(Fault, match="CAP_SYS_ADMIN"):
         read(spec(notes=notes), Config())
+
+
+def test_annotations_longer_than_any_engines_are_a_sentence() -> None:
+    long = ",".join(f"vendor.com/dev=a{number}" for number in range(20000))
+    with pytest.raises(Fault, match="longer than 256 KiB"):
+        read(spec(notes={NOTE: long}), Config())
+    # Of one that does not count nothing is taken apart.
+    podmans = {NOTE: long, "io.container.manager": "libpod"}
+    assert len(read(spec(notes=podmans), Config(env="never")).withheld) == 1
+
+
+def test_kubelets_annotations_are_taken_apart_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = 0
+    loads = fastjson.loads
+
+    def counted(data: bytes) -> object:
+        nonlocal parsed
+        parsed += 1
+        return loads(data)
+
+    monkeypatch.setattr(fastjson, "loads", counted)
+    keys = {f"site.org/{number}": "vendor.com/dev=a" for number in range(100)}
+    notes = {**keys, "io.kubernetes.cri-o.Annotations": json.dumps({"site.org/7": "vendor.com/dev=a"})}
+    request = read(spec(notes=notes), Config(annotation_prefixes=("site.org/",)))
+    assert asked(request) == ([], ["vendor.com/dev=a"]) and parsed == 1
 
 
 def test_another_vendors_device_alone_needs_no_driver() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from gpu_oci_hook import pipeline, supply
 from gpu_oci_hook.cdi.registry import Part, Registry
 from gpu_oci_hook.container.rootfs import Rootfs, root_path
-from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.errors import Fault, clipped
 from gpu_oci_hook.host import gpus as host_gpus
 from gpu_oci_hook.plan.edits import Withheld
 from gpu_oci_hook.request import Ask, devices
@@ -47,6 +47,7 @@ def settle(outcome: Outcome, spec: dict[str, object], config: Config, host: Host
         return True
     left: list[Ask] = []
     moved: list[Ask] = []
+    unused: dict[str, list[str]] = {}
     for ask in request.asks:
         path = registry.file(ask.name) if ask.name else ""
         if path and not _known(ask, outcome, host, config, memory):
@@ -54,15 +55,17 @@ def settle(outcome: Outcome, spec: dict[str, object], config: Config, host: Host
             continue
         left.append(ask)
         if path:
-            from gpu_oci_hook.cdi import stale
+            unused.setdefault(path, []).append(ask.name)
+    for path, known in unused.items():
+        from gpu_oci_hook.cdi import stale
 
-            found = stale.look(_said(registry.resolve([ask.name])), host, host_gpus.version(host))
-            if found:
-                kind = ask.name.partition("=")[0]
-                outcome.plan.warnings.append(
-                    f"{path} is not used for {ask.name}, which is planned in memory: {found.text()}. "
-                    f"{stale.cure(kind, path, own_kinds(config))}"
-                )
+        found = stale.look(_said(registry.resolve(known)), host, host_gpus.version(host))
+        if found:
+            are = "is" if len(known) == 1 else "are"
+            outcome.plan.warnings.append(
+                f"{path} is not used for {clipped(', '.join(known))}, which {are} planned in memory: {found.text()}. "
+                f"{stale.cure(known[0].partition('=')[0], path, own_kinds(config))}"
+            )
     request.asks = tuple(left)
     request.foreign = (*moved, *request.foreign)
     if left:
@@ -139,7 +142,12 @@ def _said(parts: list[Part]) -> list[tuple[str, object]]:
 
 
 def _known(ask: Ask, outcome: Outcome, host: Host, config: Config, memory: Memory) -> bool:
-    """Whether this machine has what a word of our own kind names."""
+    """Whether it is for this machine to say what a word of our own kind names.
+
+    Of its GPUs' numbers and UUIDs always: an old file's node of one that is gone is another GPU's by now.
+    """
+    if outcome.gpus and devices.names_hardware(ask.word):
+        return True
     try:
         if devices.names_mig(ask.word):
             from gpu_oci_hook.request import mig

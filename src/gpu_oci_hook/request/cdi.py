@@ -37,6 +37,8 @@ MOUNTED = "cdi/"
 # How the origin of what an annotation asks for begins.
 ANNOTATION = "annotation "
 
+# Of all annotations that may ask together. Kubernetes allows no more for all that a pod has.
+_LONGEST = 256 << 10
 _RESOLVED_BY_CRIO = "cdi.k8s.io/"
 _OF_KUBELET = "io.kubernetes.cri-o.Annotations"
 
@@ -54,6 +56,9 @@ def annotated(
     Arguments:
         refusal: why this container may not ask by its environment; "" when it may.
         withheld, warnings: take what is asked by annotations that do not count.
+
+    Raises:
+        Fault: they are longer than any engine's.
     """
     found = member(spec, "annotations")
     if not isinstance(found, dict):
@@ -61,15 +66,19 @@ def annotated(
     asks: list[Ask] = []
     of_image = _of_podman(spec, found)
     crio = _OF_KUBELET in found and not of_image
+    kubelets: dict[str, object] | None = None
+    size = 0
     for key in sorted(found):
         value = found[key]
         if not key.startswith(config.annotation_prefixes) or not isinstance(value, str):
             continue
-        words = [word for word in (part.strip() for part in value.split(",")) if word]
+        size += len(value)
+        parts = value.split(",") if size <= _LONGEST else [value]
+        words = [word for word in (part.strip() for part in parts) if word]
         reason = ""
         if crio and key.startswith(_RESOLVED_BY_CRIO):
             reason = "CRI-O resolves these annotations itself, and what it leaves over is not kubelet's word"
-        elif crio and key not in _of_kubelet(found[_OF_KUBELET]):
+        elif crio and key not in (kubelets := kubelets if kubelets is not None else _of_kubelet(found[_OF_KUBELET])):
             reason = "the annotation is the pod's, not one that kubelet gave to this container"
         elif of_image and refusal:
             reason = f"podman hands on an image's annotations, and {refusal}"
@@ -77,6 +86,9 @@ def annotated(
         if reason:
             withheld += [(clipped(word), f"{ANNOTATION}{clipped(key)}: {reason}") for word in words]
             continue
+        if size > _LONGEST:
+            what = f"the annotations that ask for devices are longer than {_LONGEST >> 10} KiB"
+            raise Fault(what, where=f"{ANNOTATION}{clipped(key)}", cure="Name fewer devices")
         asks += [Ask(word, f"{ANNOTATION}{clipped(key)}") for word in words]
     return asks
 
@@ -102,19 +114,19 @@ def _of_kubelet(text: object) -> dict[str, object]:
 
 
 def sort(asks: list[Ask], config: Config) -> tuple[list[Ask], list[Ask]]:
-    """What is asked of us, and of other vendors: (plain words, qualified names).
+    """What is asked of us, and of other vendors: (plain words, qualified names), each once.
 
     Raises:
         Fault: a word that looks like a CDI name and is none.
     """
-    own: list[Ask] = []
-    foreign: list[Ask] = []
+    own: dict[tuple[str, str], Ask] = {}  # a thousand times one name is one name
+    foreign: dict[str, Ask] = {}
     for ask in asks:
         word = ask.word
         if word.startswith(MOUNTED):
             word = _from_mount(word)
         elif "=" not in word:
-            own.append(ask)
+            own.setdefault((word, ""), ask)
             continue
         found = names.parse(word)
         if found is None:
@@ -122,10 +134,10 @@ def sort(asks: list[Ask], config: Config) -> tuple[list[Ask], list[Ask]]:
             raise Fault(f'"{clipped(ask.word)}" is no CDI name', where=ask.origin, cure=cure)
         vendor, category, name = found
         if f"{vendor}/{category}" in own_kinds(config):
-            own.append(Ask(_plain(name), ask.origin, word))
+            own.setdefault((name, word), Ask(_plain(name), ask.origin, word))
         else:
-            foreign.append(Ask(word, ask.origin, word))
-    return own, foreign
+            foreign.setdefault(word, Ask(word, ask.origin, word))
+    return list(own.values()), list(foreign.values())
 
 
 def _from_mount(word: str) -> str:

@@ -29,6 +29,13 @@ def names_mig(word: str) -> bool:
     return lower.startswith("mig-") or (bool(colon) and _digits(index) and _digits(instance))
 
 
+def names_hardware(word: str) -> bool:
+    """Whether a word can only mean a GPU or a MIG device of the machine: its number, UUID, or PCI address."""
+    lower = word.strip().lower()
+    uuid = lower.startswith("gpu-") and all(letter in "0123456789abcdef-" for letter in lower[4:])
+    return uuid or _digits(lower) or names_mig(word) or bool(pci_address(lower))
+
+
 def everything(asks: tuple[Ask, ...]) -> bool:
     """Whether one of the words is `all`."""
     return any(ask.word.strip().lower() == "all" for ask in asks)
