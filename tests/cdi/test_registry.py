@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from gpu_oci_hook.cdi import registry as module
-from gpu_oci_hook.cdi import scan
+from gpu_oci_hook.cdi import reading, scan
 from gpu_oci_hook.host.root import Host
 
 from .tree import DIRECTORIES, Memory, put, registry, spec
@@ -134,6 +135,26 @@ def test_as_root_a_file_that_others_can_write_does_not_count(tmp_path: Path, own
     assert registry(tmp_path).names() == []
     finding = scan.Scan(Host(str(tmp_path)), DIRECTORIES).files[0].errors[0]
     assert "the CDI file" in finding.text and finding.cure.startswith("Run: ch")
+
+
+@needs_root
+def test_what_counts_is_whose_file_is_read_and_not_whose_lay_there_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody who may write where a link leads exchanges root's file for another one between two looks."""
+    path = put(tmp_path, "etc/cdi/x.json", spec("a"))
+    theirs = put(tmp_path, "theirs", spec("evil"))
+    os.chown(theirs, 4807, 0)
+    read = scan.reading.read
+
+    def exchange(*arguments: Any) -> reading.Document:
+        theirs.replace(path)
+        return read(*arguments)
+
+    monkeypatch.setattr(scan.reading, "read", exchange)
+    (file,) = scan.Scan(Host(str(tmp_path)), DIRECTORIES).files
+    assert file.data is None and "belongs to user 4807" in file.errors[0].text
+    assert file.status is not None and file.status.st_uid == 4807
 
 
 def test_a_directory_of_thousands_of_files_is_read_up_to_a_number_of_them(

@@ -13,7 +13,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from gpu_oci_hook.cdi import jsonlines, shape
 from gpu_oci_hook.cdi.finding import Finding, line_of
@@ -56,14 +56,16 @@ class Document:
         return self._lines
 
 
-def read(path: str) -> Document:
-    """Reads a file, whatever it is; never raises for what is there.
+def read(path: str, accept: Callable[[os.stat_result], None] | None = None) -> Document:
+    """Reads a file, whatever it is; never raises for what is there, but what `accept` raises.
 
     Arguments:
         path: as a person would write it; symbolic links are followed, as engines do.
+        accept: is shown the status of the very file that is read then, whatever the path leads to by now, and may
+            refuse it.
     """
     try:
-        return parse(_bytes(path), path)
+        return parse(_bytes(path, accept), path)
     except OSError as error:
         cure = "Give every user the right to read it (chmod 0644)" if isinstance(error, PermissionError) else ""
         return _failed(path, f"cannot be read: {words(error)}", cure)
@@ -106,13 +108,16 @@ def _failed(path: str, text: str, cure: str = "", line: int = 0) -> Document:
     return Document([Finding("error", path, "", text, cure, line)])
 
 
-def _bytes(path: str) -> bytes:
+def _bytes(path: str, accept: Callable[[os.stat_result], None] | None) -> bytes:
     """The content of a regular file, at most one byte more than the limit."""
     # Opening a FIFO must not wait, and opening a terminal must not make it ours.
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        status = os.fstat(descriptor)
+        if not stat.S_ISREG(status.st_mode):
             raise ValueError("is not a regular file")
+        if accept is not None:
+            accept(status)
         parts = []
         left = LIMIT + 1
         while left and (part := os.read(descriptor, min(left, 1 << 20))):

@@ -108,16 +108,19 @@ class Scan:
             self._enter(file)
 
     def _read(self, file: File) -> None:
+        def accept(status: os.stat_result) -> None:
+            file.status = status
+            config.trust(status, file.path, what="the CDI file")
+
         try:
             file.status = os.stat(file.real)
-            if stat.S_ISREG(file.status.st_mode):
-                config.trust(file.status, file.path, what="the CDI file")
         except OSError:
             pass  # reading says it
+        try:
+            document = reading.read(file.real, accept)
         except Fault as fault:
             file.findings.append(Finding("error", file.path, "", fault.what, fault.cure))
             return
-        document = reading.read(file.real)
         file.findings += document.findings
         file.raw = document.data
         if document.data is None:
