@@ -297,11 +297,16 @@ def foreign(status: os.stat_result) -> str:
     """
     if os.geteuid() != 0:
         return ""
-    if status.st_uid != 0 and not _unmapped(status.st_uid):
+    if strange(status.st_uid):
         return f"belongs to user {status.st_uid}"
     if status.st_mode & 0o002 or (status.st_mode & 0o020 and status.st_gid != 0):
         return "can be written by other users"
     return ""
+
+
+def strange(uid: int) -> bool:
+    """Whether a user is not root while we are, on whichever side of a user namespace: see `foreign`."""
+    return os.geteuid() == 0 and uid != 0 and not _unmapped(uid)
 
 
 def _unmapped(uid: int) -> bool:

@@ -19,7 +19,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bundles import lacking
+from bundles import lacking, look
 from gpu_oci_hook.cdi import origin, output, reading
 from gpu_oci_hook.errors import Fault
 
@@ -161,11 +161,70 @@ def test_a_directory_or_a_fifo_in_its_place_is_a_sentence(tmp_path: Path) -> Non
     os.mkfifo(tmp_path / "y.yaml")
     assert "it is no regular file" in sentence(tmp_path / "y.yaml")
     (tmp_path / "z.yaml").symlink_to("z.yaml")
-    assert "no regular file" in sentence(tmp_path / "z.yaml")
+    assert "go round in a circle" in sentence(tmp_path / "z.yaml")
     (tmp_path / "file").write_text("x")
     assert "a part of the path is not a directory" in sentence(tmp_path / "file/x.yaml")
     assert "NUL" in sentence(Path(f"{tmp_path}/a\0b"))
     assert sorted(os.listdir(tmp_path)) == ["file", "x.yaml", "y.yaml", "z.yaml"]
+
+
+def test_a_name_that_ends_with_a_slash_makes_no_file(tmp_path: Path) -> None:
+    with pytest.raises(Fault, match="it names a directory"):
+        output.write(f"{tmp_path}/cdi/", b"new")
+    assert os.listdir(tmp_path) == []
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can give links away")
+
+
+@needs_root
+@pytest.mark.parametrize("last", [True, False], ids=["the file", "a directory"])
+def test_a_link_that_another_user_has_laid_is_not_followed(tmp_path: Path, last: bool) -> None:
+    """As in /tmp, where the kernel would not follow it either."""
+    everybodys, closed = tmp_path / "everybodys", tmp_path / "closed"
+    everybodys.mkdir()
+    everybodys.chmod(0o1777)
+    closed.mkdir()
+    link = everybodys / ("x.yaml" if last else "cdi")
+    link.symlink_to(closed / "x.yaml" if last else closed)
+    os.chown(link, 4807, 0, follow_symlinks=False)
+    path = link if last else link / "x.yaml"
+    assert "a link that belongs to user 4807" in sentence(path)
+    for ask in (output.whose, output.remove) if not last else (output.whose,):
+        with pytest.raises(Fault, match="belongs to user 4807"):
+            ask(str(path))  # type: ignore[operator]
+    assert os.listdir(closed) == []
+
+
+@pytest.mark.parametrize("what", ["file", "directory", "old file"])
+def test_names_that_are_exchanged_on_the_way_change_nothing_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Who may write on the way lays a link between two steps."""
+    open_place, closed = tmp_path / "open", tmp_path / "closed"
+    for place in (open_place, closed):
+        place.mkdir()
+        (place / "x.yaml").write_bytes(b"old")
+        (place / "x.yaml").chmod(0o600)
+    before = look(closed)
+    read = output._read
+
+    def exchange(*arguments: Any) -> Any:
+        found = read(*arguments)
+        if what == "directory":
+            open_place.rename(tmp_path / "moved")
+            open_place.symlink_to(closed)
+        else:
+            (open_place / "x.yaml").unlink()
+            (open_place / "x.yaml").symlink_to(closed / "x.yaml")
+        return found
+
+    monkeypatch.setattr(output, "_read", exchange)
+    try:
+        output.write(str(open_place / "x.yaml"), b"old" if what == "old file" else b"new")
+    except Fault as fault:
+        assert "\n" not in str(fault)
+    assert look(closed) == before
 
 
 @pytest.fixture

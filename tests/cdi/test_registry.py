@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from gpu_oci_hook.cdi import registry as module
 from gpu_oci_hook.cdi import reading, scan
+from gpu_oci_hook.cdi import registry as module
 from gpu_oci_hook.host.root import Host
 
 from .tree import DIRECTORIES, Memory, put, registry, spec
@@ -208,9 +208,9 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     seen: list[int] = []
     read = scan.reading.read
 
-    def counted(path: str) -> object:
+    def counted(*arguments: Any) -> object:
         seen.append(1)
-        return read(path)
+        return read(*arguments)
 
     monkeypatch.setattr(scan.reading, "read", counted)
     return seen

@@ -18,6 +18,7 @@ from collections.abc import Iterator
 
 from gpu_oci_hook.cdi import origin
 from gpu_oci_hook.cdi.content import Edits
+from gpu_oci_hook.config import strange
 from gpu_oci_hook.errors import Fault, printable, words
 
 FORMS = ("yaml", "json")
@@ -25,6 +26,9 @@ FORMS = ("yaml", "json")
 _MODE = 0o644  # rootless engines read it too (field report A3-06)
 _LIMIT = 64 << 20
 _LITTER = ".gpu-oci-hook-"
+_LINKS = 40  # as the kernel: path_resolution(7)
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
+_DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _STALE = 60.0  # seconds after which a temporary file belongs to nobody any more
 
 _PLAIN = re.compile(r"[A-Za-z/][A-Za-z0-9_./=+-]*", re.ASCII)
@@ -122,7 +126,17 @@ def whose(path: str) -> str:
     Raises:
         Fault: it is no file, or cannot be read.
     """
-    data = _read(_real(path), path)
+    directory, name = _split(path)
+    try:
+        above = os.open(directory, _DIRECTORY | os.O_PATH)
+    except (FileNotFoundError, NotADirectoryError):
+        return "nobody's"
+    except OSError as error:
+        raise Fault(f"its directory cannot be read: {words(error)}", where=path) from None
+    try:
+        data = _read(above, name, path)[0]
+    finally:
+        os.close(above)
     if not data:
         return "nobody's"
     if origin.ours(data):
@@ -135,37 +149,43 @@ def write(path: str, data: bytes) -> str:
 
     A file that has them already stays what it is, with its inode and time. Killed at any moment, the old file or the
     new one is there. Links are followed, owners kept. The directory is made if it alone is missing (/etc/cdi): a path
-    with more that is missing is rather a mistake than a wish.
+    with more that is missing is rather a mistake than a wish. All is done in one directory that is held open: who may
+    swap directories or names on the way can at most keep us from writing.
 
     Raises:
         Fault: it cannot be written; what was there is as it was.
     """
-    real = _real(path)
-    old = _read(real, path)
+    directory, name = _split(path)
     try:
-        status = os.stat(real) if old is not None else None
-        if status is not None and old == data:
-            if stat.S_IMODE(status.st_mode) == _MODE:
-                return "unchanged"
-            os.chmod(real, _MODE)
-            return "made readable"
-        directory, name = os.path.split(real)
         _make(directory, path)
-        _tidy(directory, name)
-        _replace(directory, name, data, status)
+        above = os.open(directory, _DIRECTORY)
+        try:
+            old, status = _read(above, name, path)
+            if old == data and status is not None:
+                return "unchanged" if stat.S_IMODE(status.st_mode) == _MODE else _open_up(above, name)
+            _tidy(above, name)
+            _replace(above, name, data, status)
+        finally:
+            os.close(above)
     except OSError as error:
         raise Fault(f"it cannot be written: {words(error, writing=True)}", where=path) from None
     return "wrote"
 
 
 def remove(path: str) -> bool:
-    """Removes a file; whether there was one.
+    """Removes a file, or the link that has its name; whether there was one.
 
     Raises:
         Fault: it cannot be removed.
     """
+    directory, _, name = path.rpartition("/")
     try:
-        os.unlink(path)
+        place = _real(directory or ("/" if path.startswith("/") else "."))
+        above = os.open(place, _DIRECTORY | os.O_PATH)
+        try:
+            os.unlink(name, dir_fd=above)
+        finally:
+            os.close(above)
     except FileNotFoundError:
         return False
     except OSError as error:
@@ -184,27 +204,39 @@ def _make(directory: str, path: str) -> None:
     above = os.path.dirname(directory)
     if not os.path.lexists(above):
         raise Fault(f"there is no directory {above}", where=path, cure=f"Make it first: mkdir -p {directory}")
+    before = os.umask(0o022)
     try:
-        os.mkdir(directory)
-        os.chmod(directory, 0o755)  # noqa: S103  every user may look
+        os.mkdir(directory, 0o755)
     except FileExistsError:
         pass  # somebody was faster, or it is a file: then the next step says so
+    finally:
+        os.umask(before)
 
 
-def _tidy(directory: str, name: str) -> None:
+def _open_up(above: int, name: str) -> str:
+    fd = os.open(name, _READ, dir_fd=above)
+    try:
+        os.fchmod(fd, _MODE)
+    finally:
+        os.close(fd)
+    return "made readable"
+
+
+def _tidy(above: int, name: str) -> None:
     """Removes what was left by one of us that was killed."""
-    for entry in os.scandir(directory):
-        if entry.name.startswith(f".{name}{_LITTER}"):
+    for entry in os.listdir(above):
+        if entry.startswith(f".{name}{_LITTER}"):
             try:
-                if time.time() - entry.stat(follow_symlinks=False).st_mtime > _STALE:
-                    os.unlink(entry.path)
+                if time.time() - os.stat(entry, dir_fd=above, follow_symlinks=False).st_mtime > _STALE:
+                    os.unlink(entry, dir_fd=above)
             except OSError:
                 pass
 
 
-def _replace(directory: str, name: str, data: bytes, status: os.stat_result | None) -> None:
-    fresh = f"{directory}/.{name}{_LITTER}{os.getpid()}-{os.urandom(4).hex()}"
-    fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+def _replace(above: int, name: str, data: bytes, status: os.stat_result | None) -> None:
+    fresh = f".{name}{_LITTER}{os.getpid()}-{os.urandom(4).hex()}"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    fd = os.open(fresh, flags, 0o600, dir_fd=above)
     try:
         try:
             view = memoryview(data)
@@ -216,18 +248,14 @@ def _replace(directory: str, name: str, data: bytes, status: os.stat_result | No
             _sync(fd)
         finally:
             os.close(fd)
-        os.rename(fresh, f"{directory}/{name}")
+        os.rename(fresh, name, src_dir_fd=above, dst_dir_fd=above)
     except BaseException:
         try:
-            os.unlink(fresh)
+            os.unlink(fresh, dir_fd=above)
         except OSError:
             pass
         raise
-    above = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        _sync(above)
-    finally:
-        os.close(above)
+    _sync(above)
 
 
 def _sync(fd: int) -> None:
@@ -238,35 +266,87 @@ def _sync(fd: int) -> None:
             raise
 
 
-def _real(path: str) -> str:
-    """The path with its links followed.
+def _split(path: str) -> tuple[str, str]:
+    """The directory and the name of the file that a path means, links followed.
 
     Raises:
-        Fault: it is none.
+        Fault: it can be no file's.
     """
     if not path or "\0" in path:
         raise Fault("a file's name is empty or has a NUL character", where=path)
-    return os.path.realpath(path)
+    if path.endswith("/"):
+        raise Fault("it names a directory, and a CDI file is to be written there", where=path)
+    directory, name = os.path.split(_real(path))
+    return directory, name or "."
 
 
-def _read(real: str, path: str) -> bytes | None:
-    """The bytes of a regular file, None when it is missing; never waits for a FIFO.
+def _real(path: str) -> str:
+    """The path with its links followed; what is missing at the end stays as it is.
+
+    As root a link that belongs to another user is not followed: in a directory like /tmp anybody can lay one, and the
+    kernel's own protection (sysctl fs.protected_symlinks) ends with who reads the links himself.
+
+    Raises:
+        Fault: there is such a link, or links go round in a circle.
+    """
+    done: list[str] = []
+    try:
+        pending = (path if path.startswith("/") else f"{os.getcwd()}/{path}").split("/")[::-1]
+    except OSError as error:
+        raise Fault(f"the current directory is lost: {words(error)}", where=path) from None
+    links = 0
+    while pending:
+        part = pending.pop()
+        if part in ("", "."):
+            continue
+        if part == "..":
+            del done[-1:]
+            continue
+        here = "/" + "/".join([*done, part])
+        try:
+            status = os.lstat(here)
+            target = os.readlink(here) if stat.S_ISLNK(status.st_mode) else None
+        except OSError:
+            target = None  # missing, or not to be looked at: who opens it hears the reason
+        if target is None:
+            done.append(part)
+            continue
+        links += 1
+        if links > _LINKS:
+            raise Fault("its links go round in a circle, and a CDI file is to be written there", where=path)
+        if strange(status.st_uid):
+            what = f"{here} is a link that belongs to user {status.st_uid} and is not followed while running as root"
+            raise Fault(what, where=path, cure="Name the file itself")
+        if target.startswith("/"):
+            done.clear()
+        pending += target.split("/")[::-1]
+    return "/" + "/".join(done)
+
+
+def _read(above: int, name: str, path: str) -> tuple[bytes | None, os.stat_result | None]:
+    """The bytes of a regular file and its status, None when it is missing; never waits for a FIFO.
 
     Raises:
         Fault: it is no file, too large to be a CDI file, or cannot be read.
     """
     try:
-        status = os.lstat(real)
-        if stat.S_ISDIR(status.st_mode):
-            raise Fault("it is a directory, and a CDI file is to be written there", where=path)
-        if not stat.S_ISREG(status.st_mode):
-            raise Fault("it is no regular file, and a CDI file is to be written there", where=path)
-        if status.st_size > _LIMIT:
-            raise Fault(f"the file that is there is larger than {_LIMIT >> 20} MiB: it is no CDI file", where=path)
-        fd = os.open(real, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
+        # Looked at before it is opened, since opening a device can have effects; and what is opened is looked at again.
+        _refuse(os.stat(name, dir_fd=above, follow_symlinks=False), path)
+        fd = os.open(name, _READ, dir_fd=above)
         with open(fd, "rb") as file:
-            return file.read(_LIMIT + 1)
-    except (FileNotFoundError, NotADirectoryError):
-        return None
+            status = os.fstat(fd)
+            _refuse(status, path)
+            return file.read(_LIMIT + 1), status
+    except FileNotFoundError:
+        return None, None
     except OSError as error:
         raise Fault(f"the file that is there cannot be read: {words(error)}", where=path) from None
+
+
+def _refuse(status: os.stat_result, path: str) -> None:
+    if stat.S_ISDIR(status.st_mode):
+        raise Fault("it is a directory, and a CDI file is to be written there", where=path)
+    if not stat.S_ISREG(status.st_mode):
+        raise Fault("it is no regular file, and a CDI file is to be written there", where=path)
+    if status.st_size > _LIMIT:
+        raise Fault(f"the file that is there is larger than {_LIMIT >> 20} MiB: it is no CDI file", where=path)
