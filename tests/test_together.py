@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import marshal
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -85,7 +86,30 @@ def test_a_source_that_is_gone_makes_it_stale(copy: Path) -> None:
      marshal.dumps(((together.STAMP[0], 1), {})), marshal.dumps(7)],
 )  # fmt: skip
 def test_a_damaged_or_foreign_file_is_passed_over(copy: Path, content: bytes) -> None:
-    data(copy).write_bytes(data(copy).read_bytes()[:-100] if content == b"truncated" else content)
+    marked = together._mark(content) + content
+    for written in (data(copy).read_bytes()[:-100] if content == b"truncated" else marked, content):
+        data(copy).write_bytes(written)
+        assert {line[0] for line in loaders(copy)} == {"SourceFileLoader"}
+
+
+@pytest.mark.parametrize("content", [b"", b"1234567", b"12345678"])
+def test_a_file_of_a_few_bytes_is_passed_over(copy: Path, content: bytes) -> None:
+    data(copy).write_bytes(content)
+    assert {line[0] for line in loaders(copy)} == {"SourceFileLoader"}
+
+
+def test_one_bit_that_has_turned_anywhere_makes_it_stale(copy: Path) -> None:
+    whole = data(copy).read_bytes()
+    dice = random.Random(7)
+    for _ in range(25):
+        at, bit = dice.randrange(len(whole)), dice.randrange(8)
+        data(copy).write_bytes(whole[:at] + bytes([whole[at] ^ 1 << bit]) + whole[at + 1 :])
+        assert {line[0] for line in loaders(copy)} == {"SourceFileLoader"}
+
+
+def test_a_fifo_in_its_place_keeps_nobody_waiting(copy: Path) -> None:
+    data(copy).unlink()
+    os.mkfifo(data(copy))
     assert {line[0] for line in loaders(copy)} == {"SourceFileLoader"}
 
 
