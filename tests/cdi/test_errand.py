@@ -53,7 +53,7 @@ def test_what_is_said_comes_back() -> None:
 
 
 @given(
-    some.lists(some.tuples(PATH, PATH), max_size=3),
+    some.lists(some.tuples(PATH, PATH.map(lambda path: f"{path}/name")), max_size=3),
     some.lists(PATH, max_size=3),
     some.tuples(WORD, WORD, PATH, PATH),
     some.tuples(some.booleans(), some.booleans()),
@@ -89,6 +89,8 @@ def test_a_value_may_follow_an_equals_sign() -> None:
         (["--link", "a:/b"], '--link: "a:/b" is no TARGET::PATH'),
         (["--link", "::/b"], '--link: "::/b" is no TARGET::PATH'),
         (["--link", "a::/b::/c"], '--link: "a::/b::/c" is no TARGET::PATH'),
+        (["--link", "a::/usr/lib/"], '--link: "/usr/lib/" names a directory, and a link needs a name in one'),
+        (["--link", "a::/b/.."], '--link: "/b/.." names a directory'),
         (["--plugin", "a::/b"], '--plugin: "/b" is no name in a directory'),
         (["--plugin32", "a::b/../c"], '--plugin32: "b/../c" is no name in a directory'),
         (["--link", "a::b"], '--link: "b" is no absolute path'),

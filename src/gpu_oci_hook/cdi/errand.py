@@ -171,11 +171,13 @@ def pair(flag: str, text: str) -> tuple[str, str]:
     """(target, path) of a `TARGET::PATH`.
 
     Raises:
-        Fault: it is not of that form, or a half is empty.
+        Fault: it is not of that form, a half is empty, or the path ends with what no link can be called.
     """
     parts = text.split(ARROW)
     if len(parts) != 2 or not all(parts):
         raise Fault(f'"{clipped(text)}" is no TARGET{ARROW}PATH', where=f"--{flag}")
+    if parts[1].rpartition("/")[2] in ("", ".", ".."):  # "/usr/lib/" would be a link in the place of /usr/lib
+        raise Fault(f'"{clipped(parts[1])}" names a directory, and a link needs a name in one', where=f"--{flag}")
     return parts[0], parts[1]
 
 
