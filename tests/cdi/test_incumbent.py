@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ import cdi_edits
 from bundles import LIBRARIES as OWN
 from bundles import look, read, write
 from cdi_edits import VERSION, call
+from gpu_oci_hook.cdi import incumbent as module
 from gpu_oci_hook.formats import ldcache
 from hook_scenes import CACHE, COMPAT, DROP_IN, PROFILE, Theirs, gpu_host
 
@@ -213,6 +215,24 @@ def test_a_soname_is_read_from_the_host_and_never_from_the_image(incumbent: Thei
     incumbent.chain()
     assert "libc.so.6" not in incumbent.cache()
     assert incumbent.cache()["libcuda.so.1"] == f"{OWN}/libcuda.so.1"
+
+
+def test_what_is_mounted_is_opened_only_when_it_proved_to_be_a_file(
+    incumbent: Theirs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the descriptor that was looked at: whoever may write to a volume can lay a device under the name meanwhile."""
+    source = f"{incumbent.host}{OWN}/libcuda.so.{VERSION}"
+    names: list[str] = []
+    open_it = os.open
+
+    def watched(path: str, flags: int, *more: Any, **named: Any) -> int:
+        if not flags & os.O_PATH:
+            names.append(path)
+        return open_it(path, flags, *more, **named)
+
+    monkeypatch.setattr(module.os, "open", watched)
+    assert module._soname(source) == ("libcuda.so.1", "x86_64")
+    assert names and source not in names
 
 
 def test_what_is_no_library_of_this_machine_is_not_cached(incumbent: Theirs, tmp_path: Path) -> None:

@@ -173,6 +173,10 @@ def test_what_is_missing_is_told_each_with_its_place(host: Path) -> None:
     )
 
 
+def test_a_directory_is_no_hooks_program(host: Path) -> None:
+    assert texts(spec({"hooks": [{"hookName": "prestart", "path": "/bin"}]}), host) == ["/bin is missing on this host"]
+
+
 def test_what_is_no_bind_mount_takes_nothing_of_the_hosts(host: Path) -> None:
     data = spec({"mounts": [{"hostPath": "tmpfs", "containerPath": "/x", "type": "tmpfs"}]})
     assert texts(data, host) == []

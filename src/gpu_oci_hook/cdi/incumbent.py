@@ -19,6 +19,7 @@ from gpu_oci_hook import VERSION
 from gpu_oci_hook.cdi import errand as errands
 from gpu_oci_hook.cdi import steps
 from gpu_oci_hook.container import called
+from gpu_oci_hook.container.directory import DESCRIPTORS
 from gpu_oci_hook.errors import Fault, clipped, words
 from gpu_oci_hook.formats import ARCHITECTURES
 from gpu_oci_hook.formats.oci import items, member
@@ -199,9 +200,14 @@ def _soname(source: str) -> tuple[str, str]:
     from gpu_oci_hook.formats import elf
 
     try:
-        if os.stat(source).st_mode & 0o170000 != 0o100000:  # S_ISREG, without the import
-            return "", ""
-        fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        # Opening a device can have effects, and who may write to a volume can exchange a file after a look at it.
+        held = os.open(source, os.O_PATH | os.O_CLOEXEC)
+        try:
+            if os.fstat(held).st_mode & 0o170000 != 0o100000:  # S_ISREG, without the import
+                return "", ""
+            fd = os.open(f"{DESCRIPTORS}/{held}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        finally:
+            os.close(held)
     except (OSError, ValueError):
         return "", ""
     try:

@@ -164,7 +164,7 @@ def of_driver(path: str) -> list[str]:
 
 def _runs(path: str) -> bool:
     try:
-        return os.access(path, os.X_OK)
+        return os.access(path, os.X_OK) and not os.path.isdir(path)
     except ValueError:  # a NUL in it
         return False
 
