@@ -92,7 +92,7 @@ def cure(kind: str, path: str, own: tuple[str, ...] = ()) -> str:
     from gpu_oci_hook.cdi import origin
 
     if origin.is_ours(path):
-        return f"Write it anew: gpu-oci-hook cdi refresh --output {path}"
+        return f"{ANEW}: gpu-oci-hook cdi refresh --output {path}"
     if kind in OURS or kind in own:
         return anew(kind, path)
     return f"{ANEW} with the tool that made it, or remove it"
