@@ -84,9 +84,13 @@ def clipped(text: str, limit: int = 200) -> str:
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit} more characters)"
 
 
-def nearest(word: str, valid: tuple[str, ...] | list[str]) -> str:
-    """The valid word that a mistyped one most likely meant, or "" when none is near."""
+def nearest(word: str, valid: tuple[str, ...] | list[str], *, cutoff: float = 0.6) -> str:
+    """The valid word that a mistyped one most likely meant, or "" when none is near.
+
+    Arguments:
+        cutoff: how alike the two have to be, 1 for equal.
+    """
     import difflib  # only after a mistake
 
-    near = difflib.get_close_matches(word.lower(), valid, n=1, cutoff=0.6)
+    near = difflib.get_close_matches(word.lower(), valid, n=1, cutoff=cutoff)
     return near[0] if near else ""

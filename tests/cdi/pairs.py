@@ -25,6 +25,8 @@ DIFFERENCES = {
     "(CVE-2025-23266); we give it a PATH",
     "missing": "podman takes a mount's source or a hook that is not there, and the runtime then fails with a bare "
     "stat error; we refuse with the file and the device",
+    "unmade": "podman hands on a mount that no runtime makes, for want of bind among its options, and the container "
+    "does not start; we refuse with the place",
     "numbers": "podman hands out other numbers than the host's node has; we refuse, since the file is of another boot",
     "relative": "podman hands a hook with a relative path on, which the runtime looks for where it runs; we refuse",
     "unbuffered": 'podman refuses type "u" for a node that the host has as "c", which is the same device; we take it',
@@ -172,6 +174,8 @@ HAND: dict[str, Pair] = {
     ),
     "a mount below the container's own": one({"mounts": [mount("/m/n")]}, options=("--volume", "/usr:/m")),
     "a mount whose source is missing": one({"mounts": [mount("/m", source="@/none")]}, "missing", refused="us"),
+    "a mount without bind": one({"mounts": [{"hostPath": "@/file", "containerPath": "/m"}]}, "unmade", refused="us"),
+    "a mount of the type bind alone": one({"mounts": [mount("/m", "ro", type="bind")]}, "unmade", refused="us"),
     # hooks
     **{
         f"a {stage} hook": one({"hooks": [hook(stage, "hook", "--flag", "x y")]})

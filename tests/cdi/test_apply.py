@@ -20,6 +20,7 @@ Spec = dict[str, Any]
 DENY = {"allow": False, "access": "rwm"}
 PATH = "PATH=/usr/sbin:/usr/bin:/sbin:/bin"
 NODE = {"path": "/dev/x", "type": "c", "major": 60, "minor": 3}
+MOUNT = {"hostPath": "/s", "containerPath": "/m", "options": ["bind"]}
 OCI_NODE = {"path": "/dev/x", "type": "c", "major": 60, "minor": 3}
 RULE = {"allow": True, "type": "c", "major": 60, "minor": 3, "access": "rwm"}
 
@@ -131,22 +132,22 @@ CASES: dict[str, tuple[Spec, list[Spec], Spec]] = {
             {"destination": "/proc"}, {"destination": "/m", "type": "tmpfs", "source": "none", "options": ["ro"]}
         ]},
     ),
-    "a mount without type and options": (
+    "a mount without type": (
         {},
-        [{"mounts": [{"hostPath": "/a", "containerPath": "/m"}]}],
-        {"mounts": [{"destination": "/m", "source": "/a"}]},
+        [{"mounts": [{"hostPath": "/a", "containerPath": "/m", "options": ["rbind"]}]}],
+        {"mounts": [{"destination": "/m", "source": "/nowhere/a", "options": ["rbind"]}]},
     ),
     "a mount in the place of another": (
         {"mounts": [{"destination": "/m", "source": "old"}, {"destination": "/n"}]},
-        [{"mounts": [{"hostPath": "/a", "containerPath": "/m"}]}],
-        {"mounts": [{"destination": "/n"}, {"destination": "/m", "source": "/a"}]},
+        [{"mounts": [{"hostPath": "/a", "containerPath": "/m", "options": ["bind"]}]}],
+        {"mounts": [{"destination": "/n"}, {"destination": "/m", "source": "/nowhere/a", "options": ["bind"]}]},
     ),
     "mounts by depth, those of one depth as they were": (
         {"mounts": [{"destination": d} for d in ("/z/a", "/b", "/a/b/c", "/a", "/z//b/.", "/")]},
-        [{"mounts": [{"hostPath": "/s", "containerPath": "/m/n"}]}],
+        [{"mounts": [{"hostPath": "/s", "containerPath": "/m/n", "options": ["bind"]}]}],
         {"mounts": [
             *({"destination": d} for d in ("/b", "/a", "/", "/z/a", "/z//b/.")),
-            {"destination": "/m/n", "source": "/s"},
+            {"destination": "/m/n", "source": "/nowhere/s", "options": ["bind"]},
             {"destination": "/a/b/c"},
         ]},
     ),
@@ -222,7 +223,7 @@ def test_all_kinds_are_made_in_the_librarys_order() -> None:
     """Kind by kind over all parts, so that a file's own edits and those of its devices are not mixed up."""
     parts = [
         Part("n", "/f", "w", {"hooks": [{"hookName": "prestart", "path": "/1"}], "env": ["A=1"]}, "r"),
-        Part("n", "/f", "w", {"mounts": [{"hostPath": "/s", "containerPath": "/m"}], "env": ["B=1"]}, "r"),
+        Part("n", "/f", "w", {"mounts": [MOUNT], "env": ["B=1"]}, "r"),
         Part("n", "/f", "w", {"additionalGids": [4], "deviceNodes": [NODE], "intelRdt": {"closID": "x"}}, "r"),
         Part("n", "/f", "w", {"netDevices": [{"hostInterfaceName": "e", "name": "f"}]}, "r"),
     ]
@@ -330,7 +331,7 @@ def test_sources_lie_below_the_hosts_root_links_followed_inside(tmp_path: Path) 
 def test_a_file_made_for_a_host_elsewhere_may_name_that_directory(tmp_path: Path) -> None:
     (tmp_path / "hook").write_text("")
     edits = {
-        "mounts": [{"hostPath": f"{tmp_path}/lib", "containerPath": "/m", "type": "bind"}],
+        "mounts": [{"hostPath": f"{tmp_path}/lib", "containerPath": "/m", "type": "bind", "options": ["rbind"]}],
         "hooks": [{"hookName": "prestart", "path": f"{tmp_path}/hook"}],
     }
     made = apply_edits({}, edits, root=str(tmp_path))
@@ -364,9 +365,25 @@ def test_a_hook_without_an_absolute_path_is_refused() -> None:
 def test_a_config_json_of_another_shape_is_an_error_in_one_sentence(spec: Spec) -> None:
     edits = {
         "env": ["A=1"],
-        "mounts": [{"hostPath": "/s", "containerPath": "/m"}],
+        "mounts": [{"hostPath": "/s", "containerPath": "/m", "options": ["bind"]}],
         "deviceNodes": [NODE],
         "hooks": [{"hookName": "prestart", "path": "/h"}],
     }
     with pytest.raises(Fault, match=r"config\.json"):
         apply_edits(spec, edits)
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"options": ["ro"]}, {"type": "bind"}, {"type": "none", "options": ["ro", "Bind"]}]
+)
+def test_a_mount_that_no_runtime_makes_is_refused_with_its_place_and_the_word_that_it_lacks(more: Spec) -> None:
+    mounts = [{"hostPath": "/s", "containerPath": "/m", **more}]
+    with pytest.raises(Fault, match=r"/m, which .* mounts, has neither bind nor rbind in its options") as caught:
+        apply_edits({}, {"mounts": mounts})
+    assert caught.value.where.endswith("containerEdits.mounts[0]") and caught.value.cure == "Add rbind to its options"
+
+
+@pytest.mark.parametrize("more", [{"type": "tmpfs"}, {"type": "proc"}, {"type": "x", "options": ["rbind"]}])
+def test_a_mount_that_runtimes_make_goes_in_as_it_is(more: Spec) -> None:
+    (made,) = apply_edits({}, {"mounts": [{"hostPath": "/nowhere/s", "containerPath": "/m", **more}]})["mounts"]
+    assert made == {"destination": "/m", "source": "/nowhere/s", **more}

@@ -13,12 +13,14 @@ from pathlib import Path
 
 import pytest
 
+from gpu_oci_hook import simulate
 from gpu_oci_hook.cdi import causes
+from gpu_oci_hook.cdi.ours import Here
 from gpu_oci_hook.cdi.scan import Scan
 from gpu_oci_hook.config import Config
 from gpu_oci_hook.host.root import Host
 
-from .tree import DIRECTORIES, put, spec
+from .tree import DIRECTORIES, Memory, put, spec
 
 NAME = "nvidia.com/gpu=0"
 GPU = "nvidia.com/gpu"
@@ -28,7 +30,7 @@ def asked(root: Path, name: str = NAME, directories: tuple[str, ...] = DIRECTORI
     """The cause, with the host's root taken out of its words."""
     scan = Scan(Host(str(root)), directories)
     assert name not in scan.winners, "it resolves"
-    found = causes.find(name, scan, Config())
+    found = causes.find(name, scan, Config(), Here(scan.host, Config(), Memory()))
     words = [text.replace(str(root), "") for text in (found.text, found.cure)]
     return causes.Cause(found.code, tuple(path.replace(str(root), "") for path in found.files), *words)
 
@@ -121,7 +123,7 @@ CASES: list[tuple[Callable[[Path], None], str, list[str]]] = [
     (subdirectory, "directory", ["/etc/cdi/gpus/nvidia.json", "directory not scanned"]),
     (linked_directory, "directory", ["directory not scanned", "it is a link"]),
     (broken, "invalid", ["/etc/cdi/nvidia.yaml", "may define it"]),
-    (nothing, "undefined", ["no CDI file defines it", "/etc/cdi, /var/run/cdi", "gpu-oci-hook cdi generate"]),
+    (nothing, "undefined", ["no CDI file defines it", "/etc/cdi, /var/run/cdi", "This machine has no GPU"]),
     (lambda root: None, "undefined", ["no CDI file defines it"]),
 ]
 
@@ -160,13 +162,15 @@ def shared() -> Iterator[Path]:
 
 LOOK = """
 import json, sys
+from gpu_oci_hook import state
 from gpu_oci_hook.cdi import causes
+from gpu_oci_hook.cdi.ours import Here
 from gpu_oci_hook.cdi.scan import Scan
 from gpu_oci_hook.config import Config
 from gpu_oci_hook.host.root import Host
 scan = Scan(Host(sys.argv[1]), ("/etc/cdi", "/var/run/cdi"))
 os_setuid = __import__("os").setuid
-print(json.dumps(causes.find(sys.argv[2], scan, Config())))
+print(json.dumps(causes.find(sys.argv[2], scan, Config(), Here(scan.host, Config(), state.Memory()))))
 """
 
 
@@ -212,6 +216,153 @@ def test_hundreds_of_devices_are_not_all_told(tmp_path: Path) -> None:
     found = asked(tmp_path, "vendor.com/dev=none")
     assert "and 492 more" in found.text
     assert len(found.text) < 500
+
+
+def with_gpus(root: Path) -> Path:
+    simulate.build(root / "host", gpus=4, driver="555.42.02")
+    return root / "host"
+
+
+def test_who_wanted_one_gpu_that_is_not_there_is_told_which_are_and_never_to_take_all(tmp_path: Path) -> None:
+    """Whatever the files have."""
+    host = with_gpus(tmp_path)
+    for devices in ([], ["all"], ["0", "1", "2", "3", "all"]):
+        if devices:
+            put(host, "etc/cdi/nvidia.yaml", spec(*devices, kind=GPU))
+        found = asked(host, "nvidia.com/gpu=9")
+        assert found.code == ("device" if devices else "absent")
+        assert found.text.endswith(", and there is no GPU 9")
+        assert found.cure == "This machine has 0 to 3 (gpu-oci-hook list names them)"
+
+
+def test_a_word_that_names_no_gpu_is_no_reason_to_write_a_file(tmp_path: Path) -> None:
+    found = asked(with_gpus(tmp_path), "nvidia.com/gpu=al")
+    assert found.text == 'no CDI file defines it, and there is no GPU "al"'
+    assert 'Did you mean "all"?' in found.cure and "generate" not in found.cure
+
+
+@pytest.mark.parametrize(("device", "there"), [("gpu0", "0"), ("0", "gpu0"), ("gpu0", "GPU-44b97862")])
+def test_another_name_of_the_same_gpu_is_proposed(tmp_path: Path, device: str, there: str) -> None:
+    host = with_gpus(tmp_path)
+    gpu = Here(Host(str(host)), Config(), Memory()).gpus[0]
+    there = gpu.uuid if there.startswith("GPU-") else there
+    put(host, "etc/cdi/nvidia.yaml", spec("all", "3", there, kind=GPU))
+    assert asked(host, f"nvidia.com/gpu={device}").cure == f"Ask for nvidia.com/gpu={there}"
+
+
+def test_a_file_of_ours_that_lacks_a_gpu_of_this_machine_is_to_be_written_anew(tmp_path: Path) -> None:
+    host = with_gpus(tmp_path)
+    put(host, "etc/cdi/nvidia.yaml", spec("0", "1", "all", kind=GPU))
+    found = asked(host, "nvidia.com/gpu=3")
+    assert found.cure == "Write it anew: gpu-oci-hook cdi generate --output /etc/cdi/nvidia.yaml"
+    put(host, "etc/cdi/nvidia.yaml", spec("0", "1", kind=GPU))
+    assert asked(host, "nvidia.com/gpu=all").cure == found.cure
+    put(host, "etc/cdi/nvidia.yaml", f"# gpu-oci-hook hook create-container\n{json.dumps(spec('0', kind=GPU))}")
+    wanted = "Write it anew: gpu-oci-hook cdi refresh --device all,none --output /etc/cdi/nvidia.yaml"
+    assert asked(host, "nvidia.com/gpu=1").cure == wanted
+
+
+def test_r09_g_where_only_all_is_defined_it_is_listed_and_proposed(tmp_path: Path) -> None:
+    host = with_gpus(tmp_path)
+    put(host, "etc/cdi/nvidia.yaml", spec("all", kind=GPU))
+    found = asked(host)
+    assert "only nvidia.com/gpu=all" in found.text
+    assert found.cure.startswith("Ask for nvidia.com/gpu=all, if it may be everything. For 0 alone write it anew: ")
+
+
+def test_a_number_is_no_mistyped_other_number(tmp_path: Path) -> None:
+    put(tmp_path, "etc/cdi/x.json", spec("0", "1", "all"))
+    assert asked(tmp_path, "vendor.com/dev=10").cure == "Ask for one of them"
+
+
+def test_a_device_called_yes_without_quotes_is_told_with_its_line(tmp_path: Path) -> None:
+    put(
+        tmp_path, "etc/cdi/a.yaml",
+        "cdiVersion: 0.5.0\nkind: acme.com/nic\ndevices:\n- name: a\n  containerEdits: {env: [A=1]}\n"
+        "- name: yes\n  containerEdits: {env: [A=1]}\n",
+    )  # fmt: skip
+    found = asked(tmp_path, "acme.com/nic=yes")
+    assert found.text == (
+        '/etc/cdi/a.yaml:6: devices[1].name: yes without quotes is read as "true", so the device is called that'
+    )
+    assert found.cure == "Put it in quotes"
+
+
+@pytest.mark.parametrize("file", [(), ("0", "all")])
+def test_the_management_device_needs_no_file_here_and_one_of_its_own_elsewhere(
+    tmp_path: Path, file: tuple[str, ...]
+) -> None:
+    host = with_gpus(tmp_path)
+    if file:
+        put(host, "etc/cdi/nvidia-management.yaml", spec(*file, kind=GPU))
+    found = asked(host, "management.nvidia.com/gpu=all")
+    name = "management.nvidia.com-gpu.yaml" if file else "nvidia-management.yaml"  # nothing is replaced
+    assert f"gpu-oci-hook cdi generate --mode management --output /etc/cdi/{name}" in found.cure
+    assert found.cure.endswith("gpu-oci-runtime needs no file for it")
+    assert asked(host, "management.nvidia.com/gpu=0").cure == "Ask for management.nvidia.com/gpu=all"
+
+
+def test_kinds_that_our_generator_writes_have_their_mode_told(tmp_path: Path) -> None:
+    found = asked(with_gpus(tmp_path), "nvidia.com/gds=all")
+    assert "gpu-oci-hook cdi generate --mode gds --output /etc/cdi/nvidia-gds.yaml" in found.cure
+
+
+def test_the_runtimes_own_kind_is_not_for_engines(tmp_path: Path) -> None:
+    host = with_gpus(tmp_path)
+    found = asked(host, "runtime.nvidia.com/gpu=0")
+    assert "engines need nvidia.com/gpu=0" in found.text
+    assert "gpu-oci-hook cdi generate --output /etc/cdi/nvidia.yaml" in found.cure
+    put(host, "etc/cdi/nvidia.yaml", spec("0", kind=GPU))
+    assert asked(host, "runtime.nvidia.com/gpu=0").cure == (
+        "Ask for nvidia.com/gpu=0, which /etc/cdi/nvidia.yaml has"
+    )
+    assert "there is no GPU 9" in asked(host, "runtime.nvidia.com/gpu=9").text
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("nvidia.com/gup=0", "nvidia.com/gpu=0"),
+        ("nvida.com/gpu=all", "nvidia.com/gpu=all"),
+        ("vendor.com/devv=a", "vendor.com/dev=a"),
+        ("intel.com/gpu=0", ""),
+        ("amd.com/gpu=0", ""),
+        ("acme.com/gpu=0", ""),
+        ("vendor.com/net=a", ""),
+    ],
+)
+def test_a_mistyped_kind_has_the_right_one_told_and_another_vendors_is_none(
+    tmp_path: Path, name: str, meant: str
+) -> None:
+    put(tmp_path, "etc/cdi/x.json", spec("a"))
+    found = asked(tmp_path, name)
+    assert ("Did you mean" in found.cure) == bool(meant)
+    assert not meant or found.cure == f"Did you mean {meant}?"
+
+
+@pytest.mark.parametrize(
+    ("name", "cure"),
+    [
+        ("nvidia.com/gpu", "Say nvidia.com/gpu=0"),
+        ("acme.com/nic", "Say acme.com/nic=DEVICE"),
+        ("0", "Say vendor/class=device, such as nvidia.com/gpu=0"),
+        ("all", "Say vendor/class=device, such as nvidia.com/gpu=all"),
+        ("bad name", "Say vendor/class=device, such as nvidia.com/gpu=0"),
+    ],
+)
+def test_what_is_no_name_is_told_the_name_that_it_may_be(tmp_path: Path, name: str, cure: str) -> None:
+    assert asked(tmp_path, name).cure == cure
+
+
+def test_without_any_directory_there_is_an_answer_too(tmp_path: Path) -> None:
+    found = asked(with_gpus(tmp_path), NAME, ())
+    assert "looked in no directory" in found.text and "--output /etc/cdi/nvidia.yaml" in found.cure
+
+
+def test_the_shims_error_has_the_same_cure(tmp_path: Path) -> None:
+    found = causes.fault("nvidia.com/gup=0", "here", 0, Host(str(with_gpus(tmp_path))), Config())
+    assert found.what.startswith("CDI device nvidia.com/gup=0 is unresolvable: no file has devices of the kind")
+    assert found.cure == "Did you mean nvidia.com/gpu=0?"
 
 
 def test_no_cause_says_what_engines_take_for_something_else(tmp_path: Path) -> None:

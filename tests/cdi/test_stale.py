@@ -195,3 +195,16 @@ def test_the_cure_is_our_generator_or_the_tool_of_another_vendor(host: Path, kin
     data = {**spec({"mounts": [mount("/none")]}), "kind": kind}
     (finding,) = stale.findings(data, "/etc/cdi/x.yaml", Host(str(host)), RUNNING)
     assert ("gpu-oci-hook cdi generate --output /etc/cdi/x.yaml" in finding.cure) == (kind == "nvidia.com/gpu")
+
+
+def test_the_cure_for_a_file_of_each_kind_of_ours_is_the_command_that_writes_that_kind() -> None:
+    assert stale.cure("nvidia.com/gpu", "/f") == "Write it anew: gpu-oci-hook cdi generate --output /f"
+    assert "generate --mode management --output /f" in stale.cure("management.nvidia.com/gpu", "/f")
+    assert "generate --vendor runtime.nvidia.com --output /f" in stale.cure("runtime.nvidia.com/gpu", "/f")
+    assert "generate" not in stale.cure("vendor.com/dev", "/f")
+
+
+@pytest.mark.parametrize("more", [{"options": ["ro"]}, {"type": "bind", "options": []}, {"type": "none"}])
+def test_a_missing_source_is_told_of_a_mount_that_no_runtime_makes_too(host: Path, more: Spec) -> None:
+    data = spec({"mounts": [{"hostPath": "/none", "containerPath": "/x", **more}]})
+    assert texts(data, host) == ["/none is missing on this host"]

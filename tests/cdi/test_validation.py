@@ -463,3 +463,31 @@ def test_findings_come_in_the_order_of_the_file_with_their_lines() -> None:
 def test_the_same_is_not_said_twice() -> None:
     said = validation.findings(FULL, "x", maximum="0.3.0")
     assert len(said) == len(set(said))
+
+
+@pytest.mark.parametrize(
+    ("mount", "wrong"),
+    [
+        ({}, True),
+        ({"options": ["ro"]}, True),
+        ({"type": "bind", "options": ["ro"]}, True),
+        ({"type": "none"}, True),
+        ({"options": ["ro", "bind"]}, False),
+        ({"type": "bind", "options": ["rbind"]}, False),
+        ({"type": "tmpfs"}, False),
+        ({"type": "proc", "options": ["ro"]}, False),
+    ],
+)
+def test_a_mount_that_no_runtime_makes_is_told_apart_from_what_engines_refuse(mount: Spec, wrong: bool) -> None:
+    spec = small("0.5.0", mounts=[{"hostPath": "/a", "containerPath": "/a", **mount}])
+    assert found(spec) == []
+    told = validation.unmade(spec, "x.json")
+    assert [(one.level, one.where, one.cure) for one in told] == (
+        [("error", f"{EDITS}.mounts[0]", "Add rbind to its options")] if wrong else []
+    )
+    assert all("has neither bind nor rbind in its options" in one.text for one in told)
+
+
+@pytest.mark.parametrize("data", [None, [], {"devices": [None, {"containerEdits": {"mounts": [None, []]}}]}])
+def test_a_file_of_another_shape_has_no_mounts(data: object) -> None:
+    assert validation.unmade(data, "x.json") == []

@@ -132,7 +132,7 @@ def test_a_file_that_is_no_cdi_file_is_not_replaced_unless_somebody_insists(gene
         (("--max-version", "0.3.0"), ", or choose --max-version 0.5.0"),
         (("--class", "a.b", "--max-version", "0.5.0"), "Choose a --class without a dot, or choose --max-version 0.6.0"),
         (("--hook-log", "x.log"), '--hook-log: "x.log" is no absolute path, and a hook needs one'),
-        (("--device", "9"), '--device: there is no GPU "9"'),
+        (("--device", "9"), "--device: there is no GPU 9. This machine has 0"),
         (("--mode", "gds", "--device", "0"), "--device and --name choose among GPUs, and --mode gds has none"),
         (("--mode", "nvswitch"), "NVSwitch devices are asked for, and this host cannot give them: /dev/nvidia-nvswit"),
         (("--vendor", "-"), '"-/gpu" is no kind of CDI devices'),

@@ -38,7 +38,8 @@ def words(host: Path, *more: str) -> tuple[str, ...]:
 def test_list_of_a_host_without_files_says_where_it_looked(command: Command, host: Path) -> None:
     answer = command("cdi", "list", *words(host))
     assert answer.status == 0
-    assert f"looked in {host}/etc/cdi, {host}/var/run/cdi" in answer.out
+    why = f"[host] root is {host}: engines of this machine read /etc/cdi, /var/run/cdi"
+    assert f"looked in {host}/etc/cdi, {host}/var/run/cdi ({why})" in answer.out
     assert document(command("cdi", "list", *words(host), "--format", "json"), "cdi-list")["devices"] == []
 
 
@@ -99,7 +100,7 @@ def test_resolve_of_what_nobody_has_fails_with_the_cause(command: Command, host:
     answer = command("cdi", "resolve", *words(host), "vendor.com/dev=0", "vendor.com/dev=a")
     assert answer.status == 1
     assert answer.err == ""
-    assert "Ask for vendor.com/dev=all" in answer.out
+    assert "only vendor.com/dev=a, vendor.com/dev=all. Ask for one of them" in answer.out
     found = document(
         command("cdi", "resolve", *words(host), "--format", "json", "vendor.com/dev=0", "vendor.com/dev=a"),
         "cdi-resolve",
@@ -134,14 +135,98 @@ def test_resolve_shows_a_node_that_cannot_be_given(command: Command, host: Path)
     assert "1 missing path: /dev/none" in answer.out
 
 
-def test_other_directories_can_be_named(command: Command, host: Path) -> None:
-    put(host, "opt/one/a.json", spec("a"))
-    put(host, "opt/two/a.json", spec("a"))
-    more = ("--spec-dir", "/opt/one", "--spec-dir", "/opt/two")
+def test_other_directories_can_be_named_and_are_not_looked_for_below_the_host_root(
+    command: Command, host: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(tmp_path, "one/a.json", spec("a"))
+    put(tmp_path, "two/a.json", spec("a"))
+    more = ("--spec-dir", f"{tmp_path}/one", "--spec-dir", f"{tmp_path}/two")
     answer = command("cdi", "resolve", *words(host, *more), "vendor.com/dev=a")
-    assert f"later directory wins: {host}/opt/two/a.json" in answer.out
-    answer = command("cdi", "list", *words(host, "--spec-dir", "relative"))
-    assert answer.status == 1 and "not an absolute path" in answer.err
+    assert answer.status == 0
+    assert f"later directory wins: {tmp_path}/two/a.json" in answer.out
+    monkeypatch.chdir(tmp_path)
+    assert command("cdi", "resolve", *words(host, "--spec-dir", "one"), "vendor.com/dev=a").status == 0
+    answer = command("cdi", "list", *words(host, "--spec-dir", "none"))
+    assert f"no CDI file defines a device; looked in {tmp_path}/none\n" == answer.out
+    # What the files name is still looked for on the host.
+    mount = {"hostPath": "/etc/of-host", "containerPath": "/x", "options": ["bind"]}
+    put(tmp_path, "one/a.json", spec("a", mounts=[mount]))
+    assert "1 missing path" in command("cdi", "resolve", *words(host, *more[:2]), "vendor.com/dev=a").out
+    put(host, "etc/of-host", "")
+    assert command("cdi", "resolve", *words(host, *more[:2]), "vendor.com/dev=a").status == 0
+
+
+def test_the_advice_for_a_simulated_host_names_a_place_where_engines_look(command: Command, host: Path) -> None:
+    answer = command("cdi", "resolve", *words(host), "nvidia.com/gpu=0")
+    assert "gpu-oci-hook cdi generate --output /etc/cdi/nvidia.yaml" in answer.out
+    assert f"([host] root is {host}: engines of this machine read /etc/cdi, /var/run/cdi)" in answer.out
+
+
+def test_resolve_of_a_file_that_does_not_fit_says_why_and_the_cure_and_stops(command: Command, host: Path) -> None:
+    library = "/usr/lib/libnvidia-x.so.550.54.14"
+    mounts = [{"hostPath": library, "containerPath": library, "options": ["bind"]}]
+    put(host, "etc/cdi/nvidia.yaml", spec("0", kind="nvidia.com/gpu", mounts=mounts, env=["SECRET=1"]))
+    answer = command("cdi", "resolve", *words(host), "nvidia.com/gpu=0")
+    assert answer.status == 1
+    lines = answer.out.splitlines()
+    assert [line.split()[0] for line in lines] == ["nvidia.com/gpu=0", "file", "read", "cannot", "gpu-oci-runtime"]
+    assert "spec written for 550.54.14" in lines[3] and "Write it anew: gpu-oci-hook cdi generate" in lines[3]
+
+
+def test_resolve_of_a_mount_that_no_runtime_makes_fails_with_the_missing_word_and_with_a_missing_path(
+    command: Command, host: Path
+) -> None:
+    put(host, "etc/there", "")
+    for path in ("/etc/there", "/none"):
+        put(host, "etc/cdi/a.json", spec("a", mounts=[{"hostPath": path, "containerPath": "/x", "type": "bind"}]))
+        answer = command("cdi", "resolve", *words(host), "vendor.com/dev=a")
+        assert answer.status == 1
+        assert ("has neither bind nor rbind" if path == "/etc/there" else "1 missing path: /none") in answer.out
+    document(command("cdi", "resolve", *words(host), "--format", "json", "vendor.com/dev=a"), "cdi-resolve")
+
+
+def test_resolve_shows_a_hook_in_a_short_line(command: Command, host: Path) -> None:
+    put(host, "hook", "").chmod(0o755)
+    args = ["hook", "hook", "create-container", *[word for number in range(60) for word in ("--link", f"a{number}::b")]]
+    hooks = [
+        {"hookName": "createContainer", "path": "/hook", "args": args},
+        {"hookName": "poststop", "path": "/hook", "args": ["hook", "one"]},
+    ]
+    put(host, "etc/cdi/a.json", spec("a", hooks=hooks))
+    answer = command("cdi", "resolve", *words(host), "vendor.com/dev=a")
+    assert answer.status == 0
+    assert f"createContainer: {host}/hook hook create-container with 120 arguments\n" in answer.out
+    assert f"poststop: {host}/hook one\n" in answer.out
+    said = command("cdi", "resolve", *words(host), "--format", "json", "vendor.com/dev=a")
+    assert "a59::b" in said.out, "programs get all of it"
+
+
+def test_list_tells_an_error_with_its_line_and_a_cause_once_as_validate_does(command: Command, host: Path) -> None:
+    mounts = "".join(f"    - {{hostPath: /none{n}, containerPath: /x, options: [bind]}}\n" for n in range(9))
+    text = f"cdiVersion: 0.5.0\nkind: v.com/dd\ndevices:\n- name: a\n  containerEdits:\n    mounts:\n{mounts}"
+    first = put(host, "etc/cdi/a.yaml", text)
+    second = put(host, "etc/cdi/b.yaml", f"{text}    newField: 1\n")
+    for answer in (command("cdi", "list", *words(host)), command("cdi", "validate", *words(host), str(first.parent))):
+        lines = [line.removeprefix("- ") for line in answer.out.splitlines() if "devices[0]" in line]
+        missing = [line for line in lines if line.startswith(f"{first}:7: devices[0].containerEdits.mounts[0]")]
+        assert len(missing) == 1 and "/none0 is missing on this host (and 8 more paths). " in missing[0]
+        assert any(line.startswith(f"{second}:16: devices[0].containerEdits.newField: ") for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [("nvidia.com/gpu=gpu1", "GPU 1 (GPU-"), ("nvidia.com/gpu=none", "the driver's files"), ("vendor.com/dev=0", "")],
+)
+def test_resolve_tells_what_needs_no_file(command: Command, host: Path, name: str, given: str) -> None:
+    found = json.loads(command("cdi", "resolve", *words(host), "--format", "json", name).out)["names"][0]["in_memory"]
+    assert (found or "").startswith(given) and bool(found) == bool(given)
+
+
+def test_resolve_knows_mig_devices(command: Command, tmp_path: Path) -> None:
+    simulate.build(tmp_path / "host", gpus=1, driver="555.42.02", mig=["2g,1g"])
+    out = command("cdi", "resolve", "--root", str(tmp_path / "host"), "nvidia.com/gpu=0:1", "nvidia.com/gpu=mig0:9").out
+    assert "it gives MIG device 0:1" in out
+    assert "there is no MIG device 0:9. This machine has 0:0 to 0:1" in out
 
 
 def test_the_configuration_names_the_directories(command: Command, host: Path, tmp_path: Path) -> None:

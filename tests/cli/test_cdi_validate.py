@@ -137,10 +137,12 @@ def test_a_greatest_version_does_what_a_target_does(directory: Path, command: Co
         (("--max-version", "0.9.0"), "--max-version: '0.9.0' is no version of CDI. Known are 0.3.0, 0.4.0"),
     ],
 )
-def test_a_wrong_option_is_one_line(directory: Path, command: Command, options: tuple[str, ...], said: str) -> None:
+def test_a_wrong_option_is_a_wrong_command_line(
+    directory: Path, command: Command, options: tuple[str, ...], said: str
+) -> None:
     answer = command("cdi", "validate", "--no-host", directory, *options)
-    assert answer.status == 1 and answer.out == ""
-    assert answer.err.startswith(f"gpu-oci-hook: {said}") and answer.err.count("\n") == 1
+    assert answer.status == 2 and answer.out == ""
+    assert answer.err.splitlines()[-1].startswith(f"Error: Invalid value for {said}")
 
 
 def test_a_file_that_engines_ignore_is_checked_when_it_is_named(directory: Path, command: Command) -> None:
@@ -161,9 +163,9 @@ def test_what_is_not_there_is_an_error_and_the_rest_is_checked(directory: Path, 
     assert lines[2] == "/nonexistent: cannot be read: it is missing"
 
 
-def test_an_empty_directory_is_fine(tmp_path: Path, command: Command) -> None:
+def test_an_empty_directory_is_fine_and_said_to_be_empty(tmp_path: Path, command: Command) -> None:
     answer = command("cdi", "validate", tmp_path)
-    assert (answer.status, answer.out, answer.err) == (0, "", "")
+    assert (answer.status, answer.out, answer.err) == (0, f"{tmp_path}: info: no .yaml or .json in it\n", "")
     assert document(command("cdi", "validate", "--no-host", tmp_path, "--format", "json").out)["files"] == []
 
 
@@ -247,3 +249,71 @@ def test_a_file_that_was_written_incomplete_is_not_plainly_valid(
     assert command("cdi", "refresh", "--output", path).out.startswith("wrote ")
     answer = command("cdi", "validate", "--root", tmp_path / "host", path)
     assert answer.status == 0 and answer.out.count("\n") == 1 and answer.out.startswith(f"{path}: valid: ")
+
+
+def stale(tmp_path: Path, count: int) -> Path:
+    """A file of another driver with so many libraries, on a simulated host of this one."""
+    simulate.build(tmp_path / "host", driver="555.42.02")
+    libraries = [f"/usr/lib/x86_64-linux-gnu/libnvidia-x{number}.so.550.54.14" for number in range(count)]
+    mounts = "".join(f"  - {{hostPath: {one}, containerPath: {one}, options: [ro, bind]}}\n" for one in libraries)
+    path = tmp_path / "nvidia.yaml"
+    path.write_text(f"{GOOD}containerEdits:\n  mounts:\n{mounts}")
+    path.chmod(0o644)
+    return path
+
+
+def test_a_driver_that_was_upgraded_is_two_lines_and_one_cure_however_many_paths_are_gone(
+    command: Command, tmp_path: Path
+) -> None:
+    path = stale(tmp_path, 52)
+    answer = command("cdi", "validate", "--root", tmp_path / "host", path)
+    assert answer.status == 1
+    first, second = answer.out.splitlines()
+    assert first.startswith(f"{path}:1: spec written for 550.54.14, running driver 555.42.02, 52 missing paths. Write")
+    assert second == (
+        f"{path}:9: containerEdits.mounts[0].hostPath: /usr/lib/x86_64-linux-gnu/libnvidia-x0.so.550.54.14 "
+        "is missing on this host (and 51 more paths)"
+    )
+    answer = command("cdi", "validate", "--root", tmp_path / "host", path, "--format", "json")
+    found = document(answer.out)["files"][0]["findings"]
+    assert len(found) == 53 and all(one["cure"] for one in found), "programs get all of it"
+
+
+def test_what_an_engine_cannot_read_in_ten_devices_is_told_once(command: Command, tmp_path: Path) -> None:
+    device = "- name: d{}\n  containerEdits: {{env: [A=1], additionalGids: [44]}}\n"
+    path = tmp_path / "a.yaml"
+    path.write_text(f"cdiVersion: 0.7.0\nkind: a.com/bb\ndevices:\n{''.join(map(device.format, range(10)))}")
+    path.chmod(0o644)
+    answer = command("cdi", "validate", "--no-host", path, "--target", "podman-4.3")
+    version, field = answer.out.splitlines()
+    assert "cdiVersion: 0.7.0 is more than podman 4.3 reads" in version
+    assert "devices[0].containerEdits.additionalGids: field needs >= 0.7.0: podman 4.3 refuses the whole file" in field
+    assert "(and 9 more places). It can be read by " in field
+
+
+@pytest.mark.parametrize("option", ["--target podman-4.3", "--max-version 0.5.0"])
+def test_a_file_of_ours_that_an_engine_cannot_read_is_told_the_command_that_writes_one_that_it_can(
+    command: Command, tmp_path: Path, option: str
+) -> None:
+    path = tmp_path / "nvidia.yaml"
+    path.write_text("# gpu-oci-hook hook create-container\n" + NEWER.replace("0.5.0", "0.7.0"))
+    path.chmod(0o644)
+    answer = command("cdi", "validate", "--no-host", path, *option.split())
+    assert answer.out.count(f"Write it anew: gpu-oci-hook cdi generate {option} --output {path}") == 1
+    assert "It can be read by" not in answer.out
+
+
+def test_a_mount_that_no_runtime_makes_is_an_error_with_its_line(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "a.yaml"
+    path.write_text(
+        f"{GOOD}    mounts:\n    - {{hostPath: /etc, containerPath: /x, options: [ro]}}\n"
+        "    - {hostPath: tmpfs, containerPath: /t, type: tmpfs}\n"
+        "    - {hostPath: /etc, containerPath: /y, type: bind}\n"
+    )
+    path.chmod(0o644)
+    answer = command("cdi", "validate", "--no-host", path)
+    assert answer.status == 1
+    assert answer.out == (
+        f"{path}:8: devices[0].containerEdits.mounts[0]: has neither bind nor rbind in its options, so runtimes do not "
+        "mount it and the container does not start (and 1 more place). Add rbind to its options\n"
+    )

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from gpu_oci_hook.cdi import apply
+
 from . import host, machine
 from .engines import ByHand, Place, Request
 from .hook_files import OK, PROBE, WAYS, Program, document
@@ -104,3 +106,32 @@ def test_a_file_of_a_generator_goes_through_our_resolver_and_its_hooks_through_o
     assert answer["libraries"] == OK
     assert answer["nodes"]["/dev/nvidia0"] == "ENXIO"
     assert answer["nodes"]["/dev/nvidia1"] != "ENXIO"
+
+
+@pytest.mark.parametrize(
+    ("more", "starts"),
+    [
+        ({}, False),
+        ({"options": ["ro"]}, False),
+        ({"type": "bind", "options": ["ro"]}, False),
+        ({"type": "none"}, False),
+        ({"options": ["bind"]}, True),
+        ({"type": "none", "options": ["rbind"]}, True),
+        ({"type": "tmpfs"}, True),
+    ],
+    ids=str,
+)
+def test_runtimes_make_a_mount_that_says_bind_in_its_options_and_no_other_of_the_hosts(
+    hand: ByHand, more: dict[str, object], starts: bool
+) -> None:
+    """The runtime alone, without ours: what `apply.is_unmade` says of it."""
+    bundle = hand.bundle(Request(["/bin/true"]))
+    path = bundle / "config.json"
+    spec = json.loads(path.read_text())
+    mount = {"destination": "/made", "source": str(bundle), **more}
+    spec["mounts"].append(mount)
+    path.write_text(json.dumps(spec))
+    done = hand.start_bundle(bundle)
+    assert (done.status == 0) == starts, done.text
+    assert apply.is_unmade({"hostPath": str(bundle), "containerPath": "/made", **more}) == (not starts)
+    machine.remove_tree(bundle)

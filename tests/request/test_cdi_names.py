@@ -128,8 +128,35 @@ def test_annotations_ask_in_the_order_of_their_names() -> None:
     assert words(spec(notes=notes)) == (["0", "1"], ["vendor.com/dev=a"])
 
 
-def test_an_annotations_plain_word_is_a_gpu() -> None:
-    assert words(spec(notes={NOTE: "0,GPU-abcdef"})) == (["0", "GPU-abcdef"], [])
+@pytest.mark.parametrize(
+    ("value", "cure"),
+    [
+        ("0", "Say nvidia.com/gpu=0"),
+        ("GPU-abcdef", "Say nvidia.com/gpu=GPU-abcdef"),
+        ("nvidia.com/gpu=0,1", "Say nvidia.com/gpu=1"),
+        ("nvidia.com/gpu", "Say nvidia.com/gpu=0"),
+        ("bad name", "Say vendor/class=device"),
+        ("nvidia.com/gpu=", "Say vendor/class=device"),
+        ("cdi/nvidia.com/gpu/0", "Say vendor/class=device"),
+    ],
+)
+def test_an_annotations_word_that_is_no_qualified_name_is_an_error_with_the_name_that_it_may_be(
+    value: str, cure: str
+) -> None:
+    with pytest.raises(Fault, match="is no CDI name") as caught:
+        words(spec(notes={NOTE: value}))
+    assert caught.value.where == f"annotation {NOTE}" and caught.value.cure.startswith(cure)
+
+
+def test_an_annotation_that_nobody_heeds_may_say_what_it_likes() -> None:
+    request = read(spec("NVIDIA_VISIBLE_DEVICES=void", notes={NOTE: "bad name"}), Config())
+    assert asked(request) == ([], []) and request.withheld
+
+
+def test_a_cdi_name_that_the_environment_may_not_ask_for_has_its_warning() -> None:
+    request = read(spec("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0,vendor.com/dev=a"), Config(env="never"))
+    assert asked(request) == ([], [])
+    assert request.warnings == ['the container starts without them: [request] env is "never"']
 
 
 @pytest.mark.parametrize("value", ["", " , ", 7, None, ["nvidia.com/gpu=0"]])

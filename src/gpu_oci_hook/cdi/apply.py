@@ -16,6 +16,7 @@ RDT, groups. Where this differs, on purpose, and why (the comparison with podman
 - A hook without an environment gets a PATH: runc up to 1.2 hands such a one the image's environment
   (CVE-2025-23266). One without an absolute path is refused.
 - Sources, nodes and programs must be there, and belong to this driver and kernel: see `stale`.
+- A mount that no runtime makes is refused with its place: see `is_unmade`.
 - Type "u" is the same device as type "c" on the host, so the two are no mismatch.
 
 Cost rule: hot where a CDI file is used; `os` and `stat` alone.
@@ -41,6 +42,11 @@ if TYPE_CHECKING:
     from gpu_oci_hook.host.root import Host
 
 Object = dict[str, object]
+
+# Types of mounts that are no file systems, and so mount nothing by themselves.
+_BINDING = ("", "bind", "rbind", "none")
+UNMADE = "has neither bind nor rbind in its options, so runtimes do not mount it and the container does not start"
+ADD_RBIND = "Add rbind to its options"
 
 # What a hook without an environment of its own gets.
 HOOK_ENV = ("PATH=/usr/sbin:/usr/bin:/sbin:/bin",)
@@ -71,7 +77,10 @@ def edits(parts: list[Part], spec: object, host: Host, *, inside: bool) -> list[
     for part, _, entry in _each(parts, "netDevices"):
         made.append(NetDevice(_text(entry, "hostInterfaceName"), _text(entry, "name"), part.reason))
     mounted = False
-    for part, _, entry in _each(parts, "mounts"):
+    for part, where, entry in _each(parts, "mounts"):
+        if is_unmade(entry):
+            what = f"{_text(entry, 'containerPath')}, which {part.name} mounts, {UNMADE}"
+            raise Fault(what, where=f"{part.path}: {where}", cure=ADD_RBIND)
         options = tuple(str(option) for option in items(entry, "options"))
         kind = _text(entry, "type")
         source = _text(entry, "hostPath")
@@ -110,6 +119,21 @@ def real(host: Host, path: str) -> str:
 def below(host: Host, path: str) -> str:
     """A path of a CDI file as it is seen from the host's root; see `real`."""
     return path[len(host.prefix) :] if host.prefix and path.startswith(host.prefix + "/") else path
+
+
+def is_unmade(mount: object) -> bool:
+    """Whether a mount of a CDI file is meant to bind something and does not say so where runtimes look.
+
+    Engines hand such a mount on as it is. Tried with runc 1.1.5 and crun 1.8.1, on a file and on a directory: without
+    a type, and with the type bind or none, the container does not start ("no such device", "invalid mount type");
+    with bind or rbind among the options it does, even with a type that no kernel has.
+    """
+    return not is_bind(mount) and _text(mount, "type") in _BINDING
+
+
+def is_of_host(mount: object) -> bool:
+    """Whether a mount of a CDI file names something of the host's, be it mounted or not."""
+    return is_bind(mount) or is_unmade(mount)
 
 
 def identified(node: object) -> bool:

@@ -21,6 +21,7 @@ class Finding(NamedTuple):
     file: its path. where: the JSON path ("devices[0].containerEdits.mounts[1].hostPath"), or "" for the whole file.
     text: what is so, a sentence without its full stop. cure: what to do, likewise, or "".
     line: counted from 1; 0 when nobody knows.
+    about: what of the text is this finding's alone, such as a path, where many are alike; "" for nothing.
     """
 
     level: Level
@@ -29,6 +30,7 @@ class Finding(NamedTuple):
     text: str
     cure: str = ""
     line: int = 0
+    about: str = ""
 
     def __str__(self) -> str:
         """One line: file:line: where: text. cure; what is no error says so before `where`."""

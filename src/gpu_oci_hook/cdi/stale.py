@@ -11,9 +11,9 @@ from __future__ import annotations
 import os
 import stat
 
-from gpu_oci_hook.cdi.apply import below, identified, program
+from gpu_oci_hook.cdi.apply import below, identified, is_of_host, program
 from gpu_oci_hook.errors import clipped
-from gpu_oci_hook.formats.oci import is_bind, items, member
+from gpu_oci_hook.formats.oci import items, member
 from gpu_oci_hook.host import gpus as host_gpus
 from gpu_oci_hook.host import nodes as host_nodes
 
@@ -33,8 +33,14 @@ _EXACT = {
 }
 _BELOW = (("/dev/nvidia-caps/", "nvidia-caps"), ("/dev/nvidia-caps-imex-channels/", "nvidia-caps-imex-channels"))
 
-# Kinds that our own generator makes files of.
-OURS = ("nvidia.com/gpu", "runtime.nvidia.com/gpu", "management.nvidia.com/gpu")
+# Kinds that our own generator makes files of, and its options for them.
+OURS = {
+    "nvidia.com/gpu": "",
+    "runtime.nvidia.com/gpu": "--vendor runtime.nvidia.com",
+    "management.nvidia.com/gpu": "--mode management",
+}
+# How a cure begins that makes a whole file anew.
+ANEW = "Write it anew"
 
 # Missing paths that a sentence names.
 _SHOWN = 3
@@ -86,10 +92,16 @@ def cure(kind: str, path: str, own: tuple[str, ...] = ()) -> str:
     from gpu_oci_hook.cdi import origin
 
     if origin.is_ours(path):
-        return f"Write it anew: gpu-oci-hook cdi refresh --output {path}"
+        return f"{ANEW}: gpu-oci-hook cdi refresh --output {path}"
     if kind in OURS or kind in own:
-        return f"Write it anew: gpu-oci-hook cdi generate --output {path}"
-    return "Write it anew with the tool that made it, or remove it"
+        return anew(kind, path)
+    return f"{ANEW} with the tool that made it, or remove it"
+
+
+def anew(kind: str, path: str, *options: str) -> str:
+    """The cure for a file of a kind that we make files for: the command, with more options of `cdi generate`."""
+    words = " ".join(["gpu-oci-hook cdi generate", *OURS.get(kind, "").split(), *options, "--output", path])
+    return f"{ANEW}: {words}"
 
 
 def findings(data: object, path: str, host: Host, version: str | None) -> list[Finding]:
@@ -109,8 +121,9 @@ def findings(data: object, path: str, host: Host, version: str | None) -> list[F
     listed: list[Finding] = []
     if found.versions:
         listed.append(Finding("error", path, "", found.text(), what))
-    listed += [Finding("error", path, where, f"{clipped(name)} is missing on this host", what)
-               for where, name in found.missing]  # fmt: skip
+    for where, name in found.missing:
+        about = clipped(name)
+        listed.append(Finding("error", path, where, f"{about} is missing on this host", what, about=about))
     listed += [Finding("error", path, where, sentence, what) for where, sentence in found.numbers]
     return listed
 
@@ -123,7 +136,7 @@ def look(said: list[tuple[str, object]], host: Host, version: str | None) -> Mis
     for where, edits in said:
         for place, mount in enumerate(items(edits, "mounts")):
             source = member(mount, "hostPath")
-            if not isinstance(source, str) or not is_bind(mount):
+            if not isinstance(source, str) or not is_of_host(mount):
                 continue
             if version:
                 versions.update(dict.fromkeys(of_driver(source)))

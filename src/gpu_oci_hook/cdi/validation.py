@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from gpu_oci_hook.cdi import names, rules, schema, versions
+from gpu_oci_hook.cdi import apply, names, rules, schema, versions
 from gpu_oci_hook.cdi.finding import Finding, Level, join, line_of
 from gpu_oci_hook.cdi.rules import Breach, shown
+from gpu_oci_hook.formats.oci import items, member
 
 # Of one file, as bytes of keys and values (pkg/cdi's copy of Kubernetes' rule).
 _ANNOTATIONS = 256 << 10
@@ -22,7 +23,13 @@ _OCTAL_LOOKS = (400, 440, 444, 600, 640, 644, 660, 664, 666, 700, 750, 755, 770,
 
 
 def findings(
-    data: object, path: str, *, maximum: str = "", reader: str = "", lines: Mapping[str, int] | None = None
+    data: object,
+    path: str,
+    *,
+    maximum: str = "",
+    reader: str = "",
+    anew: str = "",
+    lines: Mapping[str, int] | None = None,
 ) -> list[Finding]:
     """Everything that is to be said about a CDI file, in the order of the file as far as its lines are known.
 
@@ -31,15 +38,34 @@ def findings(
         path: the file, for the findings.
         maximum: the greatest CDI version that the engine in question reads; what needs more is an error. "" for any.
         reader: the engine's name for the sentences; by default "an engine that reads CDI up to" the maximum.
+        anew: how the file is written for that engine, where that is known: the cure of what it cannot read.
         lines: of JSON paths (`Document.lines`).
     """
     found = [*rules.breaches(data, schema.whole()), *_beyond(data), *_versions(data)]
     found = [_better(breach, data) for breach in found]
     if maximum:
-        found += _maximum(data, maximum, reader or f"an engine that reads CDI up to {maximum}")
+        beyond = _maximum(data, maximum, reader or f"an engine that reads CDI up to {maximum}")
+        found += [one._replace(cure=anew) if anew else one for one in beyond]
     known = lines or {}
     made = [Finding(one.level, path, one.where, one.text, one.cure, line_of(known, one.where)) for one in found]
     return sorted(dict.fromkeys(made), key=lambda one: one.line)
+
+
+def unmade(data: object, path: str, *, lines: Mapping[str, int] | None = None) -> list[Finding]:
+    """Errors of a file that engines read and with which containers do not start: mounts that no runtime makes.
+
+    Apart from `findings`, since the file counts all the same and so do its devices that have no such mount.
+    """
+    places = ["containerEdits", *(f"devices[{index}].containerEdits" for index, _ in enumerate(items(data, "devices")))]
+    edits = [member(data, "containerEdits"), *(member(one, "containerEdits") for one in items(data, "devices"))]
+    found = []
+    for place, owner in zip(places, edits, strict=True):
+        for index, mount in enumerate(items(owner, "mounts")):
+            if isinstance(mount, dict) and apply.is_unmade(mount):
+                where = f"{place}.mounts[{index}]"
+                line = line_of(lines or {}, where)
+                found.append(Finding("error", path, where, apply.UNMADE, apply.ADD_RBIND, line))
+    return found
 
 
 def _breach(level: Level, where: str, text: str, cure: str = "") -> Breach:
@@ -108,15 +134,15 @@ def _sizes(owner: dict[str, object], where: str) -> Iterator[Breach]:
 def _edits(edits: object, where: str) -> Iterator[Breach]:
     if not isinstance(edits, dict):
         return
-    for member, wording in (("hostInterfaceName", "host interface"), ("name", "name")):
+    for key, wording in (("hostInterfaceName", "host interface"), ("name", "name")):
         seen: dict[str, str] = {}
         for index, device in enumerate(_list(edits, "netDevices")):
             here = join(join(where, "netDevices"), index)
-            value = device.get(member) if isinstance(device, dict) else None
+            value = device.get(key) if isinstance(device, dict) else None
             if isinstance(value, str) and value:
                 if value in seen:
                     text = f"{shown(value)} is the {wording} of {seen[value]} already: engines refuse the whole file"
-                    yield _breach("error", join(here, member), text)
+                    yield _breach("error", join(here, key), text)
                 seen.setdefault(value, here)
     for index, node in enumerate(_list(edits, "deviceNodes")):
         mode = node.get("fileMode") if isinstance(node, dict) else None

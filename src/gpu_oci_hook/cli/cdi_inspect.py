@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
 
 import click
 
-from gpu_oci_hook.cdi import apply, causes, stale, versions
-from gpu_oci_hook.cdi.finding import Finding
+from gpu_oci_hook.cdi import apply, causes, reading, stale, validation, versions
+from gpu_oci_hook.cdi.edits import TimedHook
+from gpu_oci_hook.cdi.finding import Finding, line_of
+from gpu_oci_hook.cdi.ours import Asked, Here, looked
 from gpu_oci_hook.cdi.registry import Part, Registry, location
 from gpu_oci_hook.cdi.scan import File, Scan
-from gpu_oci_hook.cli import output
+from gpu_oci_hook.cli import findings, output
 from gpu_oci_hook.cli.app import config_file, formats
 from gpu_oci_hook.cli.common import Silent, settings_for
 from gpu_oci_hook.config import Config
@@ -20,8 +23,8 @@ from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats.oci import member
 from gpu_oci_hook.host import gpus as host_gpus
 from gpu_oci_hook.host.root import Host
-from gpu_oci_hook.request import Ask, devices
-from gpu_oci_hook.request.cdi import own_kinds, sort
+from gpu_oci_hook.plan.edits import Edit
+from gpu_oci_hook.request.cdi import own_kinds
 
 
 def _places(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -31,7 +34,8 @@ def _places(command: Callable[..., Any]) -> Callable[..., Any]:
         "directories",
         metavar="DIR",
         multiple=True,
-        help="A directory with CDI files in the place of the config's; more than once, the one that wins last.",
+        help="A directory with CDI files in the place of the config's, wherever the host root is; more than once, the "
+        "one that wins last.",
     )(command)
     text = "Another host root than the config's: a host made by simulate."
     return config_file(click.option("--root", metavar="DIR", default="", help=text)(command))
@@ -42,33 +46,31 @@ class Machine:
 
     def __init__(self, config_path: str, root: str, directories: tuple[str, ...]) -> None:
         self.settings: Config = settings_for(config_path, root, "")
-        if directories:
-            wrong = next((one for one in directories if not one.startswith("/")), "")
-            if wrong:
-                raise Fault("the directory is not an absolute path", where=wrong, cure="Name it from the host root")
-            self.settings.spec_dirs = directories
         self.host = Host(self.settings.root)
+        # Directories that are named here are this process's, as the files are that `generate` and `validate` name;
+        # the configuration's lie below the host root, where the runtime looks.
+        self.place = Host() if directories else self.host
+        if directories:
+            self.settings.spec_dirs = tuple(map(os.path.abspath, directories))
         self.version = host_gpus.version(self.host)
-        self.scan = Scan(self.host, self.settings.spec_dirs)
+        self.scan = Scan(self.place, self.settings.spec_dirs)
+        self.here = Here(self.host, self.settings, Silent())
 
-    def stale(self, file: File) -> list[Finding]:
-        """What in a file does not fit the host."""
-        return stale.findings(file.data, file.path, self.host, self.version)
+    def findings(self, file: File) -> list[Finding]:
+        """What is wrong with a file, each with its line: as `validate` tells it."""
+        found = [*file.findings]
+        if file.data is not None:
+            found += validation.unmade(file.data, file.path)
+            found += stale.findings(file.data, file.path, self.host, self.version)
+        if all(one.line or not one.where for one in found):
+            return found
+        lines = reading.read(file.real).lines
+        found = [one if one.line else one._replace(line=line_of(lines, one.where)) for one in found]
+        return sorted(found, key=lambda one: one.line)
 
     def in_memory(self, name: str) -> str:
         """What our runtime gives for a name without any file; "" when it needs one."""
-        if causes.kind_of(name) not in own_kinds(self.settings):
-            return ""
-        asks, _ = sort([Ask(name, name)], self.settings)
-        word = asks[0].word
-        if word == "none":
-            return "the driver's files without a GPU"
-        gpus, _ = host_gpus.gpus(self.host)
-        try:
-            found = devices.matching(asks[0], gpus)
-        except Fault:
-            return ""
-        return ", ".join(f"GPU {gpu.index} ({gpu.uuid})" for gpu in found)
+        return Asked(name, self.scan, self.settings, self.here).gives()
 
 
 @click.command("list")
@@ -88,7 +90,7 @@ def _listing(machine: Machine) -> dict[str, object]:
     scan = machine.scan
     return {
         "directories": [
-            {"path": machine.host.path(one), "there": bool(location(machine.host, one))} for one in scan.directories
+            {"path": scan.host.path(one), "there": bool(location(scan.host, one))} for one in scan.directories
         ],
         "devices": [
             {"name": name, "file": file.path, "wins_over": [one.path for one in scan.shadowed.get(name, [])]}
@@ -107,8 +109,8 @@ def _listing(machine: Machine) -> dict[str, object]:
                 "needs": versions.needed(file.raw)[0] if file.raw is not None else None,
                 "readers": _readers(file),
                 "findings": [
-                    {"level": one.level, "where": one.where, "text": one.text, "cure": one.cure}
-                    for one in [*file.findings, *machine.stale(file)]
+                    {"level": one.level, "line": one.line, "where": one.where, "text": one.text, "cure": one.cure}
+                    for one in machine.findings(file)
                 ],
             }
             for file in scan.files
@@ -137,8 +139,7 @@ def _print_listing(machine: Machine) -> None:
             rows.append((name, file.path, f"wins over {over}" if over else ""))
         output.table(("device", "file", ""), rows)
     else:
-        looked = ", ".join(machine.host.path(one) for one in scan.directories)
-        output.line(f"no CDI file defines a device; looked in {looked}")
+        output.line(f"no CDI file defines a device; looked in {looked(scan)}")
     if scan.files:
         output.heading("files")
         output.table(
@@ -148,15 +149,15 @@ def _print_listing(machine: Machine) -> None:
                 for file in scan.files
             ],
         )
-    problems = [str(one) for one in scan.problems]
+    problems = [*scan.problems]
     for name, files in sorted(scan.conflicts.items()):
-        problems.append(f"{name}: conflict: none used, since {' and '.join(file.path for file in files)} define it")
+        text = f"conflict: none used, since {' and '.join(file.path for file in files)} define it"
+        problems.append(Finding("error", name, "", text))
     for file in scan.files:
-        problems += [str(one) for one in [*file.findings, *machine.stale(file)] if one.level != "info"]
+        problems += [one for one in machine.findings(file) if one.level != "info"]
     if problems:
         output.heading("problems")
-        for sentence in problems:
-            output.line(f"- {sentence}", colour="yellow")
+        findings.show(problems, mark="- ")
 
 
 @click.command()
@@ -185,15 +186,23 @@ def _answer(machine: Machine, name: str) -> dict[str, Any]:
     answer: dict[str, Any] = {"name": name, "resolved": name in scan.winners, "file": None, "wins_over": []}
     answer.update(stale=[], edits=[], readers=[], cause=None, in_memory=machine.in_memory(name) or None)
     if name not in scan.winners:
-        answer["cause"] = causes.find(name, scan, machine.settings)._asdict()
+        answer["cause"] = causes.find(name, scan, machine.settings, machine.here)._asdict()
         return answer
     file = scan.winners[name][0]
     parts = _parts(machine, name)
     found = stale.look([(part.where, part.edits) for part in parts], machine.host, machine.version)
+    misfits = []
+    if found:
+        misfits.append({"text": found.text(), "cure": stale.cure(file.kind, file.path, own_kinds(machine.settings))})
+    else:
+        try:
+            _edits(machine, name)
+        except Fault as fault:  # the container would not start with it
+            misfits.append({"text": f"{fault.where}: {fault.what}", "cure": fault.cure})
     answer.update(
         file=file.path,
         wins_over=[one.path for one in scan.shadowed.get(name, [])],
-        stale=[{"text": found.text(), "cure": stale.cure(file.kind, file.path)}] if found else [],
+        stale=misfits,
         edits=[{"where": part.where, "containerEdits": part.edits} for part in parts],
         readers=_readers(file),
     )
@@ -201,7 +210,16 @@ def _answer(machine: Machine, name: str) -> dict[str, Any]:
 
 
 def _parts(machine: Machine, name: str) -> list[Part]:
-    return Registry(machine.host, machine.settings.spec_dirs, Silent()).resolve([name])
+    return Registry(machine.place, machine.settings.spec_dirs, Silent()).resolve([name])
+
+
+def _edits(machine: Machine, name: str) -> list[Edit]:
+    """What a name that a file defines brings.
+
+    Raises:
+        Fault: something that cannot be given, with its place.
+    """
+    return apply.edits(_parts(machine, name), {}, machine.host, inside=False)
 
 
 def _print_answer(machine: Machine, answer: dict[str, Any]) -> None:
@@ -216,17 +234,23 @@ def _print_answer(machine: Machine, answer: dict[str, Any]) -> None:
             output.line(f"  wins over {path}: later directory wins: {answer['file']}")
         output.line(f"  read by   {', '.join(answer['readers'])} or later")
         for one in answer["stale"]:
-            output.line(f"  does not fit this host: {one['text']}. {one['cure']}", colour="red")
-        _print_edits(machine, name)
+            sentence = f"{one['text']}. {one['cure']}" if one["cure"] else one["text"]
+            output.line(f"  cannot be used: {sentence}", colour="red")
+        if not answer["stale"]:
+            for edit in _edits(machine, name):
+                output.line(f"  {edit.kind:<10}{_described(edit)}")
     if answer["in_memory"]:
         output.line(f"  gpu-oci-runtime needs no file for it: it gives {answer['in_memory']}")
 
 
-def _print_edits(machine: Machine, name: str) -> None:
-    try:
-        made = apply.edits(_parts(machine, name), {}, machine.host, inside=False)
-    except Fault as fault:
-        output.line(f"  cannot be applied: {fault}", colour="red")
-        return
-    for edit in made:
-        output.line(f"  {edit.kind:<10}{edit.describe()}")
+def _described(edit: Edit) -> str:
+    """An edit in a line that one can read: a hook has up to some hundred arguments, which JSON shows."""
+    if not isinstance(edit, TimedHook):
+        return edit.describe()
+    words = edit.args[1:]
+    # Programs with several hooks are told which by their first words: `nvidia-ctk hook update-ldcache --folder ...`.
+    name = next((place for place, word in enumerate(words) if word.startswith("-")), len(words))
+    called = [word for word in words[:name] if "/" not in word][:2]
+    count = len(words) - len(called)
+    more = f" with {count} argument{'' if count == 1 else 's'}" if count else ""
+    return " ".join([f"{edit.stage}:", edit.path, *called]) + more

@@ -10,21 +10,25 @@ import click
 
 from gpu_oci_hook.cdi import finding, origin, reading, stale, validation, versions
 from gpu_oci_hook.cdi.finding import Finding, Level
-from gpu_oci_hook.cli import output
+from gpu_oci_hook.cli import findings, output
 from gpu_oci_hook.cli.app import config_file, formats
 from gpu_oci_hook.cli.common import settings_for
-from gpu_oci_hook.errors import Fault, clipped, words
+from gpu_oci_hook.errors import Fault, clipped, printable, words
+from gpu_oci_hook.formats.oci import member
 from gpu_oci_hook.host import gpus
 from gpu_oci_hook.host.root import Host
 
-_COLOURS = {"error": "red", "warning": "yellow", "info": None}
-
 
 class Limit(NamedTuple):
-    """What the engine in question reads. version: the greatest CDI version, "" for any. reader: the engine's name."""
+    """What the engine in question reads.
+
+    version: the greatest CDI version, "" for any. reader: the engine's name. option: of `cdi generate`, for a file
+    that this engine reads.
+    """
 
     version: str
     reader: str
+    option: str
 
 
 class Report(NamedTuple):
@@ -54,17 +58,17 @@ def validate(
 ) -> None:
     """Check CDI files, and all those of a directory that engines read; exit status 1 when there is an error.
 
-    An error is what makes engines refuse the whole file, or fail with it on this host: another driver than it was
-    made for, missing paths, other device numbers. Warnings are what older engines stumble over, and what does not do
-    what it seems to say.
+    An error is what makes engines refuse the whole file, or containers fail that get its devices: a mount that no
+    runtime makes, and on this host another driver than it was made for, missing paths, other device numbers. Warnings
+    are what older engines stumble over, and what does not do what it seems to say.
     """
     host = None if portable else Host(settings_for(config_path, root, "").root)
     limit = _limit(target, max_version)
     reports = [report for path in paths for report in _reports(path, limit, host)]
     if form == "json":
-        files = [_json(report) for report in reports]
+        told = [_json(report) for report in reports if not os.path.isdir(report.path) or not report.valid]
         valid = all(report.valid for report in reports)
-        output.json_document("cdi-validate", {"valid": valid, "max_version": limit.version or None, "files": files})
+        output.json_document("cdi-validate", {"valid": valid, "max_version": limit.version or None, "files": told})
     else:
         for report in reports:
             _print(report)
@@ -73,19 +77,24 @@ def validate(
 
 
 def _limit(target: str, max_version: str) -> Limit:
-    """What the options say; of two the lesser version."""
+    """What the options say; of two the lesser version.
+
+    Raises:
+        click.BadParameter: one of them names nothing that is known.
+    """
     if max_version and max_version not in versions.KNOWN:
         cure = f"Known are {', '.join(versions.KNOWN)}"
-        raise Fault(f"{clipped(max_version)!r} is no version of CDI", where="--max-version", cure=cure)
+        text = f"{clipped(max_version)!r} is no version of CDI. {cure}"
+        raise click.BadParameter(printable(text), param_hint="--max-version")
     if not target:
-        return Limit(max_version, "")
+        return Limit(max_version, "", f"--max-version {max_version}")
     try:
         greatest = versions.greatest(target)
     except Fault as fault:
-        raise Fault(fault.what, where="--target", cure=fault.cure) from fault
+        raise click.BadParameter(str(fault), param_hint="--target") from fault
     if max_version and versions.greater(greatest, max_version):
-        return Limit(max_version, "")
-    return Limit(greatest, target.lower().replace("-", " ", 1))
+        return Limit(max_version, "", f"--max-version {max_version}")
+    return Limit(greatest, target.lower().replace("-", " ", 1), f"--target {target.lower()}")
 
 
 def _reports(path: str, limit: Limit, host: Host | None) -> list[Report]:
@@ -101,12 +110,15 @@ def _reports(path: str, limit: Limit, host: Host | None) -> list[Report]:
             entries = sorted((one for one in found if not one.is_dir(follow_symlinks=False)), key=lambda one: one.name)
     except OSError as error:
         return [Report(path, False, None, [Finding("error", path, "", f"cannot be read: {words(error)}")])]
-    return [
+    reports = [
         _report(entry.path, limit, host)
         if entry.name.endswith(reading.SUFFIXES)
         else Report(entry.path, False, None, [_ignored(entry.path, "info")])
         for entry in entries
     ]
+    if not any(report.read for report in reports):
+        reports.append(Report(path, False, None, [Finding("info", path, "", "no .yaml or .json in it")]))
+    return reports
 
 
 def _ignored(path: str, level: Level) -> Finding:
@@ -121,8 +133,14 @@ def _report(path: str, limit: Limit, host: Host | None) -> Report:
     found = document.findings
     if document.data is not None:
         found += validation.findings(
-            document.data, path, maximum=limit.version, reader=limit.reader, lines=document.lines
+            document.data,
+            path,
+            maximum=limit.version,
+            reader=limit.reader,
+            anew=_anew(document.data, path, limit),
+            lines=document.lines,
         )
+        found += validation.unmade(document.data, path, lines=document.lines)
         found += _access(path) + _incomplete(document.data, path)
         if host is not None:
             found += [
@@ -141,6 +159,14 @@ def _incomplete(data: object, path: str) -> list[Finding]:
     return [Finding("warning", path, "", f"is incomplete, written with --allow-incomplete: {lacking}", cure)]
 
 
+def _anew(data: object, path: str, limit: Limit) -> str:
+    """How a file is written for the engine in question; "" for one that our generator has not written."""
+    kind = member(data, "kind")
+    if not limit.version or not isinstance(kind, str) or not origin.is_ours(path):
+        return ""
+    return stale.anew(kind, path, limit.option)
+
+
 def _access(path: str) -> list[Finding]:
     """Who cannot read it: some generators leave files at 0600, and rootless engines then say "unresolvable"."""
     try:
@@ -154,8 +180,7 @@ def _access(path: str) -> list[Finding]:
 
 
 def _print(report: Report) -> None:
-    for one in report.findings:
-        output.line(str(one), colour=_COLOURS[one.level])
+    findings.show(report.findings)
     if report.valid and report.data is not None:
         facts = _facts(report.data)
         devices = "1 device" if facts["devices"] == 1 else f"{facts['devices']} devices"
@@ -184,9 +209,9 @@ def _text(value: object) -> str | None:
 
 
 def _json(report: Report) -> dict[str, object]:
-    findings = [
+    said = [
         {"level": one.level, "line": one.line, "where": one.where, "text": one.text, "cure": one.cure}
         for one in report.findings
     ]
     facts = _facts(report.data) if report.data is not None else None
-    return {"path": report.path, "read": report.read, "valid": report.valid, "file": facts, "findings": findings}
+    return {"path": report.path, "read": report.read, "valid": report.valid, "file": facts, "findings": said}

@@ -251,6 +251,10 @@ def _devices(
             (f"{len(mounted)} devices asked for by mounts", "[request] volume-mounts is off in the configuration")
         )
         mounted = []
+    if noted:
+        from gpu_oci_hook.request import cdi
+
+        cdi.require_names(noted, config)
     for asks, origin in ((noted, "CDI annotations"), (mounted, "device mounts below " + MOUNT_ROOTS[0])):
         _take(request, asks, origin, config)
     if request.driver:

@@ -39,6 +39,7 @@ ANNOTATION = "annotation "
 
 # Of all annotations that may ask together. Kubernetes allows no more for all that a pod has.
 _LONGEST = 256 << 10
+_FORM = "Say vendor/class=device: letters, digits and _-. in the first two, and : in the device's name too"
 _RESOLVED_BY_CRIO = "cdi.k8s.io/"
 _OF_KUBELET = "io.kubernetes.cri-o.Annotations"
 
@@ -113,6 +114,23 @@ def _of_kubelet(text: object) -> dict[str, object]:
     return found if isinstance(found, dict) else {}
 
 
+def require_names(asks: list[Ask], config: Config) -> None:
+    """Sees that annotations have qualified names alone, as the reference library does (pkg/cdi/annotations.go).
+
+    A plain word is no shorter spelling there: an engine that resolves annotations fails with it, and so a pod would
+    start on one node and not on another.
+
+    Raises:
+        Fault: a word that is no qualified name; says which one it may be meant for.
+    """
+    for ask in asks:
+        if names.parse(ask.word) is None:
+            meant = ask.word if names.is_device(ask.word) else names.kind(ask.word) and "0"
+            kind = config.default_kind if names.kind(ask.word) is None else ask.word
+            cure = f"Say {kind}={meant}" if meant else _FORM
+            raise Fault(f'"{clipped(ask.word)}" is no CDI name', where=ask.origin, cure=cure)
+
+
 def sort(asks: list[Ask], config: Config) -> tuple[list[Ask], list[Ask]]:
     """What is asked of us, and of other vendors: (plain words, qualified names), each once.
 
@@ -130,11 +148,10 @@ def sort(asks: list[Ask], config: Config) -> tuple[list[Ask], list[Ask]]:
             continue
         found = names.parse(word)
         if found is None:
-            cure = "Say vendor/class=device: letters, digits and _-. in the first two, and : in the device's name too"
-            raise Fault(f'"{clipped(ask.word)}" is no CDI name', where=ask.origin, cure=cure)
+            raise Fault(f'"{clipped(ask.word)}" is no CDI name', where=ask.origin, cure=_FORM)
         vendor, category, name = found
         if f"{vendor}/{category}" in own_kinds(config):
-            own.setdefault((name, word), Ask(_plain(name), ask.origin, word))
+            own.setdefault((name, word), Ask(plain(name), ask.origin, word))
         else:
             foreign.setdefault(word, Ask(word, ask.origin, word))
     return list(own.values()), list(foreign.values())
@@ -147,7 +164,7 @@ def _from_mount(word: str) -> str:
     return rest if "=" in rest or len(parts) < 3 else f"{parts[0]}/{parts[1]}={parts[2]}"
 
 
-def _plain(name: str) -> str:
+def plain(name: str) -> str:
     """The word for a GPU by its device name: generators of the strategy type-index write gpu0 and mig0:1."""
     for kind in ("gpu", "mig"):
         rest = name.removeprefix(kind)

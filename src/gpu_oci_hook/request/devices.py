@@ -17,9 +17,9 @@ _HEX = frozenset("0123456789abcdef")
 # A shorter beginning of a UUID is more likely a mistyped index.
 _SHORTEST_UUID = 4
 
-# GPUs that an error names by every word for them; of more, only index and the beginning of the UUID, and so many.
-_WHOLE = 4
-_SHORT = 16
+# Ids, and ranges of indices, that an error lists: an engine's log shows one line, whatever the machine.
+_LISTED = 4
+_RANGES = 8
 
 
 def names_mig(word: str) -> bool:
@@ -92,10 +92,10 @@ def matching(ask: Ask, gpus: list[Gpu], divided: frozenset[int] = frozenset()) -
                 where=ask.origin,
                 cure=f"Give at least {_SHORTEST_UUID} digits after GPU-",
             )
-        raise _unknown(ask, gpus, word=True)
+        raise _unknown(ask, gpus)
     if len(found) > 1:
         raise Fault(
-            f'"{word}" is the beginning of {len(found)} UUIDs: {", ".join(gpu.uuid for gpu in found)}',
+            f'"{word}" is the beginning of {len(found)} UUIDs: {few([gpu.uuid for gpu in found])}',
             where=ask.origin,
             cure="Give more of it",
         )
@@ -125,7 +125,7 @@ def _range(ask: Ask, first: int, last: int, gpus: list[Gpu]) -> list[Gpu]:
         raise Fault(f'the range "{ask.word.strip()}" goes too far: {absent}', where=ask.origin, cure=_inventory(gpus))
     if len(found) <= last - first:  # one that cannot be used keeps its index
         there = [gpu.index for gpu in found]
-        absent = ", ".join(str(index) for index in range(first, last + 1) if index not in there)
+        absent = ranges([index for index in range(first, last + 1) if index not in there])
         raise Fault(
             f'the range "{ask.word.strip()}" has a gap: GPU {absent} cannot be used',
             where=ask.origin,
@@ -166,26 +166,63 @@ def pci_address(text: str) -> str:
     return f"{values[0]:04x}:{values[1]:02x}:{values[2]:02x}.{values[3]:x}"
 
 
-def _unknown(ask: Ask, gpus: list[Gpu], *, word: bool = False) -> Fault:
-    """A word that names no GPU; `word` says that it is no number, so that it may be meant for another one."""
-    cure = _inventory(gpus)
-    if word:
-        near = nearest(ask.word[:100], ("all", "none", "void"))
+def _unknown(ask: Ask, gpus: list[Gpu]) -> Fault:
+    """A word that names no GPU, with ids of its own form; one of no form may be meant for another word."""
+    word = ask.word.strip()
+    lower = word.lower()
+    what = f"there is no GPU {word}" if _digits(lower) else f'there is no GPU "{clipped(word)}"'
+    if _digits(lower):
+        cure = _inventory(gpus)
+    elif pci_address(lower):
+        cure = _inventory(gpus, [gpu.pci for gpu in gpus])
+    elif lower.startswith("gpu-") or _beginning(lower):
+        cure = _inventory(gpus, [gpu.uuid for gpu in gpus])
+    else:
+        cure = _meant(word) or _inventory(gpus)
+        near = nearest(word[:100], ("all", "none", "void"))
         hint = f'. Did you mean "{near}"?' if near else ""
         cure += f'. Valid are index, range, UUID or its beginning, PCI address, "all" and "none"{hint}'
-    return Fault(f'there is no GPU "{clipped(ask.word)}"', where=ask.origin, cure=cure)
+    return Fault(what, where=ask.origin, cure=cure)
 
 
-def _inventory(gpus: list[Gpu]) -> str:
+def _meant(word: str) -> str:
+    """What a word is that has a meaning inside a CDI name alone; "" for any other."""
+    from gpu_oci_hook.cdi import names
+    from gpu_oci_hook.request import cdi
+
+    if names.kind(word) is not None:
+        return f"It is the kind of a CDI name: say {word}=0"
+    plain = cdi.plain(word.lower())
+    return f"Did you mean {plain}" if plain != word.lower() else ""
+
+
+def _inventory(gpus: list[Gpu], ids: list[str] | None = None) -> str:
+    """What there is, in words of one form and bounded: `ids`, else indices."""
     if not gpus:
         return "This machine has no GPU"
-    if len(gpus) <= _WHOLE:
-        return "This machine has " + "; ".join(_words(gpu) for gpu in gpus)
-    known = ", ".join(f"{gpu.index} = {(gpu.uuid or gpu.model)[:12]}" for gpu in gpus[:_SHORT])
-    more = f" and {len(gpus) - _SHORT} more" if len(gpus) > _SHORT else ""
-    return f"This machine has {known}{more}; gpu-oci-hook list shows all their names"
+    listed = [one for one in ids or () if one]
+    if not listed and len(gpus) == 1 and not gpus[0].uuid:  # a board's own: its model says what the index means
+        return f"This machine has {gpus[0].index} = {gpus[0].model}"
+    there = few(listed) if listed else ranges([gpu.index for gpu in gpus])
+    return f"This machine has {there} (gpu-oci-hook list names {'it' if len(gpus) == 1 else 'them'})"
 
 
-def _words(gpu: Gpu) -> str:
-    """Every word for a GPU; one of a board's own has neither UUID nor PCI address."""
-    return " = ".join(word for word in (str(gpu.index), gpu.uuid or gpu.model, gpu.pci) if word)
+def few(ids: list[str]) -> str:
+    """Some of these ids, and how many more there are."""
+    more = f" and {len(ids) - _LISTED} more" if len(ids) > _LISTED else ""
+    return f"{', '.join(ids[:_LISTED])}{more}"
+
+
+def ranges(numbers: list[int], before: str = "") -> str:
+    """Numbers in rising order as "0 to 3, 5", each with something before it."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    told = [
+        f"{before}{first}" if first == last else f"{before}{first} to {before}{last}" for first, last in runs[:_RANGES]
+    ]
+    more = f" and {sum(last - first + 1 for first, last in runs[_RANGES:])} more" if len(runs) > _RANGES else ""
+    return f"{', '.join(told)}{more}"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _HEX = frozenset("0123456789abcdef-")
 _SHORTEST_UUID = 4
 _FULL_UUID = 36
-_MOST = 16  # listed in an error
+_GPUS = 8  # whose devices an error lists
 
 MAKE = "Make one (nvidia-smi mig -cci), or name the GPU itself, on which nothing can be computed then"
 
@@ -148,7 +148,7 @@ def _by_ids(ask: Ask, word: str, gpus: list[Gpu], instances: Instances) -> Mig:
         raise Fault(
             f'"{clipped(word)}" is no MIG device',
             where=ask.origin,
-            cure=f"This form is MIG-GPU-<uuid>/<gi>/<ci>. {_known(gpus, instances)}",
+            cure=f"This form is MIG-GPU-<uuid>/<gi>/<ci>. {_known(gpus, instances, 'old_name')}",
         )
     uuid = parts[0].lower()
     found = [gpu for gpu in gpus if gpu.uuid.lower() == uuid]
@@ -156,7 +156,7 @@ def _by_ids(ask: Ask, word: str, gpus: list[Gpu], instances: Instances) -> Mig:
         found = [gpu for gpu in gpus if gpu.uuid.lower().startswith(uuid)]
     if len(found) > 1:
         raise Fault(
-            f'"{parts[0]}" is the beginning of {len(found)} UUIDs: {", ".join(gpu.uuid for gpu in found)}',
+            f'"{parts[0]}" is the beginning of {len(found)} UUIDs: {devices.few([gpu.uuid for gpu in found])}',
             where=ask.origin,
             cure="Give more of it",
         )
@@ -193,7 +193,7 @@ def _by_uuid(ask: Ask, word: str, gpus: list[Gpu], instances: Instances) -> Mig:
         ) from None
     if len(found) > 1:
         raise Fault(
-            f'"{word}" is the beginning of {len(found)} UUIDs: {", ".join(one.uuid for one in found[:_MOST])}',
+            f'"{word}" is the beginning of {len(found)} UUIDs: {devices.few([one.uuid for one in found])}',
             where=ask.origin,
             cure="Give more of it",
         )
@@ -204,24 +204,33 @@ def _by_uuid(ask: Ask, word: str, gpus: list[Gpu], instances: Instances) -> Mig:
 
 def _unknown(ask: Ask, gpus: list[Gpu], instances: Instances) -> Fault:
     word = ask.word.strip()
-    index, colon, _ = word.partition(":")
-    why = ""
-    if colon and not word.lower().startswith("mig-"):
-        gpu = next((gpu for gpu in gpus if gpu.index == int(index)), None)
-        if gpu is not None and not instances.of(gpu):
-            why = f": GPU {gpu.index} has no MIG devices"
-    return Fault(
-        f'there is no MIG device "{clipped(ask.word)}"{why}', where=ask.origin, cure=_known(gpus, instances)
-    )
+    lower = word.lower()
+    if lower.startswith("mig-"):
+        what = f'there is no MIG device "{clipped(word)}"'
+        form = "old_name" if lower.startswith("mig-gpu-") else "uuid"
+        return Fault(what, where=ask.origin, cure=_known(gpus, instances, form))
+    index = int(word.partition(":")[0])
+    gpu = next((gpu for gpu in gpus if gpu.index == index), None)
+    why = f": GPU {gpu.index} has no MIG devices" if gpu is not None and not instances.of(gpu) else ""
+    return Fault(f"there is no MIG device {word}{why}", where=ask.origin, cure=_known(gpus, instances))
 
 
-def _known(gpus: list[Gpu], instances: Instances) -> str:
-    there = [one for gpu in gpus for one in instances.of(gpu)]
-    if not there:
+def _known(gpus: list[Gpu], instances: Instances, form: str = "") -> str:
+    """What there is, in words of one form and bounded.
+
+    Arguments:
+        form: "uuid" or "old_name", where that is known; else names such as 0:1.
+    """
+    by_gpu = [(gpu, there) for gpu in gpus if (there := instances.of(gpu))]
+    if not by_gpu:
         return "This machine has no MIG device"
-    listed = "; ".join(
-        f"{one.name} = {one.old_name}" + (f" = {one.uuid}" if one.uuid and one.uuid != one.old_name else "")
-        for one in there[:_MOST]
-    )
-    more = f"; and {len(there) - _MOST} more" if len(there) > _MOST else ""
-    return f"This machine has {listed}{more}"
+    ids = [getattr(one, form) for _, there in by_gpu for one in there] if form else []
+    if ids and all(ids):
+        listed = devices.few(ids)
+    else:
+        listed = ", ".join(
+            devices.ranges([one.index for one in there], f"{gpu.index}:") for gpu, there in by_gpu[:_GPUS]
+        )
+        if len(by_gpu) > _GPUS:
+            listed += f" and more on {len(by_gpu) - _GPUS} other GPUs"
+    return f"This machine has {listed} (gpu-oci-hook list names them)"
