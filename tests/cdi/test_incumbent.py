@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -108,6 +109,17 @@ def test_compat_without_a_version_reads_no_state(incumbent: Theirs) -> None:
     assert (done.returncode, done.stderr) == (0, "")
     assert call(incumbent.cdi_hook, ["noop"], "rubbish").returncode == 0
     assert call(incumbent.cdi_hook, ["update-ldcache"], "rubbish").returncode == 1
+
+
+@pytest.mark.parametrize("words", [["noop"], ["enable-cuda-compat"], ["of-tomorrow", "--flag"], []])
+def test_a_hook_that_needs_no_state_takes_it_all_the_same(incumbent: Theirs, words: list[str]) -> None:
+    """crun up to 1.8 fails a start whose hook ends without reading."""
+    incumbent.finish()
+    with subprocess.Popen([incumbent.cdi_hook, *words], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as running:
+        assert running.stdin is not None
+        running.stdin.write(b" " * (1 << 20))  # more than a pipe holds; who does not read breaks it
+        running.stdin.close()
+        assert running.wait(60) == 0
 
 
 def test_compat_is_believed_from_config_json_alone(tmp_path: Path, host: Path) -> None:

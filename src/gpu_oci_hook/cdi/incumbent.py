@@ -74,6 +74,7 @@ def run(arguments: list[str]) -> list[str]:
             _print(f"gpu-oci-hook, version {VERSION}\n" if switches[0] in _VERSION else _USAGE)
             return []
         what = f'"{clipped(name)}" is no hook that is known here' if name else "no hook is named"
+        called.drain(0)
         return [f"{what}: nothing is done. Known are {', '.join(HOOKS)}"]
     if strange:
         raise Fault("this flag is unknown", where=clipped(strange[0]))
@@ -101,9 +102,9 @@ def _print(text: str) -> None:
 
 
 def _known(name: str, flags: Flags) -> list[str]:
-    if name == "noop":
-        return []
-    if name == "enable-cuda-compat" and not (_last(flags, "host-driver-version") or _last(flags, "host-cuda-version")):
+    versions = _last(flags, "host-driver-version") or _last(flags, "host-cuda-version")
+    if name == "noop" or (name == "enable-cuda-compat" and not versions):
+        called.drain(0)
         return []
     if name == "chmod":
         mode = _mode(flags)

@@ -131,6 +131,22 @@ def read(source: int) -> Container:
     return Container(bundle, spec, rootfs)
 
 
+def drain(source: int) -> None:
+    """Reads a state that nobody needs: crun up to 1.8 fails a start ("Broken pipe") whose hook ends without reading.
+
+    A person's terminal is left alone, and what is longer than any state is not waited for.
+    """
+    left = STATE_LIMIT
+    try:
+        while left > 0 and not os.isatty(source):
+            more = os.read(source, 65536)
+            if not more:
+                return
+            left -= len(more)
+    except OSError:
+        pass  # closed: nobody writes there
+
+
 def _state(source: int) -> dict[str, object]:
     data = b""
     try:
