@@ -26,6 +26,20 @@ def tree(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Host, str]:
     return Host(str(tmp_path)), ""
 
 
+def test_a_way_that_was_walked_over_the_root_does_not_stand_for_another(tmp_path: Path) -> None:
+    for name in ("b/c", "d/x", "d/b", "a"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "r").symlink_to("/")
+    host = Host(str(tmp_path))
+    assert host.resolve("/d/x/../../b/c") == "/b/c"
+    assert host.resolve("/d/x/../b/c") is None
+    assert host.resolve("/a/../b") == "/b"
+    assert host.resolve("/a/b") is None and host.resolve("/a/b/c") is None
+    assert host.resolve("/r/d/b") == "/d/b"
+    assert host.resolve("/d/b") == "/d/b"
+
+
+
 def test_a_file_and_a_link_to_it_are_read(tree: tuple[Host, str]) -> None:
     host, base = tree
     assert host.read(f"{base}/etc/real", 100) == b"content"

@@ -192,9 +192,10 @@ class Host:
                 if target.startswith("/"):
                     done.clear()
                 left.extend(reversed(target.split("/")))
-            if part and done:
+            if part:
                 head = f"{head}/{part}"
-                self._found[head] = "/" + "/".join(done)
+                if done:
+                    self._found[head] = "/" + "/".join(done)
         return "/" + "/".join(done)
 
     def _start(self, path: str) -> tuple[str, str]:
