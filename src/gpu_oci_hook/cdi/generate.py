@@ -10,6 +10,7 @@ time, the control nodes, the driver's files, and one hook. A device has its own 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from gpu_oci_hook import absent, supply
@@ -109,6 +110,7 @@ class _Maker:
             raise Fault(self.inventory.problems[0])
         self.instances: Instances = supply.mig_instances(self.outcome, self.host, config, self.version, memory)
         self.memory = memory
+        self.divided = host_gpus.in_mig_mode(self.host, self.outcome.gpus)
         self.brought = capabilities.with_brought(self.request.capabilities)
         self.missing: dict[str, Missing] = {}
         self.warnings: list[str] = []
@@ -172,10 +174,14 @@ class _Maker:
         self.warnings += plan.warnings
         return content.of(plan, facts)
 
+    @cached_property
+    def _none(self) -> Content:
+        """The nodes of a container without a GPU, which every other one has too."""
+        return self._nodes(_Device("none", []))
+
     def _common(self, made: Content) -> Content:
         """What every device of the file needs: nodes of a container without a GPU, and all files."""
-        found = self._nodes(_Device("none", []))
-        made.nodes, made.gids = found.nodes, found.gids
+        made.nodes, made.gids = self._none.nodes, self._none.gids
         made.env.insert(0, content.VOID)
         return made
 
@@ -200,9 +206,8 @@ class _Maker:
     def _devices(self) -> list[_Device]:
         """The devices that the options name, with their content."""
         found = self._named()
-        none = self._nodes(_Device("none", []))
         for one in found:
-            one.content = self._nodes(one).beyond(none)
+            one.content = self._nodes(one).beyond(self._none)
         if ALL in self.options.words:
             together = Content()
             for one in found:
@@ -218,8 +223,7 @@ class _Maker:
 
     def _named(self) -> list[_Device]:
         """The devices without `all` and `none`, in order."""
-        gpus = self.outcome.gpus
-        divided = host_gpus.in_mig_mode(self.host, gpus)
+        gpus, divided = self.outcome.gpus, self.divided
         self._identify([gpu for gpu in gpus if gpu.index in divided])
         words = [word for word in self.options.words if word not in (ALL, NONE)]
         if ALL in self.options.words:
@@ -284,11 +288,10 @@ class _Maker:
         return [*found, _Device("all", [ALL], content=added)]
 
     def _parts(self) -> list[tuple[int, int, int]]:
-        divided = host_gpus.in_mig_mode(self.host, self.outcome.gpus)
         return [
             (gpu.index, one.gi, one.ci)
             for gpu in self.outcome.gpus
-            if gpu.index in divided
+            if gpu.index in self.divided
             for one in self.instances.of(gpu)
         ]
 
