@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import stat
 
+from gpu_oci_hook import state
 from gpu_oci_hook.errors import Fault, printable
 from gpu_oci_hook.formats.oci import items, member
 
@@ -28,7 +29,6 @@ ANNOTATION = "gpu-oci-hook/incomplete"
 
 PROGRAM = "gpu-oci-hook"
 _LIMIT = 64 << 20
-_OTHERS_WRITE = 0o022
 
 
 def ours(data: bytes) -> bool:
@@ -129,8 +129,6 @@ def _read(path: str) -> tuple[bytes, bool]:
             return b"", False
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         with open(fd, "rb") as file:
-            status = os.fstat(fd)
-            trusted = status.st_uid == os.geteuid() and not status.st_mode & _OTHERS_WRITE
-            return file.read(_LIMIT), trusted
+            return file.read(_LIMIT), state.trusted(fd)
     except (OSError, ValueError):
         return b"", False
