@@ -42,6 +42,16 @@ PACKAGES = {
 }
 
 
+# A low-level runtime that keeps the config.json of the bundle at {target}, and fails: nothing has to start.
+KEEPING = """#!/bin/sh
+for word in "$@"; do
+    [ "$before" = --bundle ] && cp "$word/config.json" {target}
+    before=$word
+done
+exit 1
+"""
+
+
 def program(name: str) -> str:
     """The absolute path of a program of this machine, or the bare name when there is none."""
     return shutil.which(name, path=DIRECTORIES) or name

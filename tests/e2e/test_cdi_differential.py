@@ -37,15 +37,6 @@ Spec = dict[str, Any]
 
 PAIRS = {**HAND, **generated(40, seed=1)}
 
-KEEPING = """#!/bin/sh
-for word in "$@"; do
-    [ "$before" = --bundle ] && cp "$word/config.json" {target}
-    before=$word
-done
-exit 1
-"""
-
-
 class Podman:
     """podman with private storage, spec directories of its own, and a runtime that keeps the config.json."""
 
@@ -59,7 +50,7 @@ class Podman:
         (home / "containers.conf").write_text("[engine]\n[containers]\n")
         self.kept = home / "config.json"
         self.runtime = home / "keeping"
-        self.runtime.write_text(KEEPING.format(target=shlex.quote(str(self.kept))))
+        self.runtime.write_text(machine.KEEPING.format(target=shlex.quote(str(self.kept))))
         self.runtime.chmod(0o755)
         script = [f"mount -t tmpfs tmpfs {home}/over"]
         for place, top, own in (("/etc", "etc", "/etc/cdi"), ("/run", "run", "/run/cdi")):

@@ -24,15 +24,6 @@ from .conftest import REQUIRE, need
 
 Ask = Callable[[Case], "dict[str, Any] | None"]
 
-KEEPING = """#!/bin/sh
-for word in "$@"; do
-    [ "$before" = --bundle ] && cp "$word/config.json" {target}
-    before=$word
-done
-exit 1
-"""
-
-
 @pytest.fixture(scope="module")
 def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
     """Gives podman a file and asks for a device of it: the config.json that it makes, or None when it refuses."""
@@ -49,7 +40,7 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
     specs.mkdir()
     over.mkdir()
     runtime = home / "keeping"
-    runtime.write_text(KEEPING.format(target=shlex.quote(str(kept))))
+    runtime.write_text(machine.KEEPING.format(target=shlex.quote(str(kept))))
     runtime.chmod(0o755)
     # Where the machine has no /etc/cdi, making one to mount on would be a change of the machine: hence the overlay.
     holder = machine.Holder(
