@@ -28,7 +28,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from tests.e2e import images  # noqa: E402
 
-from gpu_oci_hook import simulate  # noqa: E402
+from gpu_oci_hook.simulate import host_tree  # noqa: E402
 from nvml.double import Double  # noqa: E402
 
 STATE = Path("/run/gpu-oci-hook")
@@ -80,7 +80,7 @@ class Bench:
         self.runc = runc
         self.python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
         self.image = images.glibc(place / "image")
-        simulate.build(place / "host", gpus=8, layout="debian")
+        host_tree.build_host(place / "host", gpus=8, layout="debian")
         (place / "config.toml").write_text(f'[host]\nroot = "{place}/host"\n[runtime]\nlow-level = ["{runc}"]\n')
         os.environ["GPU_OCI_HOOK_CONFIG"] = str(place / "config.toml")
         subprocess.run(
@@ -104,11 +104,9 @@ class Bench:
         self.edited = (self.bundle / "config.json").read_bytes()
         assert self.edited != self.asking, "the shim has not injected"
         # One MIG device of very many, by its UUID. NVML is asked once, and hangs from then on.
-        report = simulate.build(place / "divided", gpus=16, layout="debian", mig=["7"])
+        report = host_tree.build_host(place / "divided", gpus=16, layout="debian", mig=["7"])
         self.double = Double(report)
-        (place / "divided.toml").write_text(
-            f'[host]\nroot = "{place}/divided"\n[runtime]\nlow-level = ["{runc}"]\n'
-        )
+        (place / "divided.toml").write_text(f'[host]\nroot = "{place}/divided"\n[runtime]\nlow-level = ["{runc}"]\n')
         self.asking_part, self.edited_part = {}, {}
         for which, word in (("part", report.gpus[11].mig[4].uuid), ("parts", "all")):
             spec = json.loads(self.plain)
@@ -119,7 +117,7 @@ class Bench:
             assert self.edited_part[which] != self.asking_part[which], "the shim has not injected"
         self.double.set("sleep")
         # CDI: a host with one GPU to compare with, and what an engine makes of the file for eight.
-        simulate.build(place / "single", gpus=1, layout="debian")
+        host_tree.build_host(place / "single", gpus=1, layout="debian")
         self.hook = str(place / "prefix/bin/gpu-oci-hook")
         self.refreshed()
         self.cdi("generate", "host", "--output", str(place / "cdi.json"))
@@ -245,9 +243,7 @@ class Bench:
         finally:
             self.run(self.runc, "delete", "--force", name)
         m = {key: statistics.median(found) for key, found in times.items()}
-        ratios = {
-            f"pass-through {word}": (m[f"shim {word}"] - m[f"runc {word}"]) / m["python"] for word in words
-        }
+        ratios = {f"pass-through {word}": (m[f"shim {word}"] - m[f"runc {word}"]) / m["python"] for word in words}
         ratios["create, no GPU asked"] = m["shim plain"] / m["runc plain"]
         ratios["create, 8 GPUs, all capabilities, warm"] = m["shim asking"] / m["runc edited"]
         ratios["create, 8 GPUs, first after boot"] = m["shim cold"] / m["runc edited"]
@@ -258,9 +254,7 @@ class Bench:
         ratios["cdi refresh, nothing changed"] = m["cdi refresh"] / m["cdi list"]
         print(
             "  medians in ms: "
-            + ", ".join(
-                f"{key} {1e3 * m[key]:.1f}" for key in m if key.partition(" ")[2] not in words
-            ),
+            + ", ".join(f"{key} {1e3 * m[key]:.1f}" for key in m if key.partition(" ")[2] not in words),
             flush=True,
         )
         return ratios

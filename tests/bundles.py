@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 import gpu_oci_hook
-from gpu_oci_hook import pipeline
-from gpu_oci_hook.cli.install import interpreter, search_paths
-from gpu_oci_hook.config import Config
+from gpu_oci_hook.cli.install_command import find_import_paths, find_interpreter
+from gpu_oci_hook.config.keys import Config
+from gpu_oci_hook.inject import pipeline
 
 LIBRARIES = "/usr/lib/x86_64-linux-gnu"
 PROC = {"destination": "/proc", "type": "proc", "source": "proc"}
@@ -87,7 +87,7 @@ def settings(host: Path | str, **values: Any) -> Config:
 def inject(directory: Path, config: Config) -> Spec:
     """The shim's way on a bundle, in this process; the config.json as it is afterwards."""
     path = str(directory / "config.json")
-    pipeline.inject(path, Path(path).read_bytes(), str(directory), config.to_data())
+    pipeline.inject_gpus(path, Path(path).read_bytes(), str(directory), config.to_data())
     return read(directory)
 
 
@@ -147,9 +147,9 @@ def nodes_needed(kind: str) -> Any:
 LAUNCHER = """#!{python} -IS
 import sys
 sys.path += {paths!r}
-from gpu_oci_hook import state
-state.DIRECTORY = {state!r}
-from gpu_oci_hook.runtime import main
+from gpu_oci_hook.files import state_dir
+state_dir.DIRECTORY = {state!r}
+from gpu_oci_hook.shim.main import main
 main()
 """
 
@@ -172,8 +172,8 @@ class Shim:
         self.stub = root / "stub"
         self.stub.write_text(STUB)
         self.path = root / "gpu-oci-runtime"
-        paths = search_paths(Path(source) / "gpu_oci_hook")
-        self.path.write_text(LAUNCHER.format(python=interpreter(), paths=paths, state=str(root / "state")))
+        paths = find_import_paths(Path(source) / "gpu_oci_hook")
+        self.path.write_text(LAUNCHER.format(python=find_interpreter(), paths=paths, state=str(root / "state")))
         for path in (self.stub, self.path):
             path.chmod(0o755)
         self.config = root / "config.toml"

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import gpu_oci_hook
-from gpu_oci_hook.cdi.errand import Errand
-from gpu_oci_hook.cli.install import interpreter, search_paths
+from gpu_oci_hook.cli.install_command import find_import_paths, find_interpreter
+from gpu_oci_hook.hook.arguments import HookArguments
 
 Spec = dict[str, Any]
 
@@ -31,8 +31,8 @@ LIBRARIES = {
 LAUNCHER = """#!{python} -ISXutf8
 import sys
 sys.path += {paths!r}
-from gpu_oci_hook import state
-state.DIRECTORY = {state!r}
+from gpu_oci_hook.files import state_dir
+state_dir.DIRECTORY = {state!r}
 {prelude}
 from gpu_oci_hook.cli import main
 main()
@@ -46,9 +46,9 @@ def launcher(path: Path, prelude: str = "", source: Path | None = None) -> Path:
         source: the directory with our package; default: this checkout's.
     """
     code = source or Path(gpu_oci_hook.__file__).resolve().parents[1]
-    paths = search_paths(code / "gpu_oci_hook")
+    paths = find_import_paths(code / "gpu_oci_hook")
     memory = str(path.parent / "state")
-    path.write_text(LAUNCHER.format(python=interpreter(), paths=paths, state=memory, prelude=prelude))
+    path.write_text(LAUNCHER.format(python=find_interpreter(), paths=paths, state=memory, prelude=prelude))
     path.chmod(0o755)
     return path
 
@@ -85,9 +85,9 @@ def mount(source: str, destination: str) -> Spec:
     return {"destination": destination, "source": source, "type": "bind", "options": READ_ONLY}
 
 
-def errand(host: Path, version: str = VERSION) -> Errand:
+def errand(host: Path, version: str = VERSION) -> HookArguments:
     """What our file tells our hook about these libraries."""
-    made = Errand()
+    made = HookArguments()
     for soname, name in LIBRARIES.items():
         if soname != name:
             made.links.append((name.format(version), f"{FOLDER}/{soname}"))
@@ -102,12 +102,14 @@ def hook(program: Path | str, words: list[str], env: list[str] | None = None) ->
     return {"path": str(program), "args": [name, *words], "env": HOOK_ENV if env is None else env}
 
 
-def ours(spec: Spec, host: Path, program: Path | str, said: Errand | None = None, version: str = VERSION) -> Spec:
+def ours(
+    spec: Spec, host: Path, program: Path | str, said: HookArguments | None = None, version: str = VERSION
+) -> Spec:
     """The edits of a file of ours, in place."""
     mounts(spec, host, FOLDER, version)
     said = said or errand(host, version)
     spec.setdefault("hooks", {}).setdefault("createContainer", []).append(
-        hook(program, ["hook", "create-container", *said.words()])
+        hook(program, ["hook", "create-container", *said.to_command_line()])
     )
     spec["process"]["env"].append("NVIDIA_VISIBLE_DEVICES=void")
     return spec

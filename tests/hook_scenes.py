@@ -10,8 +10,8 @@ from typing import Any
 import cdi_edits
 from bundles import bundle, read, spec, write
 from cdi_edits import VERSION, call, launcher
-from gpu_oci_hook import simulate
 from gpu_oci_hook.formats import ldcache
+from gpu_oci_hook.simulate import host_tree
 
 PROFILE = "etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
 CACHE, DROP_IN = "etc/ld.so.cache", "etc/ld.so.conf.d/00-gpu-oci-hook.conf"
@@ -20,16 +20,14 @@ COMPAT = "usr/local/cuda/compat"
 
 def gpu_host(directory: Path) -> Path:
     """A simulated host with two GPUs of the data-centre class."""
-    simulate.build(directory, gpus=2, driver=VERSION, model="NVIDIA A100-SXM4-40GB")
+    host_tree.build_host(directory, gpus=2, driver=VERSION, model="NVIDIA A100-SXM4-40GB")
     return directory
 
 
 class Scene:
     """A bundle with a file's edits in it, and the hook."""
 
-    def __init__(
-        self, directory: Path, host: Path, *env: str, source: Path | None = None, **more: Any
-    ) -> None:
+    def __init__(self, directory: Path, host: Path, *env: str, source: Path | None = None, **more: Any) -> None:
         self.host = host
         self.program = launcher(directory / "gpu-oci-hook", source=source)
         self.state = directory / "state"
@@ -50,7 +48,7 @@ class Scene:
     def call(self, **more: Any) -> subprocess.CompletedProcess[str]:
         """One call of the hook; nothing is ever said on stdout."""
         self.finish()
-        words = ["hook", "create-container", *self.errand.words()]
+        words = ["hook", "create-container", *self.errand.to_command_line()]
         done = call(self.program, words, json.dumps({"bundle": str(self.bundle)}), **more)
         assert done.stdout == ""
         assert "Traceback" not in done.stderr
@@ -75,7 +73,7 @@ class Scene:
 
 
 def cached(root: Path) -> dict[str, str]:
-    found = ldcache.parse((root / CACHE).read_bytes())
+    found = ldcache.parse_ld_cache((root / CACHE).read_bytes())
     return {entry.name: entry.path for entry in found.entries if entry.flags == 0x303}
 
 

@@ -11,11 +11,15 @@ from typing import Any
 import pytest
 
 from bundles import PROC, Spec, allowed, bundle, destinations, devices, inject, nodes_needed, read, settings, spec
-from gpu_oci_hook import pipeline, simulate, state
-from gpu_oci_hook.config import Config, parse
+from gpu_oci_hook.config.keys import Config
+from gpu_oci_hook.config.load import parse_config
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.formats import elf
-from gpu_oci_hook.request import MANAGEMENT
+from gpu_oci_hook.inject import pipeline
+from gpu_oci_hook.model.outcome import Outcome
+from gpu_oci_hook.request.environment import MANAGEMENT_DEVICE
+from gpu_oci_hook.simulate import host_tree
 
 GPU0 = "NVIDIA_VISIBLE_DEVICES=0"
 CHANNELS = "/dev/nvidia-caps-imex-channels/channel"
@@ -32,7 +36,7 @@ pytestmark = [
 def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two GPUs and everything else; tests that change a host make their own."""
     directory = tmp_path_factory.mktemp("host")
-    simulate.build(directory, gpus=2, imex=4, features=ALL_FEATURES)
+    host_tree.build_host(directory, gpus=2, imex=4, features=ALL_FEATURES)
     return directory
 
 
@@ -40,7 +44,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two GPUs and nothing else."""
     directory = tmp_path_factory.mktemp("bare")
-    simulate.build(directory, gpus=2)
+    host_tree.build_host(directory, gpus=2)
     return directory
 
 
@@ -52,16 +56,16 @@ def given(tmp_path: Path, config: Config, *env: str, **more: Any) -> Spec:
     return first
 
 
-def planned(tmp_path: Path, config: Config, *env: str, **more: Any) -> pipeline.Outcome:
+def planned(tmp_path: Path, config: Config, *env: str, **more: Any) -> Outcome:
     made = bundle(tmp_path / "b", spec(*env, **more))
-    return pipeline.prepare(spec(*env, **more), config, str(made), state.Memory())
+    return pipeline.prepare_injection(spec(*env, **more), config, str(made), state_dir.StateCache())
 
 
-def withheld(outcome: pipeline.Outcome) -> dict[str, str]:
+def withheld(outcome: Outcome) -> dict[str, str]:
     return {one.name: one.reason for one in outcome.plan.withheld}
 
 
-def why(outcome: pipeline.Outcome, text: str) -> str:
+def why(outcome: Outcome, text: str) -> str:
     """The reason of the edit whose description has this text."""
     found = [edit.reason for edit in outcome.plan.edits if text in edit.describe()]
     assert found, f"nothing about {text} in the plan"
@@ -125,7 +129,7 @@ def test_all_channels_of_a_host_without_any_is_an_error_for_who_asks_and_none_fo
 
 
 def test_a_driver_without_imex_is_named_as_the_reason(tmp_path: Path) -> None:
-    simulate.build(tmp_path / "h")
+    host_tree.build_host(tmp_path / "h")
     table = tmp_path / "h/proc/devices"
     table.chmod(0o644)
     table.write_text(table.read_text().replace("234 nvidia-caps-imex-channels\n", ""))
@@ -135,7 +139,7 @@ def test_a_driver_without_imex_is_named_as_the_reason(tmp_path: Path) -> None:
 
 def test_a_stale_channel_is_none(tmp_path: Path) -> None:
     """Its number may be another device's by now."""
-    simulate.build(tmp_path / "h", imex=1)
+    host_tree.build_host(tmp_path / "h", imex=1)
     for name, number in (("channel1", os.makedev(230, 1)), ("channel2", os.makedev(234, 9))):
         os.mknod(tmp_path / "h/dev/nvidia-caps-imex-channels" / name, stat.S_IFCHR | 0o666, number)
     (tmp_path / "h/dev/nvidia-caps-imex-channels/channel3").write_text("")
@@ -192,7 +196,7 @@ def test_gpudirect_storage_brings_its_configuration_and_udevs_data_to_be_read_on
 
 
 def test_files_of_a_feature_are_optional_and_its_nodes_are_not(host: Path, tmp_path: Path) -> None:
-    simulate.build(tmp_path / "h", features=("gds",))
+    host_tree.build_host(tmp_path / "h", features=("gds",))
     (tmp_path / "h/etc/cufile.json").unlink()
     outcome = planned(tmp_path, settings(tmp_path / "h"), GPU0, "NVIDIA_GDS=enabled")
     assert withheld(outcome)["/etc/cufile.json"] == "the host has none (GPUDirect Storage)"
@@ -215,7 +219,7 @@ def test_a_feature_that_the_host_lacks_is_an_error_that_says_what_is_missing_and
         given(tmp_path, settings(bare), GPU0, f"NVIDIA_{feature.upper()}=enabled")
     assert missing in str(caught.value) and "This host has none of gds, mofed" in str(caught.value)
     other = "gdrcopy" if feature != "gdrcopy" else "gds"
-    simulate.build(tmp_path / "h", features=(other,))
+    host_tree.build_host(tmp_path / "h", features=(other,))
     with pytest.raises(Fault, match=f"This host has {other} \\({next(iter(NODES[other]))}"):
         given(tmp_path, settings(tmp_path / "h"), GPU0, f"NVIDIA_{feature.upper()}=enabled")
 
@@ -229,7 +233,7 @@ def test_a_feature_that_the_administrator_gives_stops_no_start_where_it_is_missi
 
 
 def test_a_stale_node_of_a_feature_is_not_given(tmp_path: Path) -> None:
-    simulate.build(tmp_path / "h", features=("gdrcopy",))
+    host_tree.build_host(tmp_path / "h", features=("gdrcopy",))
     node = tmp_path / "h/dev/gdrdrv"
     node.unlink()
     os.mknod(node, stat.S_IFCHR | 0o666, os.makedev(510, 0))
@@ -239,7 +243,7 @@ def test_a_stale_node_of_a_feature_is_not_given(tmp_path: Path) -> None:
 
 def test_a_node_whose_number_is_another_misc_devices_by_now_does_not_count(tmp_path: Path) -> None:
     """They all have one major number, and get their minors in the order in which they are loaded."""
-    simulate.build(tmp_path / "h", features=("mofed",))
+    host_tree.build_host(tmp_path / "h", features=("mofed",))
     table = tmp_path / "h/proc/misc"
     table.unlink()
     table.write_text("121 rdma_cm\n122 vhost-net\n")
@@ -252,7 +256,7 @@ def test_a_node_whose_number_is_another_misc_devices_by_now_does_not_count(tmp_p
 
 def test_switches_that_control_nothing_do_not_match_their_neighbours(tmp_path: Path) -> None:
     """A machine may have the control node and no switch; "nvswitchctl" is no switch by number."""
-    simulate.build(tmp_path / "h", features=("nvswitch",))
+    host_tree.build_host(tmp_path / "h", features=("nvswitch",))
     for number in (0, 1):
         (tmp_path / f"h/dev/nvidia-nvswitch{number}").unlink()
     after = given(tmp_path, settings(tmp_path / "h"), GPU0, "NVIDIA_NVSWITCH=enabled")
@@ -264,7 +268,7 @@ def test_an_image_does_not_choose_where_a_directory_of_the_hosts_goes(target: st
     """As the root of the container it would take everything that the runtime makes there, on the host."""
     made = bundle(tmp_path / "b", spec(GPU0, "NVIDIA_GDS=enabled"))
     (made / "rootfs/run/udev").symlink_to(target)
-    outcome = pipeline.prepare(read(made), settings(host), str(made), state.Memory())
+    outcome = pipeline.prepare_injection(read(made), settings(host), str(made), state_dir.StateCache())
     assert "a link of the image leads from /run/udev to /" in withheld(outcome)["/run/udev"]
     after = inject(made, settings(host))
     assert not [mount for mount in after["mounts"] if mount["source"].endswith("/run/udev")]
@@ -295,7 +299,7 @@ PIPE, LOG = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 @pytest.fixture
 def mps(tmp_path: Path) -> Path:
     """A host with an MPS daemon's directories away from their usual places."""
-    simulate.build(tmp_path / "h")
+    host_tree.build_host(tmp_path / "h")
     for name in ("srv/mps/pipe", "srv/mps/log", "srv/mps/shm", "srv/other"):
         (tmp_path / "h" / name).mkdir(parents=True)
     return tmp_path / "h"
@@ -364,9 +368,9 @@ PRIVILEGED = {"capabilities": {"bounding": ["CAP_SYS_ADMIN"]}}
 
 
 def managing(tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch) -> Spec:
-    made = spec(f"NVIDIA_VISIBLE_DEVICES={MANAGEMENT}", mounts=[PROC])
+    made = spec(f"NVIDIA_VISIBLE_DEVICES={MANAGEMENT_DEVICE}", mounts=[PROC])
     made["process"].update(PRIVILEGED)
-    monkeypatch.setattr(pipeline, "_visible_params", lambda _: b"ModifyDeviceFiles: 1\n")
+    monkeypatch.setattr(pipeline, "_read_visible_params", lambda _: b"ModifyDeviceFiles: 1\n")
     return inject(bundle(tmp_path / "m", made), config)
 
 
@@ -392,7 +396,7 @@ def test_a_management_container_gets_every_node_and_every_file(
 def test_a_management_container_gets_the_nodes_of_a_stale_module_withheld(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    simulate.build(tmp_path / "h")
+    host_tree.build_host(tmp_path / "h")
     os.mknod(tmp_path / "h/dev/nvidia-vgpu0", stat.S_IFCHR | 0o666, os.makedev(8, 0))
     after = managing(tmp_path, settings(tmp_path / "h"), monkeypatch)
     assert "/dev/nvidia-vgpu0" not in devices(after)
@@ -405,11 +409,13 @@ def test_a_management_container_gets_the_nodes_of_a_stale_module_withheld(
 def site(tmp_path: Path) -> Path:
     """A host with files of its owner's."""
     root = tmp_path / "h"
-    simulate.build(root)
+    host_tree.build_host(root)
     (root / "opt/site").mkdir(parents=True)
     (root / "opt/site/tool").write_text("#!/bin/sh\n")
     (root / "opt/site/data").mkdir()
-    (root / "opt/site/libsite.so.1.2").write_bytes(elf.write(soname="libsite.so.1", needed=["libcuda.so.1"]))
+    (root / "opt/site/libsite.so.1.2").write_bytes(
+        elf.build_shared_object(soname="libsite.so.1", needed=["libcuda.so.1"])
+    )
     (root / "opt/site/libsite.so").symlink_to("libsite.so.1.2")
     (root / "opt/site/bad.so").write_text("no library")
     os.mknod(root / "dev/special", stat.S_IFCHR | 0o660, os.makedev(300, 7))
@@ -420,7 +426,7 @@ def site(tmp_path: Path) -> Path:
 
 def with_file(host: Path, text: str) -> Config:
     """The configuration that a config.toml with these lines makes."""
-    return parse(f'[host]\nroot = "{host}"\nload-modules = false\n{text}'.encode(), "/etc/x.toml")
+    return parse_config(f'[host]\nroot = "{host}"\nload-modules = false\n{text}'.encode(), "/etc/x.toml")
 
 
 def test_files_of_every_kind_can_be_added(site: Path, tmp_path: Path) -> None:
@@ -493,8 +499,8 @@ def test_an_addition_that_is_not_there_is_withheld_or_an_error_as_configured(
 
 
 def test_a_library_for_another_machine_is_not_added(site: Path, tmp_path: Path) -> None:
-    (site / "opt/site/arm.so").write_bytes(elf.write(soname="arm.so", arch="armhf"))
-    (site / "opt/site/small.so").write_bytes(elf.write(soname="small.so", arch="i386"))
+    (site / "opt/site/arm.so").write_bytes(elf.build_shared_object(soname="arm.so", arch="armhf"))
+    (site / "opt/site/small.so").write_bytes(elf.build_shared_object(soname="small.so", arch="i386"))
     text = "".join(f'[[inject.extra]]\npath = "/opt/site/{n}.so"\nkind = "library"\n' for n in ("arm", "small"))
     outcome = planned(tmp_path, with_file(site, text), GPU0)
     assert "it is for armhf" in withheld(outcome)["/opt/site/arm.so"]

@@ -26,11 +26,13 @@ from bundles import (
     settings,
     spec,
 )
-from gpu_oci_hook import pipeline, simulate, state
-from gpu_oci_hook.config import Config
+from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.formats import elf, ldcache
-from gpu_oci_hook.simulate import boards
+from gpu_oci_hook.inject import pipeline
+from gpu_oci_hook.model.outcome import Outcome
+from gpu_oci_hook.simulate import boards, host_tree
 
 pytestmark = [
     pytest.mark.usefixtures("own_state"),
@@ -38,39 +40,41 @@ pytestmark = [
 ]
 
 ALL, NONE = "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=none"
-STORE, OTHER = boards.STORE, boards.OTHER_STORE
+STORE, OTHER = boards.NVIDIA_STORE, boards.INTEL_STORE
 TEGRA = f"{LIBRARIES}/nvidia"
 
 
 @pytest.fixture
 def wsl(tmp_path: Path) -> Path:
-    simulate.build(tmp_path / "wsl", layout="wsl", arch="x86_64")
+    host_tree.build_host(tmp_path / "wsl", layout="wsl", arch="x86_64")
     return tmp_path / "wsl"
 
 
 @pytest.fixture
 def orin(tmp_path: Path) -> Path:
-    simulate.build(tmp_path / "orin", layout="jetson", arch="x86_64")
+    host_tree.build_host(tmp_path / "orin", layout="jetson", arch="x86_64")
     return tmp_path / "orin"
 
 
 @pytest.fixture
 def thor(tmp_path: Path) -> Path:
     """A Thor with a discrete GPU beside it."""
-    simulate.build(tmp_path / "thor", layout="jetson", gpus=2, driver="580.95.05", arch="x86_64")
+    host_tree.build_host(tmp_path / "thor", layout="jetson", gpus=2, driver="580.95.05", arch="x86_64")
     return tmp_path / "thor"
 
 
-def prepared(made: Path, config: Config) -> pipeline.Outcome:
-    return pipeline.prepare(json.loads((made / "config.json").read_text()), config, str(made), state.Memory())
+def prepared(made: Path, config: Config) -> Outcome:
+    return pipeline.prepare_injection(
+        json.loads((made / "config.json").read_text()), config, str(made), state_dir.StateCache()
+    )
 
 
-def withheld(outcome: pipeline.Outcome) -> dict[str, str]:
+def withheld(outcome: Outcome) -> dict[str, str]:
     return {one.name: one.reason for one in outcome.plan.withheld}
 
 
 def cached(made: Path) -> dict[str, str]:
-    entries = ldcache.parse((made / "rootfs/etc/ld.so.cache").read_bytes()).entries
+    entries = ldcache.parse_ld_cache((made / "rootfs/etc/ld.so.cache").read_bytes()).entries
     return {entry.name: entry.path for entry in entries}
 
 
@@ -118,8 +122,8 @@ def test_the_loader_finds_the_stores_libraries_by_their_sonames(wsl: Path, tmp_p
 
 
 def test_libcuda_comes_before_its_loader_of_the_same_soname(wsl: Path, tmp_path: Path) -> None:
-    (wsl / STORE[1:] / "libcuda_loader.so").write_bytes(elf.write(soname="libcuda.so.1"))
-    (wsl / STORE[1:] / "lib0.so").write_bytes(elf.write(soname="libcuda.so.1"))
+    (wsl / STORE[1:] / "libcuda_loader.so").write_bytes(elf.build_shared_object(soname="libcuda.so.1"))
+    (wsl / STORE[1:] / "lib0.so").write_bytes(elf.build_shared_object(soname="libcuda.so.1"))
     made = bundle(tmp_path / "b", spec(ALL))
     inject(made, settings(wsl))
     assert cached(made)["libcuda.so.1"] == f"{STORE}/libcuda.so.1.1"
@@ -134,7 +138,7 @@ def test_a_store_without_libcuda_is_named_with_the_reason(wsl: Path, tmp_path: P
 def test_of_two_stores_with_libcuda_the_newer_counts_and_that_is_said(wsl: Path, tmp_path: Path) -> None:
     old = "/usr/lib/wsl/drivers/nv_old"
     (wsl / old[1:]).mkdir()
-    (wsl / old[1:] / "libcuda.so.1.1").write_bytes(elf.write(soname="libcuda.so.1"))
+    (wsl / old[1:] / "libcuda.so.1.1").write_bytes(elf.build_shared_object(soname="libcuda.so.1"))
     os.utime(wsl / old[1:] / "libcuda.so.1.1", (1, 1))
     made = bundle(tmp_path / "b", spec(ALL))
     outcome = prepared(made, settings(wsl))
@@ -206,7 +210,7 @@ def test_a_forced_desktop_finds_no_gpu_on_windows(wsl: Path, tmp_path: Path) -> 
 
 
 def test_a_forced_windows_without_its_node_is_refused(tmp_path: Path) -> None:
-    simulate.build(tmp_path / "wsl", layout="wsl", gpus=0)
+    host_tree.build_host(tmp_path / "wsl", layout="wsl", gpus=0)
     made = bundle(tmp_path / "b", spec(ALL))
     assert "no NVIDIA GPU" in refused(made, settings(tmp_path / "wsl"))
     assert "/dev/dxg is no device node" in refused(made, settings(tmp_path / "wsl", platform="wsl"))
@@ -236,7 +240,7 @@ def test_a_container_on_an_orin_gets_what_the_lists_name(orin: Path, tmp_path: P
         "/etc/nv_tegra_release",
         "/usr/lib/firmware/tegra23x",
         f"{TEGRA}/nvidia_icd.json",
-        *(f"{TEGRA}/{name}" for name in boards._TEGRA),
+        *(f"{TEGRA}/{name}" for name in boards._TEGRA_LIBRARIES),
     }
     root = made / "rootfs"
     assert os.readlink(root / f"{TEGRA[1:]}/libcuda.so") == "libcuda.so.1.1"
@@ -266,7 +270,7 @@ def test_all_lists_count_when_the_image_asks_for_them(orin: Path, tmp_path: Path
 def test_an_image_that_may_not_ask_does_not_choose_the_lists_either(orin: Path, tmp_path: Path) -> None:
     mounts = [{"source": "/dev/null", "destination": "/var/run/nvidia-container-devices/0"}]
     made = bundle(tmp_path / "b", spec("NVIDIA_REQUIRE_JETPACK=csv-mounts=all", mounts=mounts))
-    outcome = pipeline.prepare(read(made), settings(orin, env="never"), str(made), state.Memory())
+    outcome = pipeline.prepare_injection(read(made), settings(orin, env="never"), str(made), state_dir.StateCache())
     assert not any("jetson_multimedia_api" in edit.describe() for edit in outcome.plan.edits)
     assert ("every CSV list", 'NVIDIA_REQUIRE_JETPACK=csv-mounts=all, but [request] env is "never"') in [
         (one.name, one.reason) for one in outcome.plan.withheld
@@ -297,7 +301,7 @@ def test_a_second_time_changes_nothing(name: str, tmp_path: Path, request: pytes
 
 
 def test_a_whole_directory_with_links_and_libraries_in_it_stays_the_same(orin: Path, tmp_path: Path) -> None:
-    lists = orin / boards.LISTS[1:] / "drivers.csv"
+    lists = orin / boards.CSV_DIRECTORY[1:] / "drivers.csv"
     lists.write_text(f"dir, {TEGRA}\nlib, {TEGRA}/libcuda.so.1.1\nsym, {TEGRA}/libcuda.so\n")
     made = bundle(tmp_path / "b", spec(ALL))
     after = inject(made, settings(orin))
@@ -311,10 +315,10 @@ def test_a_whole_directory_with_links_and_libraries_in_it_stays_the_same(orin: P
 
 def test_a_board_without_a_node_is_refused(tmp_path: Path) -> None:
     """Field report A1-20."""
-    simulate.build(tmp_path / "h", layout="jetson", gpus=0)
+    host_tree.build_host(tmp_path / "h", layout="jetson", gpus=0)
     made = bundle(tmp_path / "b", spec(ALL))
     text = refused(made, settings(tmp_path / "h"))
-    assert "name no device node that exists" in text and boards.LISTS in text and "gpu-oci-hook list" in text
+    assert "name no device node that exists" in text and boards.CSV_DIRECTORY in text and "gpu-oci-hook list" in text
 
 
 def test_none_gives_the_lists_files_and_no_node(orin: Path, tmp_path: Path) -> None:
@@ -333,9 +337,9 @@ def test_ignored_links_are_not_made(orin: Path, tmp_path: Path) -> None:
 
 def test_lists_lie_where_the_configuration_says(orin: Path, tmp_path: Path) -> None:
     (orin / "opt").mkdir()
-    (orin / boards.LISTS[1:]).rename(orin / "opt/lists")
+    (orin / boards.CSV_DIRECTORY[1:]).rename(orin / "opt/lists")
     made = bundle(tmp_path / "b", spec(ALL))
-    assert boards.LISTS in refused(made, settings(orin))
+    assert boards.CSV_DIRECTORY in refused(made, settings(orin))
     assert "/dev/nvmap" in devices(inject(made, settings(orin, csv_directory="/opt/lists")))
 
 
@@ -424,7 +428,7 @@ def test_the_integrated_gpu_is_index_0(thor: Path, tmp_path: Path) -> None:
 
 def test_a_discrete_gpu_of_a_board_brings_its_drivers_other_files(thor: Path, tmp_path: Path) -> None:
     more = thor / TEGRA[1:] / "libnvidia-opencl.so.580.95.05"
-    more.write_bytes(elf.write(soname="libnvidia-opencl.so.1"))
+    more.write_bytes(elf.build_shared_object(soname="libnvidia-opencl.so.1"))
     made = bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=1"))
     after = inject(made, settings(thor))
     assert "/usr/local/nvidia/lib64/libnvidia-opencl.so.580.95.05" in destinations(after)
@@ -444,7 +448,7 @@ def test_an_orin_with_a_discrete_gpu_has_its_own_gpu_first(orin: Path, tmp_path:
     table.write_text(table.read_text().replace(" 10 misc\n", " 10 misc\n195 nvidia\n510 nvidia-uvm\n"))
     outcome = prepared(bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=GPU-1234")), settings(orin))
     assert [(gpu.index, gpu.minor) for gpu in outcome.gpus] == [(0, -1), (1, 0)]
-    assert [gpu.index for gpu, _ in outcome.chosen] == [1]
+    assert [gpu.index for gpu, _ in outcome.chosen_gpus] == [1]
     nodes = {edit.describe().split()[0] for edit in outcome.plan.edits if edit.kind == "device"}
     assert {"/dev/nvidia0", "/dev/nvidiactl", "/dev/nvidia-uvm"} <= nodes
     assert "NVIDIA Jetson AGX Orin Developer Kit (GPU 0)" in withheld(outcome)

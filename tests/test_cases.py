@@ -34,10 +34,14 @@ from bundles import (
     spec,
     write,
 )
-from gpu_oci_hook import cli, pipeline, simulate, state
-from gpu_oci_hook.config import Config
+from gpu_oci_hook import cli
+from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.formats import ARCHITECTURES, elf, ldcache
+from gpu_oci_hook.files import state_dir
+from gpu_oci_hook.formats import elf, ldcache
+from gpu_oci_hook.formats.architectures import ARCHITECTURES
+from gpu_oci_hook.inject import pipeline
+from gpu_oci_hook.simulate import host_tree
 
 pytestmark = pytest.mark.usefixtures("own_state")
 
@@ -55,7 +59,7 @@ LIBRARIES = "usr/lib/x86_64-linux-gnu"
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("host")
-    simulate.build(directory, driver=DRIVER)
+    host_tree.build_host(directory, driver=DRIVER)
     return directory
 
 
@@ -68,7 +72,9 @@ def explain(host: Path, capsys: pytest.CaptureFixture[str]) -> Explain:
 
     def ask(made: Path, root: Path = host) -> dict[str, Any]:
         capsys.readouterr()
-        cli.run(["explain", "--bundle", str(made), "--root", str(root), "--format", "json"], "gpu-oci-hook")
+        cli.run_command_line(
+            ["explain", "--bundle", str(made), "--root", str(root), "--format", "json"], "gpu-oci-hook"
+        )
         document: dict[str, Any] = json.loads(capsys.readouterr().out)
         return document
 
@@ -112,12 +118,10 @@ def inside(rootfs: Path, path: str) -> str:
 def test_r01_every_hook_that_we_write_has_an_absolute_path_and_an_environment_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    simulate.build(tmp_path / "host", driver=DRIVER, gpus=2)
+    host_tree.build_host(tmp_path / "host", driver=DRIVER, gpus=2)
     params = (tmp_path / "host/proc/driver/nvidia/params").read_bytes()
-    monkeypatch.setattr(pipeline, "_visible_params", lambda _: params)
-    made = bundle(
-        tmp_path / "bundle", spec(GPU0, "PYTHONPATH=evil", "LD_PRELOAD=/x.so", "PROBE=1", mounts=[PROC])
-    )
+    monkeypatch.setattr(pipeline, "_read_visible_params", lambda _: params)
+    made = bundle(tmp_path / "bundle", spec(GPU0, "PYTHONPATH=evil", "LD_PRELOAD=/x.so", "PROBE=1", mounts=[PROC]))
     after = inject(made, settings(tmp_path / "host"))
     hooks = [hook for stage in after["hooks"].values() for hook in stage]
     assert hooks
@@ -138,9 +142,9 @@ def test_r01_our_hook_under_a_real_runtime_sees_nothing_of_the_images_environmen
     busybox = shutil.which("busybox")
     if os.geteuid() != 0 or runtime is None or busybox is None:
         lacking(f"a real hook needs root, {program} and a static busybox")
-    simulate.build(tmp_path / "host", driver=DRIVER, gpus=2)
+    host_tree.build_host(tmp_path / "host", driver=DRIVER, gpus=2)
     params = (tmp_path / "host/proc/driver/nvidia/params").read_bytes()
-    monkeypatch.setattr(pipeline, "_visible_params", lambda _: params)
+    monkeypatch.setattr(pipeline, "_read_visible_params", lambda _: params)
     rootfs = tmp_path / "bundle/rootfs"
     (rootfs / "bin").mkdir(parents=True)
     for name in ("etc/ld.so.conf.d", "usr/lib/x86_64-linux-gnu", "usr/bin", "proc", "dev", "tmp", "evil"):
@@ -167,9 +171,7 @@ def test_r01_our_hook_under_a_real_runtime_sees_nothing_of_the_images_environmen
         # It does not start where both versions of cgroups are mounted: a v2 of its own, in a namespace of its own.
         command = f"mount -t cgroup2 none /sys/fs/cgroup && {runtime} --root {tmp_path}/run "
         command += f"--cgroup-manager disabled run --bundle {made} {name}"
-    done = subprocess.run(
-        ["unshare", "--mount", "/bin/sh", "-c", command], capture_output=True, text=True, timeout=60
-    )
+    done = subprocess.run(["unshare", "--mount", "/bin/sh", "-c", command], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     seen = (tmp_path / "env").read_text()
     for word in ("PROBE", "LD_PRELOAD", "PYTHONPATH", "NVIDIA_VISIBLE_DEVICES"):
@@ -229,7 +231,7 @@ def test_r03_in_a_user_namespace_the_nodes_are_bound_and_there_are_no_rules(tmp_
 
 
 def test_r04_a_lost_node_of_a_loaded_module_costs_nothing_and_says_nothing(tmp_path: Path) -> None:
-    simulate.build(tmp_path / "host", driver=DRIVER)
+    host_tree.build_host(tmp_path / "host", driver=DRIVER)
     for name in ("nvidia-uvm", "nvidia-uvm-tools"):
         (tmp_path / "host/dev" / name).unlink(missing_ok=True)
     shim = Shim(tmp_path / "shim", tmp_path / "host")
@@ -239,7 +241,7 @@ def test_r04_a_lost_node_of_a_loaded_module_costs_nothing_and_says_nothing(tmp_p
 
 
 def test_r04_a_module_that_is_not_loaded_is_named_with_its_cause(tmp_path: Path) -> None:
-    simulate.build(tmp_path / "host", driver=DRIVER)
+    host_tree.build_host(tmp_path / "host", driver=DRIVER)
     table = tmp_path / "host/proc/devices"
     text = table.read_text()
     table.chmod(0o644)
@@ -259,10 +261,10 @@ def test_r04_a_module_that_is_not_loaded_is_named_with_its_cause(tmp_path: Path)
 
 def names_in_cache(made: Path) -> dict[str, str]:
     """The 64-bit names of the image's loader cache and their paths."""
-    cache = ldcache.parse((made / "rootfs/etc/ld.so.cache").read_bytes())
+    cache = ldcache.parse_ld_cache((made / "rootfs/etc/ld.so.cache").read_bytes())
     found: dict[str, str] = {}
     for entry in cache.entries:
-        if entry.flags == ARCHITECTURES["x86_64"].flags:
+        if entry.flags == ARCHITECTURES["x86_64"].cache_flags:
             found.setdefault(entry.name, entry.path)
     return found
 
@@ -297,7 +299,7 @@ def test_r13_libcuda_is_found_by_both_names_and_twice_is_once(tmp_path: Path, ho
 
 
 def test_r13_a_library_that_the_host_lacks_is_no_link(tmp_path: Path) -> None:
-    simulate.build(tmp_path / "host", driver=DRIVER)
+    host_tree.build_host(tmp_path / "host", driver=DRIVER)
     for path in (tmp_path / "host" / LIBRARIES).glob("libnvidia-opticalflow*"):
         path.unlink()
     made = bundle(tmp_path / "bundle", spec(GPU0, "NVIDIA_DRIVER_CAPABILITIES=all"))
@@ -332,7 +334,7 @@ def test_r14_leftovers_of_a_committed_container_give_way_and_are_warned_about(
 
 
 def test_r16_a_compat_directory_behind_absolute_links_is_found_inside(tmp_path: Path) -> None:
-    simulate.build(tmp_path / "host", driver="535.183.06")
+    host_tree.build_host(tmp_path / "host", driver="535.183.06")
     made = bundle(tmp_path / "bundle", spec(GPU0))
     rootfs = made / "rootfs"
     (rootfs / "usr/local/cuda-12.4/compat").mkdir(parents=True)
@@ -401,7 +403,7 @@ def test_r19_a_user_in_a_user_namespace_gets_cache_and_bound_nodes(open_place: P
     unshare, setpriv = shutil.which("unshare"), shutil.which("setpriv")
     if os.geteuid() != 0 or unshare is None or setpriv is None:
         lacking("another user needs root, unshare and setpriv")
-    simulate.build(open_place / "host", driver=DRIVER)
+    host_tree.build_host(open_place / "host", driver=DRIVER)
     shim = Shim(open_place / "shim", open_place / "host")
     made = bundle(open_place / "bundle", spec(GPU0, linux={"namespaces": [{"type": "mount"}]}))
     for top in (made, shim.path.parent):
@@ -432,9 +434,7 @@ def test_r19_a_root_that_is_no_mount_point_is_as_good(tmp_path: Path, host: Path
 
 
 @pytest.mark.parametrize("cache", [False, True], ids=["no cache", "a cache"])
-def test_r19_a_read_only_file_system_is_announced(
-    cache: bool, tmp_path: Path, host: Path, explain: Explain
-) -> None:
+def test_r19_a_read_only_file_system_is_announced(cache: bool, tmp_path: Path, host: Path, explain: Explain) -> None:
     if os.geteuid() != 0:
         lacking("a read-only file system needs root")
     made = bundle(tmp_path / "bundle", spec(GPU0, mounts=[PROC, DEV]))
@@ -463,7 +463,7 @@ def test_r19_a_read_only_file_system_is_announced(
 
 
 def test_r20_module_and_libraries_of_different_versions(tmp_path: Path) -> None:
-    simulate.build(tmp_path / "host", driver=DRIVER)
+    host_tree.build_host(tmp_path / "host", driver=DRIVER)
     path = tmp_path / "host/proc/driver/nvidia/version"
     path.chmod(0o644)
     path.write_text(path.read_text().replace(DRIVER, "550.54.14"))
@@ -493,7 +493,7 @@ COMPAT = "usr/local/cuda/compat"
 def test_r21_cuda_forward_compatibility(
     files: list[str], driver: str, model: str, wins: bool, said: str, tmp_path: Path, explain: Explain
 ) -> None:
-    simulate.build(tmp_path / "host", driver=driver, model=model)
+    host_tree.build_host(tmp_path / "host", driver=driver, model=model)
     made = bundle(tmp_path / "bundle", spec(GPU0))
     (made / "rootfs" / COMPAT).mkdir(parents=True)
     for version in files:
@@ -536,7 +536,7 @@ REQUIRE = "NVIDIA_REQUIRE_CUDA=cuda>=12.8 brand=tesla,driver>=535,driver<536"
 @pytest.fixture(scope="module")
 def gaming(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("gaming")
-    simulate.build(directory, driver=DRIVER, model="NVIDIA GeForce RTX 3090")
+    host_tree.build_host(directory, driver=DRIVER, model="NVIDIA GeForce RTX 3090")
     return directory
 
 
@@ -575,7 +575,7 @@ SYS_ADMIN = {"capabilities": {"bounding": ["CAP_SYS_ADMIN"]}}
 def numbered(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two GPUs; the second has the UUID of the case. GPUDirect Storage is there, too."""
     directory = tmp_path_factory.mktemp("numbered")
-    report = simulate.build(directory, driver=DRIVER, gpus=2, features=("gds",))
+    report = host_tree.build_host(directory, driver=DRIVER, gpus=2, features=("gds",))
     path = directory / f"proc/driver/nvidia/gpus/{report.gpus[0].pci}/information"
     path.chmod(0o644)
     path.write_text(path.read_text().replace(report.gpus[0].uuid, UUID))
@@ -635,7 +635,7 @@ def test_r23_what_the_variable_means(
 
 def test_r23_a_variable_that_is_set_twice_is_warned_about(tmp_path: Path, numbered: Path) -> None:
     made = bundle(tmp_path / "bundle", spec("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=void"))
-    outcome = pipeline.prepare(read(made), settings(numbered), str(made), state.Memory())
+    outcome = pipeline.prepare_injection(read(made), settings(numbered), str(made), state_dir.StateCache())
     assert any("set twice" in warning for warning in outcome.plan.warnings)
 
 
@@ -645,8 +645,10 @@ def test_r23_a_variable_that_is_set_twice_is_warned_about(tmp_path: Path, number
 
 
 def test_r36_a_libc_too_old_for_a_library_is_said(tmp_path: Path, explain: Explain) -> None:
-    simulate.build(tmp_path / "host", driver=DRIVER)
-    data = elf.write(soname="libcuda.so.1", needed=["libc.so.6"], arch="x86_64", symbols=["cuInit"], glibc="2.34")
+    host_tree.build_host(tmp_path / "host", driver=DRIVER)
+    data = elf.build_shared_object(
+        soname="libcuda.so.1", needed=["libc.so.6"], arch="x86_64", symbols=["cuInit"], glibc="2.34"
+    )
     (tmp_path / f"host/{LIBRARIES}/libcuda.so.{DRIVER}").write_bytes(data)
     made = bundle(tmp_path / "bundle", spec(GPU0))
     libc = made / "rootfs" / LIBRARIES / "libc.so.6"
@@ -688,5 +690,3 @@ def test_explain_of_a_rich_bundle_gives_a_reason_for_everything_and_is_valid(
     assert kinds >= {"library", "device", "binary", "compat", "config"}
     assert len(document["withheld"]) > 20
     assert {edit["reason"] for edit in document["edits"]} >= {"capability video", "capability compute"}
-
-

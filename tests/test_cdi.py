@@ -16,12 +16,16 @@ from typing import Any
 import pytest
 
 from bundles import PROC, Shim, Spec, allowed, bundle, destinations, devices, inject, look, read, settings, spec
-from gpu_oci_hook import pipeline, simulate, state
-from gpu_oci_hook.cdi import apply, registry, stale
-from gpu_oci_hook.config import Config
-from gpu_oci_hook.container import spec as spec_edits
+from gpu_oci_hook.cdi import translate
+from gpu_oci_hook.cdi.registry import registry, spec_dirs, staleness
+from gpu_oci_hook.config.keys import Config
+from gpu_oci_hook.container import spec_edits
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.host.root import Host
+from gpu_oci_hook.inject import pipeline
+from gpu_oci_hook.model.outcome import Outcome
+from gpu_oci_hook.simulate import host_tree
 
 DRIVER = "555.42.02"
 NIC = "NVIDIA_VISIBLE_DEVICES=vendor.com/nic=n"
@@ -46,7 +50,7 @@ needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root
 @pytest.fixture
 def host(tmp_path: Path) -> Path:
     """Two GPUs, and another vendor's network card with its CDI file."""
-    simulate.build(tmp_path / "host", gpus=2, driver=DRIVER)
+    host_tree.build_host(tmp_path / "host", gpus=2, driver=DRIVER)
     (tmp_path / "host/etc/nic").write_text("")
     put(tmp_path / "host", "etc/cdi/nic.json", FILE)
     return tmp_path / "host"
@@ -54,7 +58,7 @@ def host(tmp_path: Path) -> Path:
 
 @pytest.fixture(autouse=True)
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "DIRECTORY", str(tmp_path / "state"))
+    monkeypatch.setattr(state_dir, "DIRECTORY", str(tmp_path / "state"))
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
 
 
@@ -79,8 +83,8 @@ def own_file(version: str, name: str = "0", **more: Any) -> Spec:
     }
 
 
-def outcome(made: Path, config: Config) -> pipeline.Outcome:
-    return pipeline.prepare(read(made), config, str(made), state.Memory())
+def outcome(made: Path, config: Config) -> Outcome:
+    return pipeline.prepare_injection(read(made), config, str(made), state_dir.StateCache())
 
 
 def refused(made: Path, config: Config) -> str:
@@ -181,9 +185,7 @@ def test_a_container_that_may_not_ask_starts_without_and_is_told(tmp_path: Path,
     ],
 )
 @needs_root
-def test_a_name_that_cannot_be_resolved_is_one_sentence(
-    tmp_path: Path, host: Path, env: str, words: list[str]
-) -> None:
+def test_a_name_that_cannot_be_resolved_is_one_sentence(tmp_path: Path, host: Path, env: str, words: list[str]) -> None:
     made = bundle(tmp_path / "b", spec(f"NVIDIA_VISIBLE_DEVICES={env}"))
     text = refused(made, settings(host))
     assert text.startswith("NVIDIA_VISIBLE_DEVICES=")
@@ -294,14 +296,14 @@ def test_one_name_thousands_of_times_costs_as_much_as_once(
 ) -> None:
     put(host, "etc/cdi/nvidia.yaml", own_file("550.54.14"))
     looks = 0
-    look_at = stale.look
+    look_at = staleness.find_spec_mismatch
 
-    def counted(*arguments: Any) -> stale.Mismatch:
+    def counted(*arguments: Any) -> staleness.SpecMismatch:
         nonlocal looks
         looks += 1
         return look_at(*arguments)
 
-    monkeypatch.setattr(stale, "look", counted)
+    monkeypatch.setattr(staleness, "find_spec_mismatch", counted)
     words = ",".join(["nvidia.com/gpu=0", "nvidia.com/gpu=1"] * 3000)
     found = outcome(bundle(tmp_path / "b", spec(f"NVIDIA_VISIBLE_DEVICES={words}")), settings(host))
     assert looks == 1
@@ -329,7 +331,7 @@ def test_requirements_hold_for_names_too(tmp_path: Path, host: Path) -> None:
 
 @needs_root
 def test_mig_devices_by_name(tmp_path: Path) -> None:
-    simulate.build(tmp_path / "host", gpus=1, driver=DRIVER, mig=("2",))
+    host_tree.build_host(tmp_path / "host", gpus=1, driver=DRIVER, mig=("2",))
     results = []
     for number, word in enumerate(("0:1", "nvidia.com/gpu=0:1", "nvidia.com/gpu=mig0:1")):
         made = bundle(tmp_path / f"b{number}", spec(f"NVIDIA_VISIBLE_DEVICES={word}"))
@@ -364,9 +366,7 @@ def test_a_container_that_an_engine_has_given_our_file_is_done(
 
 @needs_root
 def test_a_done_container_gets_another_vendors_device_besides(tmp_path: Path, host: Path) -> None:
-    made = bundle(
-        tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=0,vendor.com/nic=n", hooks={"createContainer": [HOOK]})
-    )
+    made = bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=0,vendor.com/nic=n", hooks={"createContainer": [HOOK]}))
     assert devices(inject(made, settings(host))) == {"/dev/nic0": (60, 1)}
 
 
@@ -377,8 +377,13 @@ def test_an_annotation_that_the_engine_has_resolved_is_not_resolved_again(tmp_pa
     notes = {NOTE: "nvidia.com/gpu=0"}
     config = settings(host)
     engines = spec(mounts=[PROC], annotations=notes)
-    found = registry.Registry(Host(str(host)), config.spec_dirs, state.Memory())
-    spec_edits.apply(engines, apply.edits(found.resolve(["nvidia.com/gpu=0"]), engines, Host(str(host)), inside=False))
+    found = registry.Registry(Host(str(host)), config.spec_dirs, state_dir.StateCache())
+    spec_edits.apply_to_spec(
+        engines,
+        translate.translate_cdi_edits(
+            found.resolve_devices(["nvidia.com/gpu=0"]), engines, Host(str(host)), process_in_user_namespace=False
+        ),
+    )
     made = bundle(tmp_path / "b", engines)
     before = look(made)
     assert outcome(made, config).plan.state == "done"
@@ -490,9 +495,9 @@ def test_a_warm_start_reads_no_cdi_file(tmp_path: Path, shim: Shim, host: Path) 
     file.write_text("x" * status.st_size)
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
     key, *rest = marshal.loads(data[16:])
-    after = registry.marks(Host(str(host)), ("/etc/cdi", "/var/run/cdi"))
+    after = spec_dirs.read_spec_dir_signatures(Host(str(host)), ("/etc/cdi", "/var/run/cdi"))
     fresh = marshal.dumps(((*key[:-1], after), *rest))
-    remembered[0].write_bytes(state._mark(fresh) + fresh)
+    remembered[0].write_bytes(state_dir._make_checksum(fresh) + fresh)
     assert shim.create(bundle(tmp_path / "b", spec(NIC))).returncode == 0
     assert devices(shim.spec()) == {"/dev/nic0": (60, 1)}
 

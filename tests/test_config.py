@@ -18,12 +18,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_oci_hook import config, config_check
-from gpu_oci_hook.config import KEYS, Config
+from gpu_oci_hook.config import check, load
+from gpu_oci_hook.config.keys import CAPABILITIES, KEYS, USER_FILE_KEYS, Config
 from gpu_oci_hook.errors import Fault
 
 ROOT = Path(__file__).parents[1]
-SCHEMA = json.loads((ROOT / "src/gpu_oci_hook/config.schema.json").read_text())
+SCHEMA = json.loads((ROOT / "src/gpu_oci_hook/config/config.schema.json").read_text())
 DEFAULT_FILE = (ROOT / "config/config.toml").read_text()
 ORACLE = jsonschema.Draft202012Validator(SCHEMA)
 
@@ -62,13 +62,13 @@ def test_the_schema_offers_the_same_words_as_the_table() -> None:
         entry = SCHEMA["properties"][table]["properties"][key]
         if isinstance(rule, tuple) and rule[0] == "list":
             assert entry["items"] == {"$ref": "#/$defs/capability"}
-            assert tuple(SCHEMA["$defs"]["capability"]["enum"]) == rule[1:] == config.CAPABILITIES
+            assert tuple(SCHEMA["$defs"]["capability"]["enum"]) == rule[1:] == CAPABILITIES
         elif isinstance(rule, tuple):
             assert tuple(entry["enum"]) == rule
 
 
 def test_the_default_file_says_nothing_and_its_commented_values_are_the_defaults() -> None:
-    assert tomllib.loads(DEFAULT_FILE) == {table: {} for table in config_check.TABLES}
+    assert tomllib.loads(DEFAULT_FILE) == {table: {} for table in check.TABLES}
     document = tomllib.loads(uncommented(DEFAULT_FILE))
     assert [(t, k) for t in document for k in document[t]] == [(t, k) for t, k, _, _ in KEYS]
     assert document == {t: {k: plain(d) for owner, k, d, _ in KEYS if owner == t} for t in document}
@@ -93,21 +93,21 @@ def test_attribute_names_are_unique_over_all_tables() -> None:
 
 def test_without_a_file_the_defaults_hold(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(config, "DEFAULT_PATH", str(tmp_path / "none.toml"))
-        loaded = config.load(str(tmp_path / "none.toml"))
+        patch.setattr(load, "DEFAULT_PATH", str(tmp_path / "none.toml"))
+        loaded = load.load_config(str(tmp_path / "none.toml"))
     assert loaded.to_data() == Config().to_data()
     assert loaded.path == "" and loaded.low_level == ("runc", "crun") and loaded.missing_gpu == "fail"
 
 
 def test_an_empty_file_and_the_default_file_mean_the_defaults() -> None:
     for text in ("", DEFAULT_FILE, uncommented(DEFAULT_FILE)):
-        parsed = config.parse(text.encode(), "c.toml")
+        parsed = load.parse_config(text.encode(), "c.toml")
         assert parsed.to_data()[2:] == Config().to_data()[2:]
         assert parsed.warnings == ()
 
 
 def test_what_the_file_says_holds_and_the_rest_stays_default() -> None:
-    parsed = config.parse(b'[runtime]\nlow-level = ["/opt/crun"]\n[request]\nenv = "privileged"\n', "c.toml")
+    parsed = load.parse_config(b'[runtime]\nlow-level = ["/opt/crun"]\n[request]\nenv = "privileged"\n', "c.toml")
     assert parsed.low_level == ("/opt/crun",)
     assert parsed.env == "privileged"
     assert parsed.path == "c.toml"
@@ -121,7 +121,7 @@ def test_every_toml_spelling_of_a_key_is_the_same_key() -> None:
         "request = { missing-gpu = 'warn' }",
         '["request"]\r\n"missing-gpu" = """warn"""\r\n',
     ):
-        assert config.parse(text.encode(), "c").missing_gpu == "warn"
+        assert load.parse_config(text.encode(), "c").missing_gpu == "warn"
 
 
 def test_a_config_survives_marshal() -> None:
@@ -151,11 +151,11 @@ def test_a_config_takes_only_known_values() -> None:
 
 def test_the_environment_names_the_file(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("GPU_OCI_HOOK_CONFIG", "/x/y.toml")
-    assert config.location() == "/x/y.toml"
+    assert load.find_config_path() == "/x/y.toml"
     monkeypatch.setenv("GPU_OCI_HOOK_CONFIG", "")
-    assert config.location() == "/etc/gpu-oci-hook/config.toml"
+    assert load.find_config_path() == "/etc/gpu-oci-hook/config.toml"
     monkeypatch.delenv("GPU_OCI_HOOK_CONFIG")
-    assert config.location() == "/etc/gpu-oci-hook/config.toml"
+    assert load.find_config_path() == "/etc/gpu-oci-hook/config.toml"
 
 
 @pytest.mark.parametrize(
@@ -167,26 +167,26 @@ def test_the_environment_names_the_file(monkeypatch: pytest.MonkeyPatch) -> None
 )
 def test_what_is_there_twice_is_said_to_be(text: str, said: str) -> None:
     with pytest.raises(Fault, match=re.escape(said)):
-        config.parse(text.encode(), "c.toml")
+        load.parse_config(text.encode(), "c.toml")
 
 
 def test_only_the_default_file_may_be_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "DEFAULT_PATH", str(tmp_path / "default.toml"))
+    monkeypatch.setattr(load, "DEFAULT_PATH", str(tmp_path / "default.toml"))
     monkeypatch.delenv("GPU_OCI_HOOK_CONFIG", raising=False)
-    assert config.load().to_data() == Config().to_data()
+    assert load.load_config().to_data() == Config().to_data()
     with pytest.raises(Fault, match=r"/typo: there is no such file$"):
-        config.load(str(tmp_path / "typo"))
+        load.load_config(str(tmp_path / "typo"))
     monkeypatch.setenv("GPU_OCI_HOOK_CONFIG", str(tmp_path / "typo"))
     with pytest.raises(Fault, match="GPU_OCI_HOOK_CONFIG names is missing"):
-        config.load()
+        load.load_config()
 
 
 def test_taking_a_remembered_config_loads_no_toml_parser() -> None:
     code = (
         "import sys; before = set(sys.modules)\n"
-        "from gpu_oci_hook import config; config.DEFAULT_PATH = '/nonexistent/config.toml'\n"
-        "from gpu_oci_hook.config import Config, load\n"
-        "assert Config.from_data(Config().to_data()); load(config.DEFAULT_PATH)\n"
+        "from gpu_oci_hook.config import load; load.DEFAULT_PATH = '/nonexistent/config.toml'\n"
+        "from gpu_oci_hook.config.keys import Config\n"
+        "assert Config.from_data(Config().to_data()); load.load_config(load.DEFAULT_PATH)\n"
         "print(*sorted(set(sys.modules) - before))"
     )
     src = str(ROOT / "src")
@@ -196,7 +196,8 @@ def test_taking_a_remembered_config_loads_no_toml_parser() -> None:
         text=True,
     )
     assert run.stderr == ""
-    ours = {"gpu_oci_hook", "gpu_oci_hook.config", "gpu_oci_hook.errors", "gpu_oci_hook.state"}
+    names = ("config", "config.keys", "config.load", "errors", "files", "files.state_dir", "files.trust")
+    ours = {"gpu_oci_hook", *[f"gpu_oci_hook.{name}" for name in names]}
     interpreter = {
         "__future__",
         "_collections_abc",
@@ -215,8 +216,8 @@ def test_taking_a_remembered_config_loads_no_toml_parser() -> None:
 
 
 def findings(text: str) -> list[str]:
-    document, source = config_check.document_of(text.encode(), "c.toml")
-    return [str(finding) for finding in config_check.check(document, source)]
+    document, source = check.parse_toml_document(text.encode(), "c.toml")
+    return [str(finding) for finding in check.check_config_document(document, source)]
 
 
 @pytest.mark.parametrize(
@@ -300,8 +301,10 @@ container = "/e"
     assert findings(text) == [
         "line 6: inject.extra.1: has no path: the file on the host",
         "line 7: inject.extra.1.pth: unknown key; did you mean path?",
-        ('line 8: inject.extra.1.kind: "fil" is not one of file, library, directory, socket, device'
-        " (did you mean file?)"),
+        (
+            'line 8: inject.extra.1.kind: "fil" is not one of file, library, directory, socket, device'
+            " (did you mean file?)"
+        ),
         'line 10: inject.extra.2.path: "c" is not an absolute path',
         'line 11: inject.extra.2.required: must be true or false, is the string "yes"',
         "line 12: inject.extra.3: is a library, whose place is chosen for the loader; remove container",
@@ -312,7 +315,7 @@ container = "/e"
 
 
 def test_a_file_that_is_added_is_a_tuple_of_its_values_and_survives_marshal() -> None:
-    parsed = config.parse(b'[[inject.extra]]\npath = "/a"\n[[inject.extra]]\npath = "/b"\nrequired = true\n', "c")
+    parsed = load.parse_config(b'[[inject.extra]]\npath = "/a"\n[[inject.extra]]\npath = "/b"\nrequired = true\n', "c")
     assert parsed.extra == (("/a", "", "", "file", False), ("/b", "", "", "file", True))
     again = Config.from_data(marshal.loads(marshal.dumps(parsed.to_data())))
     assert again is not None and again.extra == parsed.extra
@@ -334,14 +337,14 @@ def test_names_from_the_file_cannot_write_to_the_terminal() -> None:
 
 
 def test_an_unknown_key_is_a_warning_for_the_shim() -> None:
-    parsed = config.parse(b"[request]\nmissing-gpu = 'warn'\nnewer-key = 1\n", "/etc/c.toml")
+    parsed = load.parse_config(b"[request]\nmissing-gpu = 'warn'\nnewer-key = 1\n", "/etc/c.toml")
     assert parsed.missing_gpu == "warn"
     assert parsed.warnings == ("/etc/c.toml: line 3: request.newer-key: unknown key",)
 
 
 def test_a_wrong_type_stops_the_shim_with_one_sentence() -> None:
     with pytest.raises(Fault) as caught:
-        config.parse(b"[request]\nenv = 1\nmissing-gpu = 2\nfoo = 3\n", "/etc/c.toml")
+        load.parse_config(b"[request]\nenv = 1\nmissing-gpu = 2\nfoo = 3\n", "/etc/c.toml")
     assert str(caught.value) == (
         "/etc/c.toml: line 2: request.env: must be a string, is the number 1 (and 1 more: gpu-oci-hook config validate)"
     )
@@ -367,8 +370,8 @@ BAD = {
 
 @pytest.mark.parametrize("data", BAD)
 def test_text_that_is_not_toml_is_answered_with_line_column_and_caret(data: bytes) -> None:
-    with pytest.raises(config_check.TomlFault) as caught:
-        config.parse(data, "/etc/c.toml")
+    with pytest.raises(check.TomlFault) as caught:
+        load.parse_config(data, "/etc/c.toml")
     fault = caught.value
     assert (fault.line, fault.column) == BAD[data]
     assert str(fault).startswith(f"/etc/c.toml: line {fault.line}, column {fault.column}: not TOML: ")
@@ -381,8 +384,8 @@ def test_text_that_is_not_toml_is_answered_with_line_column_and_caret(data: byte
 
 
 def test_the_caret_of_a_very_long_line_stays_on_the_screen() -> None:
-    with pytest.raises(config_check.TomlFault) as caught:
-        config.parse(b"a = '" + b"x" * 5000 + b"' nonsense " + b"y" * 5000, "c")
+    with pytest.raises(check.TomlFault) as caught:
+        load.parse_config(b"a = '" + b"x" * 5000 + b"' nonsense " + b"y" * 5000, "c")
     shown, caret = caught.value.caret().split("\n")
     assert len(shown) <= 104
     assert shown[caret.index("^") :].startswith("nonsense")
@@ -401,7 +404,7 @@ def test_the_caret_of_a_very_long_line_stays_on_the_screen() -> None:
 )
 def test_bytes_that_no_editor_should_write_are_answered_with_a_sentence(data: bytes, sentence: str) -> None:
     with pytest.raises(Fault) as caught:
-        config.parse(data, "/etc/c.toml")
+        load.parse_config(data, "/etc/c.toml")
     assert sentence in str(caught.value)
     assert str(caught.value).startswith("/etc/c.toml: ")
 
@@ -413,7 +416,7 @@ as_root = pytest.mark.skipif(os.geteuid() != 0, reason="the rule holds for root 
 
 def refused(path: Path) -> str:
     with pytest.raises(Fault) as caught:
-        config.load(str(path))
+        load.load_config(str(path))
     return str(caught.value)
 
 
@@ -431,10 +434,10 @@ def test_a_directory_and_a_device_are_refused(tmp_path: Path) -> None:
 
 def test_a_file_of_one_mebibyte_is_read_and_a_larger_one_is_not(tmp_path: Path) -> None:
     path = tmp_path / "c"
-    path.write_bytes(b"#" * config.LIMIT)
+    path.write_bytes(b"#" * load.MAX_CONFIG_SIZE)
     path.chmod(0o644)
-    assert config.load(str(path)).path == str(path)
-    path.write_bytes(b"#" * (config.LIMIT + 1))
+    assert load.load_config(str(path)).path == str(path)
+    path.write_bytes(b"#" * (load.MAX_CONFIG_SIZE + 1))
     assert "larger than 1 MiB" in refused(path)
 
 
@@ -442,14 +445,14 @@ def test_a_path_with_a_nul_and_a_loop_are_refused_with_a_sentence(tmp_path: Path
     (tmp_path / "c").symlink_to("c")
     assert "symbolic links" in refused(tmp_path / "c")
     with pytest.raises(Fault, match="NUL"):
-        config.load("/etc/\0")
+        load.load_config("/etc/\0")
 
 
 def test_a_link_to_a_good_file_is_followed(tmp_path: Path) -> None:
     (tmp_path / "real").write_text("request.missing-gpu = 'warn'")
     (tmp_path / "real").chmod(0o600)
     (tmp_path / "c").symlink_to("real")
-    assert config.load(str(tmp_path / "c")).missing_gpu == "warn"
+    assert load.load_config(str(tmp_path / "c")).missing_gpu == "warn"
 
 
 @as_root
@@ -478,7 +481,7 @@ def test_root_accepts_what_only_root_can_write(tmp_path: Path, mode: int) -> Non
     path.write_text("")
     os.chown(path, 0, 0)
     path.chmod(mode)
-    assert config.load(str(path)).path == str(path)
+    assert load.load_config(str(path)).path == str(path)
 
 
 def test_another_user_is_not_bound_by_that_rule(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -486,7 +489,7 @@ def test_another_user_is_not_bound_by_that_rule(tmp_path: Path, monkeypatch: pyt
     path.write_text("")
     path.chmod(0o666)
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    assert config.load(str(path)).path == str(path)
+    assert load.load_config(str(path)).path == str(path)
 
 
 @as_root
@@ -499,8 +502,8 @@ def test_root_in_a_user_namespace_believes_the_machines_root(tmp_path: Path) -> 
         if parent.owner() == "root" and parent != Path("/tmp"):
             parent.chmod(parent.stat().st_mode | 0o005)
     code = (
-        f"import os, sys; sys.path.append({str(ROOT / 'src')!r}); from gpu_oci_hook.config import load\n"
-        f"print(os.geteuid(), os.stat({str(path)!r}).st_uid, load({str(path)!r}).missing_gpu)"
+        f"import os, sys; sys.path.append({str(ROOT / 'src')!r}); from gpu_oci_hook.config.load import load_config\n"
+        f"print(os.geteuid(), os.stat({str(path)!r}).st_uid, load_config({str(path)!r}).missing_gpu)"
     )
     argv = ["setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", "unshare", "-Ur"]
     run = subprocess.run([*argv, sys.executable, "-ISc", code], capture_output=True, text=True)
@@ -531,13 +534,13 @@ SCALAR = st.one_of(
     st.datetimes(),
     st.just(datetime.time(1, 2)),
     st.sampled_from(["/", "/a", "a/b", "a", "", "\n", "/a\n", "/\x7f", "a/b\n", "a./b", "nvidia.com/gpu", "ä/b"]),
-    st.sampled_from([*config.CAPABILITIES, "always", "never", "warn", "fail", "auto", "info", "runc"]),
+    st.sampled_from([*CAPABILITIES, "always", "never", "warn", "fail", "auto", "info", "runc"]),
 )
 FILES = st.lists(
     st.one_of(
         SCALAR,
         st.dictionaries(
-            st.sampled_from([*(key for key, _, _ in config.FILE), "name"]),
+            st.sampled_from([*(key for key, _, _ in USER_FILE_KEYS), "name"]),
             st.one_of(SCALAR, st.sampled_from(["file", "library", "/opt/x", "compute"])),
             max_size=4,
         ),
@@ -550,7 +553,7 @@ VALUE = st.one_of(FILES, SCALAR, st.lists(SCALAR, max_size=3), st.dictionaries(T
 @st.composite
 def documents(draw: st.DrawFn) -> dict[str, object]:
     document: dict[str, object] = draw(st.dictionaries(TEXT, VALUE, max_size=1))
-    for table in draw(st.sets(st.sampled_from(config_check.TABLES))):
+    for table in draw(st.sets(st.sampled_from(check.TABLES))):
         keys = [row[1] for row in KEYS if row[0] == table]
         content = draw(st.dictionaries(st.sampled_from([*keys, *(row[1] for row in KEYS)]), VALUE, max_size=4))
         document[table] = draw(st.one_of(st.just(content), st.just(content), VALUE))
@@ -573,7 +576,7 @@ def oracle(document: object) -> set[str]:
 @settings(max_examples=1500, deadline=None)
 @given(documents())
 def test_our_validator_and_jsonschema_complain_about_the_same_paths(document: dict[str, object]) -> None:
-    assert {finding.key for finding in config_check.check(document)} == oracle(document)
+    assert {finding.key for finding in check.check_config_document(document)} == oracle(document)
 
 
 PIECES = st.sampled_from(
@@ -602,10 +605,10 @@ PIECES = st.sampled_from(
 @given(st.one_of(st.binary(max_size=80), st.lists(PIECES, max_size=25).map(" ".join).map(str.encode)))
 def test_no_bytes_cause_anything_but_a_config_or_a_sentence(data: bytes) -> None:
     try:
-        config.parse(data, "c.toml")
+        load.parse_config(data, "c.toml")
     except Fault as fault:
         assert str(fault).startswith("c.toml: ") and str(fault).isprintable()
-        if isinstance(fault, config_check.TomlFault):
+        if isinstance(fault, check.TomlFault):
             assert fault.caret().count("\n") == 1
 
 
@@ -618,7 +621,7 @@ def test_a_slip_of_the_pen_in_the_default_file_is_found_or_harmless(place: int, 
     text = uncommented(DEFAULT_FILE)
     changed = text[:place] + slip + text[place + 1 :]
     try:
-        parsed = config.parse(changed.encode(), "c.toml")
+        parsed = load.parse_config(changed.encode(), "c.toml")
     except Fault as fault:
         assert "line " in str(fault)
     else:
@@ -628,6 +631,6 @@ def test_a_slip_of_the_pen_in_the_default_file_is_found_or_harmless(place: int, 
 def test_line_numbers_of_a_large_file_are_found_in_reasonable_time() -> None:
     text = "[host]\n" + "\n".join(f"k{i} = {i}" for i in range(5000)) + "\n[x]\ny = '''" + "\nz = 1" * 5000 + "'''"
     start = time.monotonic()
-    found = config_check.lines(text)
+    found = check.find_key_lines(text)
     assert found["host", "k4999"] == 5001
     assert time.monotonic() - start < 20

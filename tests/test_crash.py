@@ -17,10 +17,12 @@ import pytest
 
 import gpu_oci_hook
 from bundles import DEV, PROC, Spec, bundle, debian, inject, lacking, look, read, settings, spec, write
-from gpu_oci_hook import pipeline, simulate, state
-from gpu_oci_hook.config import Config
-from gpu_oci_hook.container.rootfs import Rootfs
+from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.files import state_dir
+from gpu_oci_hook.files.rootfs import Rootfs
+from gpu_oci_hook.inject import pipeline
+from gpu_oci_hook.simulate import host_tree
 
 pytestmark = pytest.mark.usefixtures("own_state")
 
@@ -35,7 +37,7 @@ CHANGES = ("open", "write", "rename", "symlink", "unlink", "mkdir", "rmdir", "ch
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("host")
-    simulate.build(directory, gpus=2)
+    host_tree.build_host(directory, gpus=2)
     return directory
 
 
@@ -116,10 +118,10 @@ class Case:
 
     def go(self, made: Path, config: Config, params: bytes) -> None:
         """One start, in a process of its own."""
-        state.DIRECTORY = str(made.parent / "state")
+        state_dir.DIRECTORY = str(made.parent / "state")
         if not self.writable:
-            Rootfs.writable = lambda _: False  # type: ignore[method-assign]
-        pipeline._visible_params = lambda _: params if self.params else None
+            Rootfs.is_writable = lambda _: False  # type: ignore[method-assign]
+        pipeline._read_visible_params = lambda _: params if self.params else None
         inject(made, config)
 
 
@@ -244,7 +246,7 @@ def test_a_full_disk_under_the_bundles_generated_files(
     small: Any, tmp_path: Path, host: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params = (host / "proc/driver/nvidia/params").read_bytes()
-    monkeypatch.setattr(pipeline, "_visible_params", lambda _: params)
+    monkeypatch.setattr(pipeline, "_read_visible_params", lambda _: params)
     debian(tmp_path / "rootfs")
     place = small("bundle", "size=128k")
     write(place, spec(GPU0, mounts=[PROC], root={"path": str(tmp_path / "rootfs")}))
@@ -307,17 +309,17 @@ def test_no_inode_left_under_the_memory_is_a_sentence(small: Any, tmp_path: Path
 SHIM = """
 import os, sys
 sys.path.append({source!r})
-from gpu_oci_hook import state
-state.DIRECTORY = {state!r}
-from gpu_oci_hook.host import discovery
-search = discovery.discover
+from gpu_oci_hook.files import state_dir
+state_dir.DIRECTORY = {state!r}
+from gpu_oci_hook.host.driver import discovery
+search = discovery.discover_driver_files
 def counted(*args):
     fd = os.open({counter!r}, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     os.write(fd, b"x")
     os.close(fd)
     return search(*args)
-discovery.discover = counted
-from gpu_oci_hook.runtime import main
+discovery.discover_driver_files = counted
+from gpu_oci_hook.shim.main import main
 main()
 """
 MANY = 64

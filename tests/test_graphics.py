@@ -9,13 +9,17 @@ from pathlib import Path
 import pytest
 
 from bundles import DEV, PROC, Spec, allowed, bundle, destinations, devices, inject, look, settings, spec
-from gpu_oci_hook import pipeline, simulate, state
-from gpu_oci_hook.config import Config
+from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.container import lint
-from gpu_oci_hook.formats import ARCHITECTURES, elf, ldcache
-from gpu_oci_hook.host.graphics import PROFILE
-from gpu_oci_hook.plan.edits import Mount
-from gpu_oci_hook.simulate.kernel import drm_names
+from gpu_oci_hook.files import state_dir
+from gpu_oci_hook.formats import elf, ldcache
+from gpu_oci_hook.formats.architectures import ARCHITECTURES
+from gpu_oci_hook.host.optional.graphics import EGL_PROFILE_PATH
+from gpu_oci_hook.inject import pipeline
+from gpu_oci_hook.model.edits import AddMount
+from gpu_oci_hook.model.outcome import Outcome
+from gpu_oci_hook.simulate import host_tree
+from gpu_oci_hook.simulate.kernel import list_drm_names
 
 pytestmark = pytest.mark.usefixtures("own_state")
 
@@ -31,12 +35,14 @@ ICD = "usr/share/vulkan/icd.d/nvidia_icd.x86_64.json"
 @pytest.fixture
 def host(tmp_path: Path) -> Path:
     """Three GPUs and a display controller that is none of NVIDIA's."""
-    simulate.build(tmp_path / "host", gpus=3, driver=V, arch="x86_64")
+    host_tree.build_host(tmp_path / "host", gpus=3, driver=V, arch="x86_64")
     return tmp_path / "host"
 
 
-def outcome(directory: Path, config: Config) -> pipeline.Outcome:
-    return pipeline.prepare(json.loads((directory / "config.json").read_text()), config, str(directory), state.Memory())
+def outcome(directory: Path, config: Config) -> Outcome:
+    return pipeline.prepare_injection(
+        json.loads((directory / "config.json").read_text()), config, str(directory), state_dir.StateCache()
+    )
 
 
 def sources(done: Spec) -> dict[str, str]:
@@ -50,12 +56,12 @@ def sources(done: Spec) -> dict[str, str]:
 def test_a_container_that_draws_gets_the_drm_nodes_of_its_gpus_and_no_others(
     host: Path, tmp_path: Path, capability: str
 ) -> None:
-    report = simulate.build(host, gpus=3, driver=V, arch="x86_64")
+    report = host_tree.build_host(host, gpus=3, driver=V, arch="x86_64")
     done = inject(
         bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=0,2", f"NVIDIA_DRIVER_CAPABILITIES={capability}")),
         settings(host),
     )
-    expected = dict(pair for gpu in (report.gpus[0], report.gpus[2]) for pair in drm_names(gpu))
+    expected = dict(pair for gpu in (report.gpus[0], report.gpus[2]) for pair in list_drm_names(gpu))
     assert {path: numbers for path, numbers in devices(done).items() if "/dri/" in path} == {
         f"/dev/dri/{name}": (226, minor) for name, minor in expected.items()
     }
@@ -69,7 +75,7 @@ def test_a_container_that_does_not_draw_gets_none_and_no_profile(host: Path, tmp
     done = inject(made, settings(host))
     assert not [path for path in [*devices(done), *destinations(done)] if "/dri" in path]
     assert "/dev/nvidia-modeset" not in devices(done)
-    assert not (made / "rootfs" / PROFILE[1:]).exists()
+    assert not (made / "rootfs" / EGL_PROFILE_PATH[1:]).exists()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can make device nodes")
@@ -98,7 +104,7 @@ def test_in_a_user_namespace_a_missing_drm_node_is_withheld_and_the_start_goes_o
     linux = {"namespaces": [{"type": "user"}, {"type": "mount"}]}
     made = bundle(tmp_path / "b", spec(GPU0, GRAPHICS, linux=linux, mounts=[DEV]))
     plan = outcome(made, settings(host)).plan
-    bound = {edit.destination: edit.source for edit in plan.edits if isinstance(edit, Mount)}
+    bound = {edit.destination: edit.source for edit in plan.edits if isinstance(edit, AddMount)}
     assert bound["/dev/dri/renderD129"] == f"{host}/dev/dri/renderD129"
     assert "/dev/dri/card2" not in bound
     assert "in a user namespace" in next(one.reason for one in plan.withheld if one.name == "/dev/dri/card2")
@@ -141,7 +147,7 @@ def test_a_container_s_own_dev_dri_is_left_alone(host: Path, tmp_path: Path) -> 
     own = {"destination": "/dev/dri", "type": "bind", "source": "/dev/dri", "options": ["rbind"]}
     made = bundle(tmp_path / "b", spec(GPU0, GRAPHICS, mounts=[DEV, own]))
     plan = outcome(made, settings(host)).plan
-    assert not [edit for edit in plan.edits if isinstance(edit, Mount) and "by-path" in edit.destination]
+    assert not [edit for edit in plan.edits if isinstance(edit, AddMount) and "by-path" in edit.destination]
     reasons = [one.reason for one in plan.withheld if "by-path" in one.name]
     assert reasons and all("another mount" in reason for reason in reasons)
 
@@ -162,7 +168,7 @@ def test_names_by_path_of_another_choice_give_way(host: Path, tmp_path: Path) ->
 def test_a_part_of_the_gpus_gets_a_profile_with_their_minors(host: Path, tmp_path: Path) -> None:
     made = bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=0,2", GRAPHICS, mounts=[PROC]))
     inject(made, settings(host))
-    text = (made / "rootfs" / PROFILE[1:]).read_text()
+    text = (made / "rootfs" / EGL_PROFILE_PATH[1:]).read_text()
     assert '"EGLVisibleDGPUDevices", 0x6]' in text  # minors 1 and 2
     assert json.loads(text.replace("0x6", "6"))["rules"] == [{"pattern": [], "profile": "_container_"}]
 
@@ -171,7 +177,7 @@ def test_all_gpus_need_none_but_an_older_one_in_the_image_is_replaced(host: Path
     made = bundle(tmp_path / "b", spec(ALL_GPUS, GRAPHICS))
     inject(made, settings(host))
     assert not (made / "rootfs/etc/nvidia").exists()
-    old = made / "rootfs" / PROFILE[1:]
+    old = made / "rootfs" / EGL_PROFILE_PATH[1:]
     old.parent.mkdir(parents=True)
     old.write_text("committed from a container with GPU 0 alone")
     inject(made, settings(host))
@@ -179,12 +185,12 @@ def test_all_gpus_need_none_but_an_older_one_in_the_image_is_replaced(host: Path
 
 
 def test_minors_beyond_the_mask_are_said(tmp_path: Path) -> None:
-    simulate.build(tmp_path / "many", gpus=70, driver=V, arch="x86_64")
+    host_tree.build_host(tmp_path / "many", gpus=70, driver=V, arch="x86_64")
     made = bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=63-65", GRAPHICS))
     plan = outcome(made, settings(tmp_path / "many")).plan
     assert any("/dev/nvidia64" in warning for warning in plan.warnings)
     inject(made, settings(tmp_path / "many"))
-    assert "0x8000000000000000]" in (made / "rootfs" / PROFILE[1:]).read_text()
+    assert "0x8000000000000000]" in (made / "rootfs" / EGL_PROFILE_PATH[1:]).read_text()
 
 
 def test_a_container_with_the_driver_and_no_gpu_gets_no_profile(host: Path, tmp_path: Path) -> None:
@@ -200,7 +206,7 @@ def test_a_container_with_the_driver_and_no_gpu_gets_no_profile(host: Path, tmp_
 def fedora_like(host: Path) -> Path:
     """R28's host: an ICD named by its architecture, whose library needs glsi."""
     (host / "usr/share/vulkan/icd.d/nvidia_icd.json").rename(host / ICD)
-    glx = elf.write(soname="libGLX_nvidia.so.0", needed=[f"libnvidia-glsi.so.{V}", "libc.so.6"])
+    glx = elf.build_shared_object(soname="libGLX_nvidia.so.0", needed=[f"libnvidia-glsi.so.{V}", "libc.so.6"])
     (host / LIB / f"libGLX_nvidia.so.{V}").write_bytes(glx)
     return host
 
@@ -233,7 +239,7 @@ def test_r28_a_missing_library_of_a_manifest_that_does_not_go_in_is_no_warning(h
 
 
 def test_r28_of_a_manifest_behind_alternatives_the_resolved_file_is_mounted(tmp_path: Path) -> None:
-    simulate.build(tmp_path / "host", gpus=1, driver=V, layout="debian-alternatives", arch="x86_64")
+    host_tree.build_host(tmp_path / "host", gpus=1, driver=V, layout="debian-alternatives", arch="x86_64")
     assert (tmp_path / "host/usr/share/vulkan/icd.d/nvidia_icd.json").is_symlink()
     done = inject(bundle(tmp_path / "b", spec(GPU0, GRAPHICS)), settings(tmp_path / "host"))
     source = Path(sources(done)["/etc/vulkan/icd.d/nvidia_icd.json"])
@@ -296,20 +302,20 @@ def test_r28_a_damaged_manifest_is_a_file_like_others(fedora_like: Path, tmp_pat
 
 
 def test_r28_what_will_not_load_in_the_image_is_said(fedora_like: Path, tmp_path: Path) -> None:
-    glsi = elf.write(soname=f"libnvidia-glsi.so.{V}", needed=["libX11.so.6"], glibc="2.38")
+    glsi = elf.build_shared_object(soname=f"libnvidia-glsi.so.{V}", needed=["libX11.so.6"], glibc="2.38")
     (fedora_like / LIB / f"libnvidia-glsi.so.{V}").write_bytes(glsi)
     made = bundle(tmp_path / "b", spec(GPU0, GRAPHICS))
     (made / "rootfs" / LIB / "libc.so.6").write_bytes(b"\x7fELF GLIBC_2.2.5\0GLIBC_2.36\0")
     found = outcome(made, settings(fedora_like))
     assert found.rootfs and found.image and found.inventory
-    mounted = {edit.source for edit in found.plan.edits if isinstance(edit, Mount)}
+    mounted = {edit.source for edit in found.plan.edits if isinstance(edit, AddMount)}
     files = [file for file in found.inventory.files if file.source in mounted]
-    said = lint.findings(found.rootfs, found.image, files, {})
+    said = lint.lint_image(found.rootfs, found.image, files, {})
     (mine,) = [text for text in said if text.startswith("nvidia_icd.x86_64.json")]
     assert f"libnvidia-glsi.so.{V} needs GLIBC_2.38, image provides 2.36" in mine
     assert f"libnvidia-glsi.so.{V} needs libX11.so.6, not found in the image" in mine
     (made / "rootfs" / LIB / "libX11.so.6").symlink_to("libX11.so.6.4.0")
-    said = lint.findings(found.rootfs, found.image, files, {})
+    said = lint.lint_image(found.rootfs, found.image, files, {})
     (mine,) = [text for text in said if text.startswith("nvidia_icd.x86_64.json")]
     assert "libX11" not in mine
 
@@ -350,8 +356,8 @@ def test_each_machine_s_libraries_and_their_32_bit_sisters_are_in_the_cache_with
     tmp_path: Path, arch: str
 ) -> None:
     """The machine is what the driver below the root says, whichever this one is."""
-    known, small = ARCHITECTURES[arch], ARCHITECTURES[ARCHITECTURES[arch].small]
-    simulate.build(tmp_path / "host", gpus=1, driver=V, arch=arch)
+    known, small = ARCHITECTURES[arch], ARCHITECTURES[ARCHITECTURES[arch].arch32]
+    host_tree.build_host(tmp_path / "host", gpus=1, driver=V, arch=arch)
     made = tmp_path / "b"
     for name in (f"usr/lib/{known.triple}", f"usr/lib/{small.triple}", "etc", "proc", "dev", "run"):
         (made / "rootfs" / name).mkdir(parents=True)
@@ -359,17 +365,17 @@ def test_each_machine_s_libraries_and_their_32_bit_sisters_are_in_the_cache_with
     done = sources(inject(bundle(made, spec(GPU0, capabilities)), settings(tmp_path / "host")))
     assert done[f"/usr/local/nvidia/lib64/libcuda.so.{V}"] == f"{tmp_path}/host/usr/lib/{known.triple}/libcuda.so.{V}"
     assert done[f"/usr/local/nvidia/lib/libcuda.so.{V}"] == f"{tmp_path}/host/usr/lib/{small.triple}/libcuda.so.{V}"
-    cache = ldcache.parse((made / "rootfs/etc/ld.so.cache").read_bytes())
+    cache = ldcache.parse_ld_cache((made / "rootfs/etc/ld.so.cache").read_bytes())
     assert {(e.flags, e.path) for e in cache.entries if e.name == "libcuda.so.1"} == {
-        (known.flags, "/usr/local/nvidia/lib64/libcuda.so.1"),
-        (small.flags, "/usr/local/nvidia/lib/libcuda.so.1"),
+        (known.cache_flags, "/usr/local/nvidia/lib64/libcuda.so.1"),
+        (small.cache_flags, "/usr/local/nvidia/lib/libcuda.so.1"),
     }
     assert os.readlink(made / f"rootfs/usr/lib/{known.triple}/libcuda.so.1") == "/usr/local/nvidia/lib64/libcuda.so.1"
 
 
 @pytest.mark.parametrize("arch", ["x86_64", "aarch64"])
 def test_a_musl_image_of_each_machine_gets_its_path_file(tmp_path: Path, arch: str) -> None:
-    simulate.build(tmp_path / "host", gpus=1, driver=V, arch=arch)
+    host_tree.build_host(tmp_path / "host", gpus=1, driver=V, arch=arch)
     made = tmp_path / "b"
     for name in ("lib", "usr/lib", "etc", "proc", "dev", "run"):
         (made / "rootfs" / name).mkdir(parents=True)

@@ -20,11 +20,11 @@ import cdi_edits
 import gpu_oci_hook
 from bundles import lacking, look, read
 from cdi_edits import FOLDER, VERSION, call, launcher
-from gpu_oci_hook import hook, simulate, state
-from gpu_oci_hook.cdi import incumbent
-from gpu_oci_hook.container import called
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.formats import ldcache
+from gpu_oci_hook.hook import called_container, cdi_hook, nvidia_hooks
+from gpu_oci_hook.simulate import host_tree
 from hook_scenes import CACHE, DROP_IN, Scene, gpu_host
 
 
@@ -111,7 +111,7 @@ def test_the_machines_own_root_is_refused_under_another_name(scene: Scene) -> No
 def test_crun_says_the_root_itself_and_is_believed(scene: Scene) -> None:
     scene.finish()
     scene.root.rename(scene.bundle / "other")
-    words = ["hook", "create-container", *scene.errand.words()]
+    words = ["hook", "create-container", *scene.errand.to_command_line()]
     done = call(scene.program, words, json.dumps({"bundle": str(scene.bundle), "root": "other"}))
     assert (done.returncode, done.stderr) == (0, "")
     assert FOLDER in (scene.bundle / "other" / DROP_IN).read_text()
@@ -121,7 +121,7 @@ def test_without_a_bundle_the_current_directory_is_not_believed_when_it_may_be_t
     """runc starts hooks in the root file system, whose config.json is the image's."""
     (scene.root / "config.json").write_text(json.dumps({"root": {"path": "rootfs"}}))
     (scene.root / "rootfs").mkdir()
-    words = ["hook", "create-container", *scene.errand.words()]
+    words = ["hook", "create-container", *scene.errand.to_command_line()]
     for said in ({"bundle": ""}, {"bundle": "", "root": "rootfs"}, {"root": "."}):
         done = call(scene.program, words, json.dumps(said), cwd=scene.root)
         assert done.returncode == 1, said
@@ -131,7 +131,7 @@ def test_without_a_bundle_the_current_directory_is_not_believed_when_it_may_be_t
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can mount")
 def test_without_a_bundle_cruns_current_directory_is(scene: Scene) -> None:
     scene.finish()
-    words = " ".join(["hook", "create-container", *scene.errand.words()])
+    words = " ".join(["hook", "create-container", *scene.errand.to_command_line()])
     script = f"mount --bind {scene.root} {scene.root} && exec {scene.program} {words}"
     done = call("/usr/bin/unshare", ["-m", "sh", "-c", script], '{"bundle": "", "root": "rootfs"}', cwd=scene.bundle)
     assert (done.returncode, done.stderr) == (0, "")
@@ -199,7 +199,7 @@ def test_r19_a_root_that_is_no_mount_point_is_as_good(scene: Scene) -> None:
 def test_r19_a_user_in_a_user_namespace_without_mount_rights(open_place: Path, owner: int) -> None:
     """With a root of its own all but the mount is done; with one that it may not write nothing is, and that is said."""
     host = open_place / "host"
-    simulate.build(host, driver=VERSION)
+    host_tree.build_host(host, driver=VERSION)
     scene = Scene(open_place, host, source=open_place / "code")
     scene.errand.hide_device_files = True
     scene.finish()
@@ -207,7 +207,7 @@ def test_r19_a_user_in_a_user_namespace_without_mount_rights(open_place: Path, o
         for name in (".", *names, *files):
             os.chown(os.path.join(directory, name), owner, owner, follow_symlinks=False)
     words = ["--reuid=1000", "--regid=1000", "--clear-groups", "/usr/bin/unshare", "--user"]
-    words += [str(scene.program), "hook", "create-container", *scene.errand.words()]
+    words += [str(scene.program), "hook", "create-container", *scene.errand.to_command_line()]
     done = call("/usr/bin/setpriv", words, json.dumps({"bundle": str(scene.bundle)}))
     if "unshare failed" in done.stderr:
         lacking(f"this kernel gives users no user namespace ({done.stderr.strip()})")
@@ -227,7 +227,7 @@ def test_r19_a_read_only_file_system_is_said_in_a_line_each(scene: Scene) -> Non
     scene.nodes = {"/dev/nvidia0": (195, 0)}
     scene.finish()
     before = look(scene.root)
-    words = " ".join(["hook", "create-container", *scene.errand.words()])
+    words = " ".join(["hook", "create-container", *scene.errand.to_command_line()])
     mount = f"mount --bind {scene.root} {scene.root} && mount -o remount,bind,ro {scene.root}"
     done = call(
         "/usr/bin/unshare", ["-m", "sh", "-c", f"{mount} && exec {scene.program} {words}"],
@@ -244,9 +244,9 @@ def test_a_disk_that_is_full_refuses_the_container(scene: Scene) -> None:
     """What is required fails by name; the image's cache is the old one."""
     scene.finish()
     prelude = (
-        "from gpu_oci_hook.container import directory\n"
+        "from gpu_oci_hook.files import directory\n"
         "def _fill(self, name, data, mode): raise OSError(28, 'full')\n"
-        "directory.Directory._fill = _fill"
+        "directory.Directory._create_file = _fill"
     )
     scene.program = launcher(scene.bundle.parent / "full", prelude)
     assert "/etc/ld.so.cache: cannot write the file: the disk is full" in scene.refused()
@@ -375,7 +375,7 @@ def test_killed_at_any_step_the_cache_is_whole_and_the_next_call_comes_to_the_sa
 ) -> None:
     scene.errand.egl_profile = True
     scene.nodes = {"/dev/nvidia0": (195, 0)}
-    old = ldcache.dump(ldcache.merge(None, [("libc.so.6", "/lib/libc.so.6", 0x303)]))
+    old = ldcache.dump_ld_cache(ldcache.merge_ld_cache(None, [("libc.so.6", "/lib/libc.so.6", 0x303)]))
     scene.finish()
     (scene.root / CACHE).write_bytes(old)
     kept = tmp_path / "kept"
@@ -435,7 +435,7 @@ def test_any_value_of_config_json_may_be_anything(
     tmp_path: Path, host: Path, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A sentence or success, never a mistake of ours; and nothing outside of the bundle."""
-    monkeypatch.setattr(state, "DIRECTORY", str(tmp_path / "memory"))
+    monkeypatch.setattr(state_dir, "DIRECTORY", str(tmp_path / "memory"))
     scene = Scene(tmp_path, host, "NVIDIA_REQUIRE_CUDA=cuda>=12")
     config = read(scene.bundle)
     cdi_edits.devices(config, {"/dev/nvidia0": (195, 0), "/dev/dri/card0": (226, 0)})
@@ -457,12 +457,12 @@ def test_any_value_of_config_json_may_be_anything(
         state_file.write_text(json.dumps({"bundle": str(scene.bundle)}))
         fd = os.open(state_file, os.O_RDONLY)
         try:
-            here = called.read(fd)
+            here = called_container.read_container(fd)
             if way == "ours":
-                hook.perform(errand, here)
+                cdi_hook.run_create_container(errand, here)
             else:
                 for words in cdi_edits.chain():
-                    incumbent.run([*words, f"--container-spec={state_file}"])
+                    nvidia_hooks.run_nvidia_hook([*words, f"--container-spec={state_file}"])
         except Fault as fault:
             assert str(fault)
         except Exception as error:

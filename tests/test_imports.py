@@ -18,8 +18,8 @@ import pytest
 import cdi_edits
 import gpu_oci_hook
 from bundles import DEV, PROC, Spec, bundle, lacking, nodes_needed, spec
-from gpu_oci_hook import simulate
-from gpu_oci_hook.cli.install import interpreter
+from gpu_oci_hook.cli.install_command import find_interpreter
+from gpu_oci_hook.simulate import host_tree
 
 SOURCE = Path(gpu_oci_hook.__file__).resolve().parents[1]
 
@@ -28,8 +28,8 @@ SOURCE = Path(gpu_oci_hook.__file__).resolve().parents[1]
 LAUNCHER = """#!{python} -ISXutf8
 import sys
 sys.path += [{source!r}]
-from gpu_oci_hook import state
-state.DIRECTORY = {state!r}
+from gpu_oci_hook.files import state_dir
+state_dir.DIRECTORY = {state!r}
 if {dump!r}:
     import posix
     def execv(path, argv):
@@ -37,73 +37,56 @@ if {dump!r}:
         posix.write(fd, "\\n".join(sys.modules).encode())
         posix._exit(0)
     posix.execv = execv
-from gpu_oci_hook.runtime import main
+from gpu_oci_hook.shim.main import main
 main()
 """
 
-PASS_THROUGH = {"__future__", "gc", "_signal", "marshal", "posix"}
-PASS_THROUGH |= {"gpu_oci_hook", "gpu_oci_hook.runtime", "gpu_oci_hook.state"}
 
-INJECTION = PASS_THROUGH | {
-    "_abc",
-    "_collections_abc",
-    "_json",
-    "_stat",
-    "abc",
-    "errno",
-    "genericpath",
-    "os",
-    "os.path",
-    "posixpath",
-    "stat",
-    "gpu_oci_hook.conditions",
-    "gpu_oci_hook.config",
-    "gpu_oci_hook.container",
-    "gpu_oci_hook.container.apply",
-    "gpu_oci_hook.container.directory",
-    "gpu_oci_hook.container.image",
-    "gpu_oci_hook.container.loader",
-    "gpu_oci_hook.container.rootfs",
-    "gpu_oci_hook.container.spec",
-    "gpu_oci_hook.container.ways",
-    "gpu_oci_hook.errors",
-    "gpu_oci_hook.formats",
-    "gpu_oci_hook.formats.fastjson",
-    "gpu_oci_hook.formats.ldcache",
-    "gpu_oci_hook.formats.oci",
-    "gpu_oci_hook.formats.proc",
-    "gpu_oci_hook.host",
-    "gpu_oci_hook.host.extra",
-    "gpu_oci_hook.host.gpus",
-    "gpu_oci_hook.host.graphics",
-    "gpu_oci_hook.host.inventory",
-    "gpu_oci_hook.host.nodes",
-    "gpu_oci_hook.host.root",
-    "gpu_oci_hook.host.versions",
-    "gpu_oci_hook.pipeline",
-    "gpu_oci_hook.plan",
-    "gpu_oci_hook.plan.build",
-    "gpu_oci_hook.plan.devices",
-    "gpu_oci_hook.plan.edits",
-    "gpu_oci_hook.plan.extras",
-    "gpu_oci_hook.plan.facts",
-    "gpu_oci_hook.plan.files",
-    "gpu_oci_hook.plan.places",
-    "gpu_oci_hook.request",
-    "gpu_oci_hook.request.capabilities",
-    "gpu_oci_hook.request.demands",
-    "gpu_oci_hook.request.devices",
-    "gpu_oci_hook.request.requirements",
-    "gpu_oci_hook.supply",
-    "gpu_oci_hook.together",
-}
+def modules(names: str) -> set[str]:
+    """Modules of ours by their names below the package, and the packages that they lie in."""
+    found = {"gpu_oci_hook"}
+    for name in names.split():
+        parts = name.split(".")
+        found |= {".".join(["gpu_oci_hook", *parts[:end]]) for end in range(1, len(parts) + 1)}
+    return found
+
+
+PASS_THROUGH = {"__future__", "gc", "_signal", "marshal", "posix"} | modules("shim.main files.state_dir")
+CREATE = PASS_THROUGH | modules("files.config_json")
+
+INJECTION = CREATE | {
+    "_abc", "_collections_abc", "_json", "_stat", "abc", "errno", "genericpath", "os", "os.path", "posixpath", "stat",
+}  # fmt: skip
+INJECTION |= modules(
+    """
+    shim.code_bundle
+    inject.pipeline inject.gather inject.requirements
+    plan.build plan.devices plan.files plan.layout plan.links plan.loader_files plan.mounting
+    container.image container.rootfs_edits container.spec_edits
+    host.device_nodes host.driver.inventory_cache host.gpus host.mig.capability_files host.model_tables
+    host.optional.graphics host.root
+    request.capabilities request.environment request.read request.selectors
+    request.require_expressions request.require_variables
+    model.edits model.machine model.optional_devices model.outcome model.plan_input model.request
+    config.keys
+    files.directory files.path_walk files.rootfs files.user_namespace
+    formats.architectures formats.driver_version formats.fastjson formats.ldcache formats.oci formats.proc
+    errors
+    """
+)
 
 # Beside those, where a container or a GPU of its has to do with MIG.
-MIG = {"gpu_oci_hook.request.mig"} | {f"gpu_oci_hook.host.{name}" for name in ("mig", "mig_nodes", "mig_tree")}
+MIG = modules("host.mig.mig_devices host.mig.mig_nodes model.mig request.mig_selectors")
 
 # Beside those, where a CDI name is used; for another vendor's device the files that define it are remembered.
-CDI = {"gpu_oci_hook.cdi", "gpu_oci_hook.request.cdi"}
-CDI |= {f"gpu_oci_hook.cdi.{name}" for name in ("apply", "edits", "names", "registry", "resolution", "stale")}
+CDI = modules(
+    """
+    inject.cdi_devices request.cdi_requests
+    cdi.translate cdi.resolved_edits cdi.registry.registry cdi.registry.spec_dirs cdi.registry.staleness
+    cdi.spec.mount_options
+    container.cdi_spec_edits model.cdi_edits formats.cdi_names
+    """
+)
 
 # Each costs as much as a good part of the interpreter's own start.
 FORBIDDEN = {
@@ -120,7 +103,7 @@ class Machine:
         self.root = root
         self.state = root / "state"
         self.host = root / "host"
-        simulate.build(self.host, gpus=2, mig=mig, imex=1, features=("gdrcopy",))
+        host_tree.build_host(self.host, gpus=2, mig=mig, imex=1, features=("gdrcopy",))
         self.config = root / "config.toml"
         self.config.write_text(
             f'[host]\nroot = "{self.host}"\nload-modules = false\n[runtime]\nlow-level = ["/bin/true"]\n'
@@ -130,7 +113,7 @@ class Machine:
     def launcher(self, dump: Path | None = None) -> Path:
         path = self.root / ("dumping" if dump else "gpu-oci-runtime")
         text = LAUNCHER.format(
-            python=interpreter(), source=str(SOURCE), state=str(self.state), dump=str(dump) if dump else ""
+            python=find_interpreter(), source=str(SOURCE), state=str(self.state), dump=str(dump) if dump else ""
         )
         path.write_text(text)
         path.chmod(0o755)
@@ -150,7 +133,7 @@ class Machine:
 
 def _bare() -> set[str]:
     code = "import sys; print(chr(10).join(sys.modules))"
-    done = subprocess.run([interpreter(), "-ISXutf8", "-c", code], capture_output=True, text=True, check=True)
+    done = subprocess.run([find_interpreter(), "-ISXutf8", "-c", code], capture_output=True, text=True, check=True)
     return set(done.stdout.split())
 
 
@@ -173,9 +156,7 @@ REQUESTS: dict[str, Spec] = {
         "NVIDIA_REQUIRE_CUDA=cuda>=12.4 brand=tesla,driver>=535,driver<536",
         mounts=[PROC, DEV],
     ),
-    "user namespace": spec(
-        "NVIDIA_VISIBLE_DEVICES=0", linux={"namespaces": [{"type": "user"}, {"type": "mount"}]}
-    ),
+    "user namespace": spec("NVIDIA_VISIBLE_DEVICES=0", linux={"namespaces": [{"type": "user"}, {"type": "mount"}]}),
     "forbidden": spec("CUDA_VERSION=12", "NVIDIA_REQUIRE_CUDA=cuda>=12"),
 }
 
@@ -185,8 +166,8 @@ def test_the_way_of_every_call_loads_the_allow_list_and_nothing_else(machine: Ma
     assert machine.loaded(*words) <= PASS_THROUGH
 
 
-def test_a_create_that_asks_for_nothing_loads_the_same(machine: Machine, tmp_path: Path) -> None:
-    assert machine.loaded("create", "--bundle", bundle(tmp_path / "b", spec()), "x") <= PASS_THROUGH
+def test_a_create_that_asks_for_nothing_loads_one_module_more(machine: Machine, tmp_path: Path) -> None:
+    assert machine.loaded("create", "--bundle", bundle(tmp_path / "b", spec()), "x") <= CREATE
 
 
 @pytest.mark.parametrize("name", [nodes_needed(name) for name in REQUESTS])
@@ -200,10 +181,10 @@ def test_the_way_of_a_gpu_container_loads_the_allow_list_and_nothing_else(
 
 
 BESIDES = {
-    "NVIDIA_GDRCOPY=enabled": {"request.extras", "host.besides", "host.features"},
-    "NVIDIA_IMEX_CHANNELS=0": {"request.extras", "host.besides", "host.features"},
-    "CUDA_MPS_PIPE_DIRECTORY=/x": {"host.besides", "host.mps"},
-    "NVIDIA_GDS=disabled": {"request.extras"},
+    "NVIDIA_GDRCOPY=enabled": "request.feature_requests host.optional.collect host.optional.features",
+    "NVIDIA_IMEX_CHANNELS=0": "request.feature_requests host.optional.collect host.optional.features",
+    "CUDA_MPS_PIPE_DIRECTORY=/x": "host.optional.collect host.optional.mps",
+    "NVIDIA_GDS=disabled": "request.feature_requests",
 }
 
 
@@ -213,10 +194,10 @@ def test_what_goes_in_beside_gpus_loads_its_own_module_and_no_other(
 ) -> None:
     made = bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=0", word))
     found = machine.loaded("create", "--bundle", made, "x")
-    assert found - INJECTION == {f"gpu_oci_hook.{name}" for name in BESIDES[word]}
+    assert found - INJECTION == modules(BESIDES[word]) - INJECTION
 
 
-GRAPHICS = {"gpu_oci_hook.host.graphics", "gpu_oci_hook.plan.extras"}
+GRAPHICS = {"gpu_oci_hook.host.optional.graphics", "gpu_oci_hook.plan.links"}
 
 
 @pytest.mark.parametrize(("capabilities", "drawn"), [("compute,utility", False), ("graphics", True), ("display", True)])
@@ -272,7 +253,7 @@ def test_a_container_without_a_cdi_name_loads_nothing_of_cdi(with_files: Machine
     mount = {"destination": "/run/nvidia-container-devices/0", "source": "/dev/null", "type": "bind"}
     for number, made in enumerate((spec("NVIDIA_VISIBLE_DEVICES=all"), spec(mounts=[mount]), spec("CUDA_VERSION=11"))):
         found = with_files.loaded("create", "--bundle", bundle(tmp_path / f"b{number}", made), "x")
-        assert not found & CDI
+        assert not found - INJECTION & CDI
 
 
 def test_a_warm_start_by_cdi_name_opens_no_cdi_file(with_files: Machine, tmp_path: Path) -> None:
@@ -308,7 +289,7 @@ def opened(machine: Machine, *words: str | Path, bare: bool = False) -> tuple[li
     if strace is None:
         lacking("what a call opens; strace is not installed")
     trace = machine.root / "trace"
-    command = [interpreter(), "-ISXutf8", "-c", "pass"] if bare else [machine.launcher(), *words]
+    command = [find_interpreter(), "-ISXutf8", "-c", "pass"] if bare else [machine.launcher(), *words]
     subprocess.run(
         [strace, "-f", "-y", "-e", "trace=open,openat,openat2,execve", "-o", trace, *command],
         env=machine.env, check=True, capture_output=True, timeout=60,
@@ -330,10 +311,17 @@ def test_a_call_reads_nothing_but_our_own_code_and_the_one_remembered_file(machi
     found, became = opened(machine, "kill", "x", "9")
     assert became
     ours = {
-        str(SOURCE / "gpu_oci_hook" / "__pycache__" / f"{name}.{sys.implementation.cache_tag}.pyc")
-        for name in ("__init__", "runtime", "state")
+        str(SOURCE / "gpu_oci_hook" / directory / "__pycache__" / f"{name}.{sys.implementation.cache_tag}.pyc")
+        for directory, name in (
+            ("", "__init__"),
+            ("shim", "__init__"),
+            ("shim", "main"),
+            ("files", "__init__"),
+            ("files", "state_dir"),
+        )
     }
-    package = {str(SOURCE), str(SOURCE / "gpu_oci_hook"), str(machine.root / "gpu-oci-runtime")}
+    package = {str(SOURCE / "gpu_oci_hook" / directory) for directory in ("", "shim", "files")}
+    package |= {str(SOURCE), str(machine.root / "gpu-oci-runtime")}
     memory = {str(machine.state), str(machine.state / "runtime")}
     rest = [path for path in found if path not in {*bare, *ours, *package, *memory}]
     standard = [path for path in rest if "/lib/python3." in path]
@@ -348,7 +336,8 @@ def test_a_create_that_asks_for_nothing_reads_its_config_json_besides(machine: M
     plain, _ = opened(machine, "kill", "x", "9")
     found, became = opened(machine, "create", "--bundle", made, "x")
     assert became
-    assert [path for path in found if path not in plain] == [str(made / "config.json")]
+    code = SOURCE / f"gpu_oci_hook/files/__pycache__/config_json.{sys.implementation.cache_tag}.pyc"
+    assert [path for path in found if path not in plain] == [str(code), str(made / "config.json")]
 
 
 def test_a_warm_start_runs_nothing_and_reads_no_driver_file(machine: Machine, tmp_path: Path) -> None:
@@ -364,8 +353,8 @@ def test_a_warm_start_runs_nothing_and_reads_no_driver_file(machine: Machine, tm
 HOOK_LAUNCHER = """#!{python} -ISXutf8
 import sys
 sys.path += [{source!r}]
-from gpu_oci_hook import state
-state.DIRECTORY = {state!r}
+from gpu_oci_hook.files import state_dir
+state_dir.DIRECTORY = {state!r}
 import os
 def leave(status):
     fd = os.open({dump!r}, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
@@ -376,45 +365,30 @@ from gpu_oci_hook.cli import main
 main()
 """
 
-# What our errand loads in every container.
-HOOK = (INJECTION - {name for name in INJECTION if name.startswith("gpu_oci_hook")}) | {
-    "gpu_oci_hook",
-    "gpu_oci_hook.cdi",
-    "gpu_oci_hook.cdi.errand",
-    "gpu_oci_hook.cdi.steps",
-    "gpu_oci_hook.cli",
-    "gpu_oci_hook.container",
-    "gpu_oci_hook.container.called",
-    "gpu_oci_hook.container.directory",
-    "gpu_oci_hook.container.image",
-    "gpu_oci_hook.container.loader",
-    "gpu_oci_hook.container.rootfs",
-    "gpu_oci_hook.container.ways",
-    "gpu_oci_hook.errors",
-    "gpu_oci_hook.formats",
-    "gpu_oci_hook.formats.fastjson",
-    "gpu_oci_hook.formats.ldcache",
-    "gpu_oci_hook.formats.oci",
-    "gpu_oci_hook.hook",
-    "gpu_oci_hook.host",
-    "gpu_oci_hook.host.root",
-    "gpu_oci_hook.plan",
-    "gpu_oci_hook.plan.places",
-    "gpu_oci_hook.runtime",
-    "gpu_oci_hook.state",
-}
-_GPUS = {"cdi.devices", "formats.proc", "host.gpus", "host.inventory"}
-_DECIDES = {"plan.compat", "request", "request.capabilities", "request.requirements"}
+# What our hook loads in every container.
+HOOK = {name for name in INJECTION if not name.startswith("gpu_oci_hook")} | modules(
+    """
+    cli
+    hook.cdi_hook hook.arguments hook.called_container hook.loader_steps hook.link_steps
+    plan.layout plan.loader_files
+    container.image
+    host.root
+    files.config_json files.directory files.path_walk files.rootfs files.state_dir
+    formats.architectures formats.driver_version formats.fastjson formats.ldcache formats.oci
+    errors
+    """
+)
+_GPUS = "hook.device_steps host.gpus model.machine formats.proc"
+_REQUIREMENTS = "request.require_expressions"
 # Beside those, what a container, or the file, asks for.
 HOOK_BESIDES = {
-    "hide": {"cdi.devices", "formats.proc"},
-    "profile": _GPUS | {"host.graphics", "host.nodes"},
-    "links": _GPUS | {"host.graphics", "host.nodes"},
-    "requirements": _GPUS
-    | {"conditions", "config", "host.versions", "request", "request.capabilities", "request.demands"}
-    | {"request.requirements"},
-    "old compat": _DECIDES,
-    "new compat": _DECIDES | _GPUS | {"host.versions"},
+    "hide": "hook.device_steps formats.proc",
+    "profile": f"{_GPUS} host.device_nodes host.optional.graphics",
+    "links": f"{_GPUS} host.device_nodes host.optional.graphics",
+    "requirements": f"{_GPUS} {_REQUIREMENTS} inject.requirements config.keys host.model_tables model.request "
+    "request.environment request.require_variables",
+    "old compat": f"{_REQUIREMENTS} plan.compat",
+    "new compat": f"{_GPUS} {_REQUIREMENTS} plan.compat host.model_tables",
 }
 
 
@@ -426,7 +400,7 @@ class Hook:
         self.dump = root / "modules"
         self.program = root / "gpu-oci-hook"
         text = HOOK_LAUNCHER.format(
-            python=interpreter(), source=str(SOURCE), state=str(root / "state"), dump=str(self.dump)
+            python=find_interpreter(), source=str(SOURCE), state=str(root / "state"), dump=str(self.dump)
         )
         self.program.write_text(text)
         self.program.chmod(0o755)
@@ -447,7 +421,7 @@ class Hook:
         return set(self.dump.read_text().split("\n")) - BARE
 
     def errands(self) -> set[str]:
-        return self.loaded("hook", "create-container", *self.errand.words())
+        return self.loaded("hook", "create-container", *self.errand.to_command_line())
 
 
 def test_the_hook_loads_its_allow_list_and_uses_all_of_it(machine: Machine, tmp_path: Path) -> None:
@@ -468,8 +442,8 @@ def test_the_hook_loads_for_each_step_what_that_needs(what: str, machine: Machin
     hook.errand.requirements = True  # by itself it costs nothing
     found = hook.errands()
     if what == "new compat":
-        found -= {"gpu_oci_hook.failure", "time"}  # it is not for this GPU, which is said
-    assert found - HOOK == {f"gpu_oci_hook.{name}" for name in HOOK_BESIDES[what]}
+        found -= {"gpu_oci_hook.reporting.failure", "time"}  # it is not for this GPU, which is said
+    assert found - HOOK == modules(HOOK_BESIDES[what]) - HOOK
 
 
 @pytest.mark.parametrize("words", cdi_edits.chain(), ids=lambda words: words[0])

@@ -19,12 +19,14 @@ from typing import NamedTuple
 import pytest
 
 from bundles import PROC, bundle, settings, spec
-from gpu_oci_hook import pipeline, simulate, state
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.formats import elf
-from gpu_oci_hook.host import catalogue
-from gpu_oci_hook.plan.edits import Directory
-from gpu_oci_hook.request import MANAGEMENT
+from gpu_oci_hook.host.driver import catalogue
+from gpu_oci_hook.inject import pipeline
+from gpu_oci_hook.model.edits import PrepareDirectory
+from gpu_oci_hook.request.environment import MANAGEMENT_DEVICE
+from gpu_oci_hook.simulate import feature_files, host_tree
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can make device nodes")
 
@@ -70,7 +72,7 @@ CONTAINERS: dict[str, tuple[str, tuple[str, ...]]] = {
     "imex all": ("desktop", ("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_IMEX_CHANNELS=all")),
     "imex none": ("desktop", ("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_IMEX_CHANNELS=none")),
     "imex 9": ("desktop", ("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_IMEX_CHANNELS=9")),
-    "management": ("desktop", (f"NVIDIA_VISIBLE_DEVICES={MANAGEMENT}", "privileged")),
+    "management": ("desktop", (f"NVIDIA_VISIBLE_DEVICES={MANAGEMENT_DEVICE}", "privileged")),
     "bare gds": ("bare", ("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_GDS=enabled")),
     "stale cache": ("stale", ("NVIDIA_VISIBLE_DEVICES=0",)),
     "mig": ("mig", ("NVIDIA_VISIBLE_DEVICES=0:0", "caps=all")),
@@ -327,22 +329,22 @@ class Hosts:
         if name not in self.made:
             place = self.made[name] = self.root / name
             if name == "desktop":
-                simulate.build(place, gpus=2, imex=3, features=simulate.FEATURES)
+                host_tree.build_host(place, gpus=2, imex=3, features=feature_files.FEATURES)
                 _more(place)
             elif name == "mig":
-                simulate.build(place, gpus=2, mig=["2", "0"])
+                host_tree.build_host(place, gpus=2, mig=["2", "0"])
             elif name in ("wsl", "jetson"):
-                simulate.build(place, layout=name)
+                host_tree.build_host(place, layout=name)
             elif name == "thor":
-                simulate.build(place, layout="jetson", gpus=2)
+                host_tree.build_host(place, layout="jetson", gpus=2)
             elif name == "arm":
-                simulate.build(place, arch="aarch64")
+                host_tree.build_host(place, arch="aarch64")
             elif name == "dgx":
-                simulate.build(place, model="NVIDIA DGX Display")
+                host_tree.build_host(place, model="NVIDIA DGX Display")
             elif name == "stale":
-                simulate.build(place, cache=False)
+                host_tree.build_host(place, loader_cache=False)
             else:
-                simulate.build(place)
+                host_tree.build_host(place)
         return self.made[name]
 
     def lines(self, name: str) -> list[str]:
@@ -357,14 +359,14 @@ class Hosts:
             made["process"]["capabilities"] = {"bounding": ["CAP_SYS_ADMIN"]}
         place = bundle(self.root / "bundles" / name, made)
         try:
-            outcome = pipeline.prepare(made, settings(host), str(place), state.Memory())
+            outcome = pipeline.prepare_injection(made, settings(host), str(place), state_dir.StateCache())
         except Fault as fault:
             self.plans[name] = [f"error {fault}"]
             return self.plans[name]
         found = []
         for edit in outcome.plan.edits:
             found += [f"{edit.kind} {edit.describe()}", f"reason {edit.reason}"]
-            if isinstance(edit, Directory):
+            if isinstance(edit, PrepareDirectory):
                 found += [f"name {edit.destination}/{entry} -> {target}" for entry, target in edit.entries if target]
         found += [f"withheld {one.name}: {one.reason}" for one in outcome.plan.withheld]
         self.plans[name] = [line.replace(str(host), "") for line in found]
@@ -379,10 +381,10 @@ def _more(host: Path) -> None:
     versioned = ("fatbinaryloader", "compiler", "tileiras", "ifr", "cbl", "vulkan-producer", "newer", "wfb")
     for stem in versioned:
         name = f"libnvidia-{stem}.so.{DRIVER}"
-        (host / f"usr/lib/x86_64-linux-gnu/{name}").write_bytes(elf.write(soname=name))
+        (host / f"usr/lib/x86_64-linux-gnu/{name}").write_bytes(elf.build_shared_object(soname=name))
     own = {"libnvidia-egl-wayland2.so.1.0.1": "libnvidia-egl-wayland2.so.1", "libnvidia-glcore.so.535.99": ""}
     for name, soname in own.items():
-        (host / f"usr/lib/x86_64-linux-gnu/{name}").write_bytes(elf.write(soname=soname or name))
+        (host / f"usr/lib/x86_64-linux-gnu/{name}").write_bytes(elf.build_shared_object(soname=soname or name))
         if soname:
             (host / f"usr/lib/x86_64-linux-gnu/{soname}").symlink_to(name)
     text = '{"file_format_version": "1.0.0", "ICD": {"library_path": "%s"}}\n'
@@ -403,10 +405,10 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Hosts:
 def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """One memory for all rows: each host is searched once."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(state, "DIRECTORY", str(tmp_path_factory.mktemp("state")))
+        patch.setattr(state_dir, "DIRECTORY", str(tmp_path_factory.mktemp("state")))
         patch.delenv("XDG_RUNTIME_DIR", raising=False)
         patch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
-        patch.setattr(pipeline, "_visible_params", lambda _: b"ModifyDeviceFiles: 1\n")
+        patch.setattr(pipeline, "_read_visible_params", lambda _: b"ModifyDeviceFiles: 1\n")
         yield
 
 
@@ -452,7 +454,7 @@ def test_every_library_of_the_drivers_version_goes_in_or_is_withheld_with_a_reas
         mounted = any(fnmatchcase(line, f"mount {IN}/{path.name} <- *") for line in lines)
         elsewhere = any(line.startswith("mount ") and f"/{path.name} (" in line for line in lines)
         stem = path.name.partition(".so")[0] + ".so"
-        withheld = stem in catalogue.load().withheld
+        withheld = stem in catalogue.load_catalogue().withheld
         assert mounted or elsewhere or withheld, path.name
 
 

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from bundles import Shim, bundle, inject, lacking, settings, spec
-from gpu_oci_hook import log, simulate
-from gpu_oci_hook.config import Config
+from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.reporting import log
+from gpu_oci_hook.simulate import host_tree
 
 pytestmark = pytest.mark.usefixtures("own_state")
 
@@ -25,7 +26,7 @@ GPU0 = "NVIDIA_VISIBLE_DEVICES=0"
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("host")
-    simulate.build(directory, gpus=2)
+    host_tree.build_host(directory, gpus=2)
     return directory
 
 
@@ -49,9 +50,7 @@ def test_a_start_is_one_line_with_what_it_got(tmp_path: Path, host: Path) -> Non
     assert path.stat().st_mode & 0o777 == 0o640
 
 
-def test_the_lines_name_the_container_and_the_bundle_from_wherever_the_engine_calls(
-    tmp_path: Path, host: Path
-) -> None:
+def test_the_lines_name_the_container_and_the_bundle_from_wherever_the_engine_calls(tmp_path: Path, host: Path) -> None:
     shim = Shim(tmp_path / "shim", host, f'log-file = "{tmp_path}/log"\n')
     made = bundle(tmp_path / "bundle", spec(GPU0))
     for env in (GPU0, "NVIDIA_VISIBLE_DEVICES=9"):
@@ -105,10 +104,10 @@ def test_lines_of_many_starts_do_not_mix(tmp_path: Path) -> None:
     path = tmp_path / "log"
 
     def write(number: int) -> None:
-        one = log.open_log(Config(log_file=str(path)))
-        assert isinstance(one, log.Log)
+        one = log.open_start_log(Config(log_file=str(path)))
+        assert isinstance(one, log.StartLog)
         for _ in range(20):
-            one.failed("/bundle", Fault(f"{number} " * 500))
+            one.log_failure("/bundle", Fault(f"{number} " * 500))
 
     threads = [threading.Thread(target=write, args=(number,)) for number in range(16)]
     for thread in threads:
@@ -163,7 +162,7 @@ def test_r34_as_another_user(tmp_path: Path, host: Path) -> None:
     place = Path(path)
     try:
         place.chmod(0o755)
-        simulate.build(place / "host")
+        host_tree.build_host(place / "host")
         shim = Shim(place / "shim", place / "host", f'log-file = "{secret}/forbidden.log"\n')
         made = bundle(place / "bundle", spec(GPU0))
         for where, names, files in os.walk(place):
@@ -185,8 +184,9 @@ def test_a_full_disk_stops_nobody(tmp_path: Path, host: Path) -> None:
 def test_no_log_no_structlog(tmp_path: Path, host: Path) -> None:
     """The library costs more than the whole start."""
     code = (
-        "import sys; from bundles import inject, settings; from pathlib import Path; from gpu_oci_hook import state;"
-        f"state.DIRECTORY={str(tmp_path / 's')!r}; inject(Path({str(tmp_path / 'b')!r}), settings({str(host)!r}));"
+        "import sys; from bundles import inject, settings; from pathlib import Path; "
+        "from gpu_oci_hook.files import state_dir;"
+        f"state_dir.DIRECTORY={str(tmp_path / 's')!r}; inject(Path({str(tmp_path / 'b')!r}), settings({str(host)!r}));"
         "print('structlog' in sys.modules)"
     )
     bundle(tmp_path / "b", spec(GPU0))

@@ -29,9 +29,12 @@ from bundles import (
     spec,
     write,
 )
-from gpu_oci_hook import cli, pipeline, simulate, state
+from gpu_oci_hook import cli
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.host import mig
+from gpu_oci_hook.files import state_dir
+from gpu_oci_hook.host.mig import mig_devices
+from gpu_oci_hook.inject import pipeline
+from gpu_oci_hook.simulate import host_tree
 from nvml.double import Double, compiler
 
 pytestmark = pytest.mark.usefixtures("own_state")
@@ -41,9 +44,9 @@ CONTROL = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"}
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> simulate.Report:
+def report(tmp_path_factory: pytest.TempPathFactory) -> host_tree.SimulatedHost:
     """GPU 0 (minor 1) in seven parts, GPU 1 (minor 0) whole, GPU 2 in three parts of four devices."""
-    return simulate.build(tmp_path_factory.mktemp("host"), gpus=3, mig=["7", "0", "3g.20gb,1c.2g,1g"])
+    return host_tree.build_host(tmp_path_factory.mktemp("host"), gpus=3, mig=["7", "0", "3g.20gb,1c.2g,1g"])
 
 
 @pytest.fixture
@@ -51,7 +54,7 @@ def double(tmp_path: Path) -> Double:
     """The same host with an NVML that answers."""
     if not compiler():
         lacking("NVML's answers; there is no C compiler for its double")
-    return Double(simulate.build(tmp_path / "host", gpus=3, mig=["7", "0", "3g.20gb,1c.2g,1g"]))
+    return Double(host_tree.build_host(tmp_path / "host", gpus=3, mig=["7", "0", "3g.20gb,1c.2g,1g"]))
 
 
 def cap(minor: int, gi: int, ci: int | None = None) -> str:
@@ -88,13 +91,15 @@ def given(made: Path, config: Spec, host: Path | str) -> tuple[set[str], list[tu
     ],
 )
 def test_a_container_gets_the_nodes_of_its_mig_devices_and_no_others(
-    asked: str, nodes: set[str], report: simulate.Report, tmp_path: Path
+    asked: str, nodes: set[str], report: host_tree.SimulatedHost, tmp_path: Path
 ) -> None:
     found, _ = given(tmp_path / "b", spec(f"NVIDIA_VISIBLE_DEVICES={asked}"), report.directory)
     assert found == nodes
 
 
-def test_all_gives_whole_gpus_whole_and_the_others_in_their_parts(report: simulate.Report, tmp_path: Path) -> None:
+def test_all_gives_whole_gpus_whole_and_the_others_in_their_parts(
+    report: host_tree.SimulatedHost, tmp_path: Path
+) -> None:
     found, _ = given(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=all"), report.directory)
     parts = {cap(1, gi) for gi in range(7, 14)} | {cap(1, gi, 0) for gi in range(7, 14)}
     parts |= {cap(2, 1), cap(2, 1, 0), cap(2, 3), cap(2, 3, 0), cap(2, 3, 1), cap(2, 7), cap(2, 7, 0)}
@@ -123,35 +128,35 @@ def test_the_forms_of_one_device_give_the_same(double: Double, tmp_path: Path) -
     assert set(devices(inject(made, settings(double.report.directory)))) - CONTROL == results[0][0]
 
 
-def test_a_whole_gpu_in_mig_mode_is_given_with_a_warning(report: simulate.Report, tmp_path: Path) -> None:
+def test_a_whole_gpu_in_mig_mode_is_given_with_a_warning(report: host_tree.SimulatedHost, tmp_path: Path) -> None:
     made = bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=2"))
     config = json.loads((made / "config.json").read_text())
-    outcome = pipeline.prepare(config, settings(report.directory), str(made), state.Memory())
+    outcome = pipeline.prepare_injection(config, settings(report.directory), str(made), state_dir.StateCache())
     assert any("GPU 2 is in MIG mode" in text and "2:0, 2:1, 2:2, 2:3" in text for text in outcome.plan.warnings)
     write(made, spec("NVIDIA_VISIBLE_DEVICES=1"))
     config = json.loads((made / "config.json").read_text())
-    outcome = pipeline.prepare(config, settings(report.directory), str(made), state.Memory())
+    outcome = pipeline.prepare_injection(config, settings(report.directory), str(made), state_dir.StateCache())
     assert not [text for text in outcome.plan.warnings if "MIG" in text]
 
 
-def test_the_part_of_a_gpu_brings_no_right_to_its_display(report: simulate.Report, tmp_path: Path) -> None:
+def test_the_part_of_a_gpu_brings_no_right_to_its_display(report: host_tree.SimulatedHost, tmp_path: Path) -> None:
     env = ("NVIDIA_VISIBLE_DEVICES=0:0,1", "NVIDIA_DRIVER_CAPABILITIES=graphics")
     after = inject(bundle(tmp_path / "b", spec(*env)), settings(report.directory))
     drm = {path for path in devices(after) if path.startswith("/dev/dri/")}
-    other = inject(
-        bundle(tmp_path / "c", spec("NVIDIA_VISIBLE_DEVICES=1", env[1])), settings(report.directory)
-    )
+    other = inject(bundle(tmp_path / "c", spec("NVIDIA_VISIBLE_DEVICES=1", env[1])), settings(report.directory))
     assert drm == {path for path in devices(other) if path.startswith("/dev/dri/")}
 
 
-def test_requirements_hold_for_the_gpu_that_a_device_is_a_part_of(report: simulate.Report, tmp_path: Path) -> None:
+def test_requirements_hold_for_the_gpu_that_a_device_is_a_part_of(
+    report: host_tree.SimulatedHost, tmp_path: Path
+) -> None:
     made = bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=0:0", "NVIDIA_REQUIRE_ARCH=arch>=9.0"))
     with pytest.raises(Fault, match="arch"):
         inject(made, settings(report.directory))
 
 
 @pytest.mark.parametrize("kind", [nodes_needed("user namespace")])
-def test_in_a_user_namespace_the_nodes_are_bound(kind: str, report: simulate.Report, tmp_path: Path) -> None:
+def test_in_a_user_namespace_the_nodes_are_bound(kind: str, report: host_tree.SimulatedHost, tmp_path: Path) -> None:
     config = spec("NVIDIA_VISIBLE_DEVICES=0:1", linux={"namespaces": [{"type": "user"}, {"type": "mount"}]})
     after = inject(bundle(tmp_path / "b", config), settings(report.directory))
     bound = {mount["destination"]: mount["source"] for mount in after["mounts"]}
@@ -160,7 +165,7 @@ def test_in_a_user_namespace_the_nodes_are_bound(kind: str, report: simulate.Rep
     assert cap(1, 7) not in bound
 
 
-def test_doing_it_twice_changes_nothing(report: simulate.Report, tmp_path: Path) -> None:
+def test_doing_it_twice_changes_nothing(report: host_tree.SimulatedHost, tmp_path: Path) -> None:
     made = bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=all", mounts=[PROC]))
     inject(made, settings(report.directory))
     before = look(made)
@@ -171,7 +176,7 @@ def test_doing_it_twice_changes_nothing(report: simulate.Report, tmp_path: Path)
 def test_r26_mig_capability_nodes(tmp_path: Path) -> None:
     """As the case has it: GPU instance 1 with number 12, its compute instance with 13; major 510."""
     host = tmp_path / "host"
-    simulate.build(host, driver="555.42.02", mig=["3g"])
+    host_tree.build_host(host, driver="555.42.02", mig=["3g"])
     numbers = host / "proc/devices"
     text = numbers.read_text().replace("510 nvidia-uvm", "511 nvidia-uvm")
     numbers.unlink()
@@ -195,11 +200,11 @@ def test_r26_mig_capability_nodes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("asked", ["all", "0,2", "1", "none"])
 def test_configuring_gives_its_own_node_and_every_part_of_the_given_gpus(
-    asked: str, report: simulate.Report, tmp_path: Path
+    asked: str, report: host_tree.SimulatedHost, tmp_path: Path
 ) -> None:
     config = privileged(f"NVIDIA_VISIBLE_DEVICES={asked}", "NVIDIA_MIG_CONFIG_DEVICES=all")
     made = bundle(tmp_path / "b", config)
-    outcome = pipeline.prepare(config, settings(report.directory), str(made), state.Memory())
+    outcome = pipeline.prepare_injection(config, settings(report.directory), str(made), state_dir.StateCache())
     found, _ = given(made, config, report.directory)
     parts = {path for path in found if "nvidia-caps" in path} - {"/dev/nvidia-caps/nvidia-cap1"}
     assert "/dev/nvidia-caps/nvidia-cap1" in found
@@ -214,7 +219,7 @@ def barren(tmp_path: Path) -> Callable[..., Path]:
 
     def make(gpus: int) -> Path:
         host = tmp_path / f"host{gpus}"
-        simulate.build(host, gpus=gpus, mig=["2", *["0"] * (gpus - 1)])
+        host_tree.build_host(host, gpus=gpus, mig=["2", *["0"] * (gpus - 1)])
         tree = host / f"proc/driver/nvidia/capabilities/gpu{int(gpus > 1)}/mig"
         for place in tree.glob("gi*/ci*"):
             shutil.rmtree(place)
@@ -233,7 +238,7 @@ def test_all_is_an_error_where_it_means_nothing(barren: Callable[..., Path], tmp
     assert str(caught.value).startswith(
         "NVIDIA_VISIBLE_DEVICES=all (process.env[1]): GPU 0 is in MIG mode and has GPU instances, but no compute"
     )
-    outcome = pipeline.prepare(config, settings(host, missing_gpu="warn"), str(made), state.Memory())
+    outcome = pipeline.prepare_injection(config, settings(host, missing_gpu="warn"), str(made), state_dir.StateCache())
     assert "GPU 0 is in MIG mode" in outcome.plan.warnings[0]
     found, _ = given(tmp_path / "c", spec("NVIDIA_VISIBLE_DEVICES=0"), host)
     assert found == {"/dev/nvidia0"}
@@ -242,8 +247,8 @@ def test_all_is_an_error_where_it_means_nothing(barren: Callable[..., Path], tmp
 def test_all_without_a_divided_gpu_that_has_no_parts_says_so(barren: Callable[..., Path], tmp_path: Path) -> None:
     config = spec("NVIDIA_VISIBLE_DEVICES=all")
     made = bundle(tmp_path / "b", config)
-    outcome = pipeline.prepare(config, settings(barren(2)), str(made), state.Memory())
-    assert [gpu.index for gpu, _ in outcome.chosen] == [1]
+    outcome = pipeline.prepare_injection(config, settings(barren(2)), str(made), state_dir.StateCache())
+    assert [gpu.index for gpu, _ in outcome.chosen_gpus] == [1]
     assert "GPU 0 is in MIG mode" in outcome.plan.warnings[0]
     reasons = {one.name: one.reason for one in outcome.plan.withheld}
     assert [reason for name, reason in reasons.items() if "GPU 0" in name] == ["it is in MIG mode without a MIG device"]
@@ -258,7 +263,7 @@ def test_who_configures_mig_gets_a_divided_gpu_that_has_no_parts(barren: Callabl
 
 @pytest.mark.parametrize("asked", ["0:7", "1:0", "MIG-GPU-0000/1/0", "3:0"])
 def test_an_unknown_device_fails_with_the_valid_ones_and_changes_nothing(
-    asked: str, report: simulate.Report, tmp_path: Path
+    asked: str, report: host_tree.SimulatedHost, tmp_path: Path
 ) -> None:
     made = bundle(tmp_path / "b", spec(f"NVIDIA_VISIBLE_DEVICES={asked}"))
     before = look(made)
@@ -301,7 +306,7 @@ def test_a_known_uuid_starts_whatever_has_become_of_nvml(mode: str, double: Doub
 def test_a_start_that_needs_nvml_fails_within_the_limit_by_name(
     mode: str, words: str, double: Double, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(mig.Instances.__init__.__kwdefaults__, "limit", 1.0)
+    monkeypatch.setitem(mig_devices.MigDevices.__init__.__kwdefaults__, "limit", 1.0)
     double.set(mode)
     made = bundle(tmp_path / "b", spec(f"NVIDIA_VISIBLE_DEVICES={double.report.gpus[2].mig[0].uuid}"))
     before = look(made)
@@ -320,7 +325,7 @@ def test_a_start_that_needs_nvml_fails_within_the_limit_by_name(
 def test_requirements_are_asked_of_the_hosts_own_nvml(tmp_path: Path) -> None:
     if not compiler():
         lacking("NVML's answers; there is no C compiler for its double")
-    host = simulate.build(tmp_path / "host", model="NVIDIA Z9000 of a coming year")
+    host = host_tree.build_host(tmp_path / "host", model="NVIDIA Z9000 of a coming year")
     made = bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_ARCH=arch>=8.0"))
     with pytest.raises(Fault, match="NVML does not answer: Function Not Found"):
         inject(made, settings(host.directory))
@@ -340,7 +345,7 @@ def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
 
     def run(*words: str, form: str = "json") -> Any:
         capsys.readouterr()
-        status = cli.run([*words, "--format", form], "gpu-oci-hook")
+        status = cli.run_command_line([*words, "--format", form], "gpu-oci-hook")
         out = capsys.readouterr().out
         assert status == 0, out
         if form != "json":
@@ -400,7 +405,9 @@ def test_list_does_not_ask_nvml_when_told_not_to(double: Double, ask: Ask) -> No
     assert double.called == 0
 
 
-def test_explain_tells_of_each_mig_device_whether_and_why(report: simulate.Report, ask: Ask, tmp_path: Path) -> None:
+def test_explain_tells_of_each_mig_device_whether_and_why(
+    report: host_tree.SimulatedHost, ask: Ask, tmp_path: Path
+) -> None:
     made = bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=0:1,1"))
     document = ask("explain", "--bundle", str(made), "--root", report.directory)
     first, second, third = document["gpus"]
@@ -419,7 +426,7 @@ def test_explain_tells_of_each_mig_device_whether_and_why(report: simulate.Repor
 
 
 def test_explain_without_mig_devices_says_nothing_of_them(ask: Ask, tmp_path: Path) -> None:
-    host = simulate.build(tmp_path / "host")
+    host = host_tree.build_host(tmp_path / "host")
     made = bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=0"))
     assert "MIG" not in ask("explain", "--bundle", str(made), "--root", host.directory, form="text")
 
@@ -427,7 +434,7 @@ def test_explain_without_mig_devices_says_nothing_of_them(ask: Ask, tmp_path: Pa
 def test_simulate_makes_the_devices_that_it_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     place = tmp_path / "made"
     words = ("--gpus", "3", "--mig", "2", "--mig", "0", "--mig", "4g,3g", "--format", "json")
-    assert cli.run(["simulate", str(place), *words], "gpu-oci-hook") == 0
+    assert cli.run_command_line(["simulate", str(place), *words], "gpu-oci-hook") == 0
     document = json.loads(capsys.readouterr().out)
     assert [[(one["gi"], one["ci"]) for one in gpu["mig"]] for gpu in document["gpus"]] == [
         [(7, 0), (8, 0)], [], [(1, 0), (2, 0)],
@@ -447,7 +454,7 @@ def test_simulate_makes_the_devices_that_it_is_told(tmp_path: Path, capsys: pyte
 )
 def test_simulate_refuses_what_no_gpu_can_be_divided_into(words: list[str], tmp_path: Path) -> None:
     with pytest.raises(Fault):
-        simulate.build(tmp_path / "host", gpus=3, mig=words)
+        host_tree.build_host(tmp_path / "host", gpus=3, mig=words)
 
 
 # --- the way of the shim -----------------------------------------------------------------------------

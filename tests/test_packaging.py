@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from bundles import lacking
-from gpu_oci_hook.config import KEYS
-from gpu_oci_hook.request.capabilities import KNOWN
+from gpu_oci_hook.config.keys import KEYS
+from gpu_oci_hook.request.capabilities import KNOWN_CAPABILITIES
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -132,7 +132,7 @@ def test_the_units_belong_together_and_call_a_command_that_there_is() -> None:
     path, service, timer = (unit(one) for one in UNITS)
     program, *words = service["Service"]["ExecStart"].split()
     assert program == RUNTIME.replace("runtime", "hook")
-    command = importlib.import_module("gpu_oci_hook.cli.cdi").cdi
+    command = importlib.import_module("gpu_oci_hook.cli.cdi_command").cdi
     assert words[0] == "cdi" and command.get_command(None, words[1]) is not None and words[2:] == ["$OPTIONS"]
     assert service["Service"]["Type"] == "oneshot"
     # Started by the timer and the path alone, so that nothing has to be enabled twice.
@@ -147,7 +147,7 @@ def test_the_units_options_come_from_a_file_that_may_be_missing_and_are_options_
     assert service["EnvironmentFile"].startswith("-/etc/gpu-oci-hook/")
     assert service["EnvironmentFile"][1:] in text.partition("[Unit]")[0]
     (example,) = re.findall(r"#     OPTIONS=(.*)", text)
-    refresh = importlib.import_module("gpu_oci_hook.cli.cdi").cdi.get_command(None, "refresh")
+    refresh = importlib.import_module("gpu_oci_hook.cli.cdi_command").cdi.get_command(None, "refresh")
     assert refresh.make_context("refresh", example.split()).params["target"] == "podman-4.3"
 
 
@@ -171,7 +171,7 @@ def test_the_readme_begins_with_the_two_commands() -> None:
 
 
 def test_the_readme_names_every_capability_table_and_only_real_keys() -> None:
-    for word in KNOWN:
+    for word in KNOWN_CAPABILITIES:
         assert f"`{word}`" in README
     keys = {key for _, key, _, _ in KEYS}
     for table in {table for table, _, _, _ in KEYS}:

@@ -28,11 +28,14 @@ from bundles import (
     spec,
     write,
 )
-from gpu_oci_hook import pipeline, simulate, state
-from gpu_oci_hook.config import Config
-from gpu_oci_hook.container import apply
+from gpu_oci_hook.config.keys import Config
+from gpu_oci_hook.container import rootfs_edits
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.plan import build as plan_build
+from gpu_oci_hook.files import state_dir
+from gpu_oci_hook.inject import pipeline
+from gpu_oci_hook.model.outcome import Outcome
+from gpu_oci_hook.plan import build
+from gpu_oci_hook.simulate import host_tree
 
 pytestmark = pytest.mark.usefixtures("own_state")
 
@@ -45,14 +48,14 @@ GPU0 = "NVIDIA_VISIBLE_DEVICES=0"
 def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two GPUs; tests that change a host make their own."""
     directory = tmp_path_factory.mktemp("host")
-    simulate.build(directory, gpus=2, driver=DRIVER)
+    host_tree.build_host(directory, gpus=2, driver=DRIVER)
     return directory
 
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
     """A host that the test may change."""
-    simulate.build(tmp_path / "own", gpus=2, driver=DRIVER)
+    host_tree.build_host(tmp_path / "own", gpus=2, driver=DRIVER)
     return tmp_path / "own"
 
 
@@ -66,9 +69,9 @@ def refused(directory: Path, config: Config) -> str:
     return str(caught.value)
 
 
-def prepared(directory: Path, config: Config) -> pipeline.Outcome:
+def prepared(directory: Path, config: Config) -> Outcome:
     path = directory / "config.json"
-    return pipeline.prepare(json.loads(path.read_text()), config, str(directory), state.Memory())
+    return pipeline.prepare_injection(json.loads(path.read_text()), config, str(directory), state_dir.StateCache())
 
 
 # --- layouts ---------------------------------------------------------------------------------------
@@ -76,7 +79,7 @@ def prepared(directory: Path, config: Config) -> pipeline.Outcome:
 
 def _edits(root: Path, layout: str) -> tuple[Any, ...]:
     """What a container gets, told without the host's paths."""
-    report = simulate.build(root / "host", gpus=2, driver=DRIVER, layout=layout)
+    report = host_tree.build_host(root / "host", gpus=2, driver=DRIVER, layout=layout)
     made = bundle(root / "bundle", spec(GPU0, ALL, mounts=[PROC]))
     after = inject(made, settings(root / "host", driver_root=report.driver_root))
     mounts = sorted(
@@ -90,7 +93,7 @@ def _edits(root: Path, layout: str) -> tuple[Any, ...]:
     return mounts, devices(after), allowed(after), after["process"]["env"], links
 
 
-@pytest.mark.parametrize("layout", [name for name in simulate.DESKTOPS if name != "debian"])
+@pytest.mark.parametrize("layout", [name for name in host_tree.DESKTOPS if name != "debian"])
 def test_every_layout_gives_the_same_edits(layout: str, tmp_path: Path) -> None:
     """32-bit libraries apart: not every layout has any. File names follow the host's: some have no version in them."""
     mounts, *rest = _edits(tmp_path / "a", layout)
@@ -119,7 +122,7 @@ def test_every_layout_gives_the_same_edits(layout: str, tmp_path: Path) -> None:
 
 
 def test_a_driver_root_apart_from_the_hosts_own(tmp_path: Path) -> None:
-    report = simulate.build(tmp_path / "host", gpus=1, driver=DRIVER, layout="driver-container")
+    report = host_tree.build_host(tmp_path / "host", gpus=1, driver=DRIVER, layout="driver-container")
     made = bundle(tmp_path / "bundle", spec(GPU0, mounts=[PROC]))
     after = inject(made, settings(tmp_path / "host", driver_root=report.driver_root))
     sources = [mount["source"] for mount in after["mounts"] if "libcuda.so" in mount["destination"]]
@@ -150,9 +153,9 @@ KINDS: dict[str, Spec] = {
 @pytest.fixture
 def params(monkeypatch: pytest.MonkeyPatch, host: Path) -> None:
     """As on a machine with the driver: containers see the module's parameters."""
-    monkeypatch.setattr(plan_build, "PARAMS", "/proc/driver/nvidia/params")
+    monkeypatch.setattr(build, "DRIVER_PARAMS", "/proc/driver/nvidia/params")
     data = (host / "proc/driver/nvidia/params").read_bytes()
-    monkeypatch.setattr(pipeline, "_visible_params", lambda _: data)
+    monkeypatch.setattr(pipeline, "_read_visible_params", lambda _: data)
 
 
 @pytest.mark.parametrize("kind", [nodes_needed(kind) for kind in KINDS])
@@ -165,7 +168,7 @@ def test_a_second_time_changes_nothing(
     if not writable:
         if not any(mount["destination"] == "/dev" for mount in config_json["mounts"]):
             config_json["mounts"].append(DEV)
-        monkeypatch.setattr("gpu_oci_hook.container.rootfs.Rootfs.writable", lambda _: False)
+        monkeypatch.setattr("gpu_oci_hook.files.rootfs.Rootfs.is_writable", lambda _: False)
     made = bundle(tmp_path / "bundle", config_json)
     (made / "rootfs/etc/ld.so.cache").write_bytes(b"")
     inject(made, config)
@@ -174,7 +177,7 @@ def test_a_second_time_changes_nothing(
     for _ in range(2):
         inject(made, config)
         assert look(made) == before
-    assert pipeline.perform(prepared(made, config), read(made), str(made / "config.json"),
+    assert pipeline.apply_plan(prepared(made, config), read(made), str(made / "config.json"),
                             (made / "config.json").read_bytes()) == []  # fmt: skip
 
 
@@ -186,7 +189,7 @@ def test_killed_between_the_image_and_config_json_the_next_try_comes_to_the_same
     made = bundle(tmp_path / "b/bundle", KINDS[kind])
     outcome = prepared(made, config)
     assert outcome.rootfs is not None
-    apply.below_root(outcome.rootfs, outcome.plan.edits, f"{outcome.bundle}/{pipeline.GENERATED}")
+    rootfs_edits.apply_to_rootfs(outcome.rootfs, outcome.plan.edits, f"{outcome.bundle}/{rootfs_edits.GENERATED_DIR}")
     after = inject(made, config)
     image = look(made, times=False)
     os.rename(tmp_path / "b", tmp_path / "a")  # the second bundle has the same paths
@@ -197,8 +200,8 @@ def test_killed_between_the_image_and_config_json_the_next_try_comes_to_the_same
 
 def test_what_was_done_with_another_driver_is_brought_up_to_date_by_a_new_bundle(tmp_path: Path) -> None:
     """The image of a container that ran with an older driver: a commit, or a restart after an update."""
-    simulate.build(tmp_path / "old", driver="535.183.06")
-    simulate.build(tmp_path / "new", driver=DRIVER)
+    host_tree.build_host(tmp_path / "old", driver="535.183.06")
+    host_tree.build_host(tmp_path / "new", driver=DRIVER)
     made = bundle(tmp_path / "bundle", spec(GPU0, mounts=[PROC]))
     inject(made, settings(tmp_path / "old"))
     write(made, spec(GPU0, mounts=[PROC]))
@@ -359,9 +362,7 @@ def test_the_bundle_of_a_cdi_engine_is_left_alone(tmp_path: Path, host: Path) ->
 def test_the_hook_of_the_incumbent_is_taken_out(tmp_path: Path, host: Path) -> None:
     other = {"path": "/usr/bin/other"}
     nvidia = {"path": "/usr/bin/nvidia-container-runtime-hook", "args": ["nvidia-container-runtime-hook", "prestart"]}
-    after = inject(
-        bundle(tmp_path / "bundle", spec(GPU0, hooks={"prestart": [nvidia, other, nvidia]})), settings(host)
-    )
+    after = inject(bundle(tmp_path / "bundle", spec(GPU0, hooks={"prestart": [nvidia, other, nvidia]})), settings(host))
     assert after["hooks"]["prestart"] == [other]
 
 
@@ -369,9 +370,7 @@ def test_the_hook_of_the_incumbent_is_taken_out(tmp_path: Path, host: Path) -> N
 
 
 @pytest.mark.parametrize("config", [{"env": "never"}, {"env": "privileged"}])
-def test_who_may_not_ask_starts_without_a_gpu_and_untouched(
-    config: dict[str, str], tmp_path: Path, host: Path
-) -> None:
+def test_who_may_not_ask_starts_without_a_gpu_and_untouched(config: dict[str, str], tmp_path: Path, host: Path) -> None:
     made = bundle(tmp_path / "bundle", spec(GPU0))
     before = look(made)
     inject(made, settings(host, **config))
@@ -380,7 +379,7 @@ def test_who_may_not_ask_starts_without_a_gpu_and_untouched(
 
 @pytest.mark.parametrize("words", ["0,0", "0,GPU-4", "0,0000:07:00.0", "0-0,0", " 0 , 0 ,"])
 def test_a_gpu_by_two_names_is_one(words: str, tmp_path: Path, host: Path) -> None:
-    uuid = simulate.build(tmp_path / "again", gpus=2).gpus[0].uuid
+    uuid = host_tree.build_host(tmp_path / "again", gpus=2).gpus[0].uuid
     words = words.replace("GPU-4", uuid[:12])
     after = inject(bundle(tmp_path / "bundle", spec(f"NVIDIA_VISIBLE_DEVICES={words}")), settings(host))
     nodes = [node["path"] for node in after["linux"]["devices"]]
@@ -614,9 +613,7 @@ def test_an_image_with_something_else_in_a_directorys_place_starts(
         assert [name for name in names if name.startswith(f"/{place}/")]
 
 
-def test_a_link_of_the_image_into_a_volume_of_the_users_gets_no_mount_point_there(
-    tmp_path: Path, host: Path
-) -> None:
+def test_a_link_of_the_image_into_a_volume_of_the_users_gets_no_mount_point_there(tmp_path: Path, host: Path) -> None:
     made = bundle(
         tmp_path / "bundle",
         spec(GPU0, mounts=[{"destination": "/data", "type": "bind", "source": "/srv/data", "options": ["bind"]}]),

@@ -24,9 +24,16 @@ from hypothesis import settings as examples
 from hypothesis import strategies as st
 
 from bundles import DEV, PROC, bundle, inject, look, settings, spec, write
-from gpu_oci_hook import cli, config, failure, pipeline, runtime, simulate, state
-from gpu_oci_hook.config import Config
+from gpu_oci_hook import cli
+from gpu_oci_hook.config import load
+from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.files import config_json, state_dir
+from gpu_oci_hook.files.config_json import read_config_json
+from gpu_oci_hook.inject import pipeline
+from gpu_oci_hook.reporting import failure
+from gpu_oci_hook.shim import main
+from gpu_oci_hook.simulate import host_tree
 
 SCHEMA = json.loads((Path(cli.__file__).parent / "explain.schema.json").read_text())
 PATIENCE = 30
@@ -146,7 +153,7 @@ class World:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.host = root / "host"
-        simulate.build(self.host, gpus=2)
+        host_tree.build_host(self.host, gpus=2)
         (self.host / "etc/cdi").mkdir()
         (self.host / "etc/cdi/all.json").write_text(json.dumps(CDI_FILE))
         self.victim = root / "victim"
@@ -165,9 +172,7 @@ class World:
         finally:
             shutil.rmtree(place, ignore_errors=True)
 
-    def start(
-        self, made: Path, settings_: Config | None = None, *, stable: bool = True
-    ) -> dict[str, Any] | None:
+    def start(self, made: Path, settings_: Config | None = None, *, stable: bool = True) -> dict[str, Any] | None:
         """One start under guard; the new config.json, None for a refusal. A second one changes nothing.
 
         Arguments:
@@ -182,7 +187,7 @@ class World:
                 inject(made, own)
             except Fault as fault:
                 assert path.read_bytes() == before
-                text = failure.sentence(fault)
+                text = failure.describe_error(fault)
                 assert text
                 assert text.isprintable()
                 assert "no such file or directory" not in text.lower()
@@ -204,7 +209,7 @@ class World:
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     root = tmp_path_factory.mktemp("world")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(state, "DIRECTORY", str(root / "state"))
+        patch.setattr(state_dir, "DIRECTORY", str(root / "state"))
         patch.delenv("XDG_RUNTIME_DIR", raising=False)
         (root / "config.toml").touch(0o644)
         patch.setenv("GPU_OCI_HOOK_CONFIG", str(root / "config.toml"))
@@ -313,9 +318,9 @@ def test_any_bytes_in_config_json(world: World, data: st.DataObject) -> None:
     with world.place() as place:
         directory = bundle(place / "bundle", {})
         (directory / "config.json").write_bytes(text)
-        found = runtime.read_config_json(str(directory / "config.json"))
+        found = read_config_json(str(directory / "config.json"))
         assert found == text
-        if runtime.asks(text, runtime.TRIGGERS):
+        if config_json.has_trigger(text, main.TRIGGERS):
             world.start(directory)
 
 
@@ -353,7 +358,9 @@ def test_explain_never_fails_without_a_sentence_and_its_json_is_valid(
         for form in ("json", "text", "diff"):
             capsys.readouterr()
             with Guard(), soon():
-                status = cli.run(["explain", "-b", str(directory), "--root", str(world.host), "--format", form], "x")
+                status = cli.run_command_line(
+                    ["explain", "-b", str(directory), "--root", str(world.host), "--format", form], "x"
+                )
             printed = capsys.readouterr()
             assert status in (0, 1)
             assert "Traceback" not in printed.err
@@ -379,7 +386,7 @@ TABLES = (
 @pytest.fixture(scope="module")
 def broken(world: World) -> Path:
     """A host whose files the tests spoil, one after the other."""
-    simulate.build(world.root / "broken", gpus=2)
+    host_tree.build_host(world.root / "broken", gpus=2)
     return world.root / "broken"
 
 
@@ -447,9 +454,9 @@ def test_any_config_file(world: World, data: st.DataObject) -> None:
     path = world.root / "config.toml"
     path.write_bytes(mutated(data, good))
     try:
-        found = config.load(str(path))
+        found = load.load_config(str(path))
     except Fault as fault:
-        assert failure.sentence(fault).isprintable()
+        assert failure.describe_error(fault).isprintable()
         return
     finally:
         path.unlink()
@@ -551,9 +558,9 @@ def test_nesting_as_deep_as_can_be(world: World) -> None:
             world.start(directory)
             for form in ("json", "diff", "text"):
                 words = ["explain", "-b", str(directory), "--root", str(world.host), "--format", form]
-                assert cli.run(words, "x") in (0, 1)
+                assert cli.run_command_line(words, "x") in (0, 1)
 
 
 def test_the_parser_of_the_whole_way_takes_the_bytes_only(world: World) -> None:
     with pytest.raises(Fault):
-        pipeline.parse(b"[]", "x")
+        pipeline.parse_bundle_spec(b"[]", "x")

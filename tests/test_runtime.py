@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from gpu_oci_hook.runtime import Call
+from gpu_oci_hook.shim.main import CommandLine
 
-SHIM = [sys.executable, "-c", "from gpu_oci_hook.runtime import main; main()"]
+SHIM = [sys.executable, "-c", "from gpu_oci_hook.shim.main import main; main()"]
 
 
 def call(line: str) -> tuple[str, str, str, str]:
-    found = Call(line.split())
-    return found.command, found.config_json(), found.log, found.log_format
+    found = CommandLine(line.split())
+    return found.command, found.config_json_path(), found.log_path, found.log_format
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_the_bundle_is_found_in_all_its_forms(line: str, path: str) -> None:
     ],
 )
 def test_the_container_is_the_word_that_is_no_flag(line: str, container: str) -> None:
-    assert Call(line.split()).container == container
+    assert CommandLine(line.split()).container_id == container
 
 
 def test_the_log_is_a_global_flag_in_both_forms() -> None:
@@ -203,9 +203,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("at", [0, (1 << 20) - 3, 33 << 20])
-def test_a_huge_config_json_that_asks_for_nothing_is_the_runtimes_alone(
-    at: int, machine: Path, tmp_path: Path
-) -> None:
+def test_a_huge_config_json_that_asks_for_nothing_is_the_runtimes_alone(at: int, machine: Path, tmp_path: Path) -> None:
     directory = bundle(tmp_path)
     with (directory / "config.json").open("wb") as file:
         file.write(b" " * at + b"NVIDIA_VISIBLE_DEVICE!")
@@ -302,7 +300,7 @@ def test_without_a_low_level_runtime_the_sentence_says_what_was_looked_for_and_w
 
 def test_the_shim_never_becomes_itself(machine: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
-    copy.write_text(f"#!{sys.executable} -IS\nfrom gpu_oci_hook.runtime import main\nmain()\n")
+    copy.write_text(f"#!{sys.executable} -IS\nfrom gpu_oci_hook.shim.main import main\nmain()\n")
     copy.chmod(0o755)
     link = tmp_path / "link"
     link.symlink_to(copy)
@@ -314,7 +312,7 @@ def test_the_shim_never_becomes_itself(machine: Path, tmp_path: Path) -> None:
 
 def test_a_wrapper_that_calls_the_shim_again_does_not_go_round_for_ever(machine: Path, tmp_path: Path) -> None:
     launcher = tmp_path / "launcher"
-    launcher.write_text(f"#!{sys.executable}\nfrom gpu_oci_hook.runtime import main\nmain()\n")
+    launcher.write_text(f"#!{sys.executable}\nfrom gpu_oci_hook.shim.main import main\nmain()\n")
     launcher.chmod(0o755)
     machine.write_text(f'#!/bin/sh\nexec {launcher} "$@"\n')
     result = shim("state", "x")
@@ -364,6 +362,8 @@ def test_a_changed_configuration_or_runtime_counts_at_the_next_call(machine: Pat
 
 
 def test_ctrl_c_ends_us_without_a_traceback() -> None:
-    code = "import os; from gpu_oci_hook import runtime\nruntime.known = lambda: os.kill(os.getpid(), 2)\n"
-    result = subprocess.run([sys.executable, "-c", code + "runtime.main()"], capture_output=True, timeout=60)
+    code = (
+        "import os; from gpu_oci_hook.shim import main as shim\nshim.load_runtime = lambda: os.kill(os.getpid(), 2)\n"
+    )
+    result = subprocess.run([sys.executable, "-c", code + "shim.main()"], capture_output=True, timeout=60)
     assert (result.returncode, result.stderr) == (-2, b"")

@@ -8,82 +8,82 @@ from pathlib import Path
 
 import pytest
 
-from gpu_oci_hook import state
+from gpu_oci_hook.files import state_dir
 
 
 @pytest.fixture
 def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(state, "DIRECTORY", str(tmp_path / "run"))
+    monkeypatch.setattr(state_dir, "DIRECTORY", str(tmp_path / "run"))
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     return tmp_path / "run"
 
 
 def test_what_is_written_is_read_back(place: Path) -> None:
-    assert state.read("x") is None
-    assert state.write("x", b"abc")
-    assert state.read("x") == b"abc"
+    assert state_dir.read_state("x") is None
+    assert state_dir.write_state("x", b"abc")
+    assert state_dir.read_state("x") == b"abc"
     assert (place / "x").stat().st_mode & 0o777 == 0o644
     assert sorted(os.listdir(place)) == ["x"]
 
 
 @pytest.mark.parametrize("mode", [0o666, 0o664, 0o646])
 def test_a_file_that_others_could_write_counts_as_not_there(mode: int, place: Path) -> None:
-    state.write("x", b"abc")
+    state_dir.write_state("x", b"abc")
     (place / "x").chmod(mode)
-    assert state.read("x") is None
+    assert state_dir.read_state("x") is None
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
 def test_a_directory_that_others_could_write_is_not_used(mode: int, place: Path) -> None:
-    state.write("x", b"abc")
+    state_dir.write_state("x", b"abc")
     place.chmod(mode)
-    assert state.read("x") is None
-    assert not state.write("x", b"new")
+    assert state_dir.read_state("x") is None
+    assert not state_dir.write_state("x", b"new")
 
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give files away")
 def test_files_and_directories_of_others_are_not_believed(place: Path) -> None:
-    state.write("x", b"abc")
+    state_dir.write_state("x", b"abc")
     os.chown(place / "x", 1000, 1000)
-    assert state.read("x") is None
-    state.write("x", b"abc")
+    assert state_dir.read_state("x") is None
+    state_dir.write_state("x", b"abc")
     os.chown(place, 1000, 1000)
-    assert state.read("x") is None
+    assert state_dir.read_state("x") is None
 
 
 def test_a_link_in_the_files_or_the_directorys_place_is_not_followed(place: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"no")
     place.mkdir(0o755)
     (place / "x").symlink_to(tmp_path / "secret")
-    assert state.read("x") is None
-    assert state.write("x", b"abc")
+    assert state_dir.read_state("x") is None
+    assert state_dir.write_state("x", b"abc")
     assert (tmp_path / "secret").read_bytes() == b"no"
     place.rename(tmp_path / "other")
     place.symlink_to(tmp_path / "other")
-    assert state.read("x") is None
+    assert state_dir.read_state("x") is None
 
 
 def test_a_fifo_in_the_files_place_never_blocks(place: Path) -> None:
     place.mkdir(0o755)
     os.mkfifo(place / "x", 0o644)
-    assert state.read("x") is None
+    assert state_dir.read_state("x") is None
 
 
 def test_where_nothing_can_be_kept_nothing_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "DIRECTORY", "/proc/nowhere")
+    monkeypatch.setattr(state_dir, "DIRECTORY", "/proc/nowhere")
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    assert not state.write("x", b"abc")
-    assert state.read("x") is None
-    with state.Lock("x"):
+    assert not state_dir.write_state("x", b"abc")
+    assert state_dir.read_state("x") is None
+    with state_dir.StateLock("x"):
         pass
 
 
 def test_the_users_own_run_directory_stands_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "DIRECTORY", "/proc/nowhere")
+    monkeypatch.setattr(state_dir, "DIRECTORY", "/proc/nowhere")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
-    assert state.write("x", b"abc")
-    assert state.read("x") == b"abc"
+    assert state_dir.write_state("x", b"abc")
+    assert state_dir.read_state("x") == b"abc"
     assert (tmp_path / "gpu-oci-hook" / "x").exists()
 
 
@@ -94,7 +94,7 @@ def test_the_lock_lets_one_in_at_a_time(place: Path) -> None:
     def work() -> None:
         nonlocal inside, most
         for _ in range(20):
-            with state.Lock("x"):
+            with state_dir.StateLock("x"):
                 inside += 1
                 most = max(most, inside)
                 inside -= 1
@@ -108,7 +108,7 @@ def test_the_lock_lets_one_in_at_a_time(place: Path) -> None:
 
 
 def test_a_lock_that_never_comes_free_is_not_waited_for_for_ever(place: Path) -> None:
-    with state.Lock("x"), state.Lock("x", patience=0.05):
+    with state_dir.StateLock("x"), state_dir.StateLock("x", timeout=0.05):
         pass
 
 
@@ -120,9 +120,9 @@ def content(path: Path) -> list[tuple[str, str]]:
 
 
 def test_a_prepared_directory_is_made_once(place: Path) -> None:
-    state.prepare(f"{place}/libraries-1", ENTRIES)
+    state_dir.prepare_directory(f"{place}/libraries-1", ENTRIES)
     before = (place / "libraries-1").stat()
-    state.prepare(f"{place}/libraries-1", ENTRIES)
+    state_dir.prepare_directory(f"{place}/libraries-1", ENTRIES)
     assert (place / "libraries-1").stat() == before
     assert content(place / "libraries-1") == sorted((n, t) for n, t in ENTRIES)
     assert os.listdir(place) == ["libraries-1"]
@@ -146,10 +146,10 @@ def test_a_prepared_directory_that_a_container_has_written_into_is_not_given_to_
     spoil: str, place: Path
 ) -> None:
     path = place / "libraries-1"
-    state.prepare(str(path), ENTRIES)
+    state_dir.prepare_directory(str(path), ENTRIES)
     SPOIL[spoil](path)
     inode = path.lstat().st_ino
-    state.prepare(str(path), ENTRIES)
+    state_dir.prepare_directory(str(path), ENTRIES)
     assert content(path) == sorted((n, t) for n, t in ENTRIES)
     assert path.lstat().st_mode == 0o040755
     # running containers have the old one mounted: to empty it would take their libraries away
@@ -160,23 +160,23 @@ def test_a_prepared_directory_that_a_container_has_written_into_is_not_given_to_
 def test_a_run_directory_that_others_could_write_is_not_used(
     mode: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state, "DIRECTORY", "/proc/nowhere/run")
+    monkeypatch.setattr(state_dir, "DIRECTORY", "/proc/nowhere/run")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "user"))
     (tmp_path / "user").mkdir(0o700)
-    assert state.write("x", b"abc")
+    assert state_dir.write_state("x", b"abc")
     (tmp_path / "user").chmod(mode)
-    assert state.read("x") is None
-    assert not state.write("y", b"abc")
-    assert state.place() == ""
+    assert state_dir.read_state("x") is None
+    assert not state_dir.write_state("y", b"abc")
+    assert state_dir.find_state_directory() == ""
 
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give files away")
 def test_root_does_not_use_the_run_directory_of_a_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "DIRECTORY", "/proc/nowhere/run")
+    monkeypatch.setattr(state_dir, "DIRECTORY", "/proc/nowhere/run")
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "user"))
     (tmp_path / "user").mkdir(0o700)
-    assert state.write("x", b"abc")
+    assert state_dir.write_state("x", b"abc")
     os.chown(tmp_path / "user", 1000, 1000)
-    assert state.read("x") is None
-    assert state.place() == ""
+    assert state_dir.read_state("x") is None
+    assert state_dir.find_state_directory() == ""

@@ -13,16 +13,16 @@ from pathlib import Path
 import pytest
 
 import gpu_oci_hook
-from gpu_oci_hook import together
-from test_imports import INJECTION, PASS_THROUGH
+from gpu_oci_hook.shim import code_bundle
+from test_imports import CREATE, INJECTION
 
 PACKAGE = Path(gpu_oci_hook.__file__).resolve().parent
 LOADERS = """
 import sys
 sys.path.insert(0, {source!r})
-from gpu_oci_hook import together
-together.use()
-from gpu_oci_hook import pipeline
+from gpu_oci_hook.shim import code_bundle
+code_bundle.use_code_bundle()
+from gpu_oci_hook.inject import pipeline
 from gpu_oci_hook.host import root
 for module in (pipeline, root, sys.modules["gpu_oci_hook.request"]):
     print(type(module.__spec__.loader).__name__, module.__name__, module.__package__, module.__file__)
@@ -37,17 +37,17 @@ def copy(tmp_path: Path) -> Path:
     write = f"""
 import sys
 sys.path.insert(0, {str(tmp_path)!r})
-from gpu_oci_hook import together
+from gpu_oci_hook.shim import code_bundle
 import os
-os.makedirs(os.path.dirname(together.PATH), exist_ok=True)
-open(together.PATH, "wb").write(together.contents())
+os.makedirs(os.path.dirname(code_bundle.BUNDLE_PATH), exist_ok=True)
+open(code_bundle.BUNDLE_PATH, "wb").write(code_bundle.build_code_bundle())
 """
     subprocess.run([sys.executable, "-I", "-c", write], check=True)
     return place
 
 
 def data(copy: Path) -> Path:
-    return copy / "__pycache__" / os.path.basename(together.PATH)
+    return copy / "__pycache__" / os.path.basename(code_bundle.BUNDLE_PATH)
 
 
 def loaders(copy: Path) -> list[list[str]]:
@@ -58,35 +58,35 @@ def loaders(copy: Path) -> list[list[str]]:
 
 def test_modules_come_from_the_file_and_look_like_any_others(copy: Path) -> None:
     assert loaders(copy) == [
-        ["Finder", "gpu_oci_hook.pipeline", "gpu_oci_hook", str(copy / "pipeline.py")],
-        ["Finder", "gpu_oci_hook.host.root", "gpu_oci_hook.host", str(copy / "host/root.py")],
-        ["Finder", "gpu_oci_hook.request", "gpu_oci_hook.request", str(copy / "request/__init__.py")],
+        ["BundleFinder", "gpu_oci_hook.inject.pipeline", "gpu_oci_hook.inject", str(copy / "inject/pipeline.py")],
+        ["BundleFinder", "gpu_oci_hook.host.root", "gpu_oci_hook.host", str(copy / "host/root.py")],
+        ["BundleFinder", "gpu_oci_hook.request", "gpu_oci_hook.request", str(copy / "request/__init__.py")],
     ]
 
 
 def test_a_source_that_has_changed_makes_the_file_stale(copy: Path) -> None:
-    with open(copy / "plan/places.py", "a") as file:
+    with open(copy / "plan/layout.py", "a") as file:
         file.write("# changed\n")
     assert {line[0] for line in loaders(copy)} == {"SourceFileLoader"}
 
 
 def test_a_source_of_the_same_size_and_another_time_makes_it_stale_too(copy: Path) -> None:
-    os.utime(copy / "plan/places.py", ns=(1, 1))
+    os.utime(copy / "plan/layout.py", ns=(1, 1))
     assert {line[0] for line in loaders(copy)} == {"SourceFileLoader"}
 
 
 def test_a_source_that_is_gone_makes_it_stale(copy: Path) -> None:
-    (copy / "host/graphics.py").rename(copy / "host/elsewhere.py")
+    (copy / "host/optional/graphics.py").rename(copy / "host/elsewhere.py")
     assert {line[0] for line in loaders(copy)} == {"SourceFileLoader"}
 
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"no marshal at all", b"truncated", marshal.dumps((together.STAMP, {"gpu_oci_hook.pipeline": 1})),
-     marshal.dumps(((together.STAMP[0], 1), {})), marshal.dumps(7)],
+    [b"", b"no marshal at all", b"truncated", marshal.dumps((code_bundle.BUNDLE_STAMP, {"gpu_oci_hook.inject.pipeline": 1})),
+     marshal.dumps(((code_bundle.BUNDLE_STAMP[0], 1), {})), marshal.dumps(7)],
 )  # fmt: skip
 def test_a_damaged_or_foreign_file_is_passed_over(copy: Path, content: bytes) -> None:
-    marked = together._mark(content) + content
+    marked = code_bundle._hash_data(content) + content
     for written in (data(copy).read_bytes()[:-100] if content == b"truncated" else marked, content):
         data(copy).write_bytes(written)
         assert {line[0] for line in loaders(copy)} == {"SourceFileLoader"}
@@ -120,6 +120,7 @@ def test_without_the_file_everything_loads_as_ever(copy: Path) -> None:
 
 def test_its_modules_are_those_of_a_container_with_every_capability() -> None:
     # What only some containers need.
-    some = {"conditions", "host.versions", "request.demands", "request.requirements", "together"}
-    ours = {name.removeprefix("gpu_oci_hook.") for name in INJECTION - PASS_THROUGH if name.startswith("gpu_oci_hook")}
-    assert set(together.MODULES) == ours - some
+    some = {"inject.requirements", "host.model_tables", "request.require_variables", "request.require_expressions"}
+    some |= {"shim.code_bundle"}
+    ours = {name.removeprefix("gpu_oci_hook.") for name in INJECTION - CREATE if name.startswith("gpu_oci_hook")}
+    assert set(code_bundle.BUNDLED_MODULES) == ours - some

@@ -15,30 +15,30 @@ class Fault(Exception):
     Arguments:
         what: what failed, as a sentence without its full stop.
         where: file, key, line or environment entry; empty when the sentence already says it.
-        cure: what to do next, as a sentence without its full stop; empty when nothing can be done.
+        hint: what to do next, as a sentence without its full stop; empty when nothing can be done.
     """
 
-    def __init__(self, what: str, *, where: str = "", cure: str = "") -> None:
+    def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:
         super().__init__(what)
         self.what = what
         self.where = where
-        self.cure = cure
+        self.hint = hint
 
     def __str__(self) -> str:
         """One short line, whatever the parts hold: an image chooses some of the words.
 
         Each part is cut by itself, so that the cure is still there at the end: conmon keeps 8 KiB.
         """
-        where, what = clipped(printable(self.where), 400), clipped(printable(self.what), 3000)
+        where, what = clip_text(make_printable(self.where), 400), clip_text(make_printable(self.what), 3000)
         text = f"{where}: {what}" if where else what
-        if self.cure:
-            text = f"{text}. {clipped(printable(self.cure), 2000)}"
+        if self.hint:
+            text = f"{text}. {clip_text(make_printable(self.hint), 2000)}"
         return text
 
 
 # Engines grep our text: docker turns "no such file or directory" into exit status 127, podman turns
 # "permission denied" into 126 (ecosystem facts: moby's and libpod's error classification).
-_WORDS = {
+_REASONS = {
     errno.ENOENT: "it is missing",
     errno.EACCES: "this user may not read it",
     errno.EPERM: "the kernel refuses it to this user",
@@ -55,20 +55,20 @@ _WORDS = {
 }
 
 
-_WRITING = {errno.ENOENT: "nothing can be made there", errno.EACCES: "this user may not write there"}
+_WRITE_REASONS = {errno.ENOENT: "nothing can be made there", errno.EACCES: "this user may not write there"}
 
 
-def words(error: OSError, *, writing: bool = False) -> str:
+def describe_os_error(error: OSError, *, writing: bool = False) -> str:
     """The reason of an OSError in words that no engine mistakes for one of its own conditions.
 
     Arguments:
         writing: something was to be made or changed there.
     """
     number = error.errno or 0
-    return (writing and _WRITING.get(number)) or _WORDS.get(number) or os.strerror(number).lower()
+    return (writing and _WRITE_REASONS.get(number)) or _REASONS.get(number) or os.strerror(number).lower()
 
 
-def printable(text: str) -> str:
+def make_printable(text: str) -> str:
     """The text on one line, with control characters and lone surrogates escaped.
 
     Names come from images; a newline in one would break the engine's one-line log contract, an escape
@@ -79,12 +79,12 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-def clipped(text: str, limit: int = 200) -> str:
+def clip_text(text: str, limit: int = 200) -> str:
     """The text, or its first `limit` characters and how many more there are: images choose some of the words."""
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit} more characters)"
 
 
-def nearest(word: str, valid: tuple[str, ...] | list[str], *, cutoff: float = 0.6) -> str:
+def find_close_match(word: str, choices: tuple[str, ...] | list[str], *, cutoff: float = 0.6) -> str:
     """The valid word that a mistyped one most likely meant, or "" when none is near.
 
     Arguments:
@@ -92,5 +92,5 @@ def nearest(word: str, valid: tuple[str, ...] | list[str], *, cutoff: float = 0.
     """
     import difflib  # only after a mistake
 
-    near = difflib.get_close_matches(word.lower(), valid, n=1, cutoff=cutoff)
+    near = difflib.get_close_matches(word.lower(), choices, n=1, cutoff=cutoff)
     return near[0] if near else ""

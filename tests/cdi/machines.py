@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from bundles import settings
-from gpu_oci_hook.cdi import errand, generate, validation
-from gpu_oci_hook.cdi.generate import Made
-from gpu_oci_hook.cdi.options import Options
-from gpu_oci_hook.cdi.recipe import Product, Recipe, make
-from gpu_oci_hook.cli.common import Silent
-from gpu_oci_hook.config import Config
+from gpu_oci_hook.cdi.own_kinds import ContentOptions
+from gpu_oci_hook.cdi.spec import validation
+from gpu_oci_hook.cli.config_overrides import ReadOnlyCache
+from gpu_oci_hook.config.keys import Config
+from gpu_oci_hook.generate import generate
+from gpu_oci_hook.generate.generate import BuiltSpec, PlannedSpec, SpecRecipe, build_spec
+from gpu_oci_hook.hook import arguments
 
 DRIVER = "550.163.01"
 LIB = "/usr/local/nvidia/lib64"
@@ -25,17 +26,19 @@ nodes_needed = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only ro
 Spec = dict[str, Any]
 
 
-def made(host: Path, config: Config | None = None, **options: Any) -> Made:
+def made(host: Path, config: Config | None = None, **options: Any) -> PlannedSpec:
     """What a file about a host is made of."""
-    return generate.generate(config or settings(host), Options(**options), Silent())
+    return generate.plan_spec(config or settings(host), ContentOptions(**options), ReadOnlyCache())
 
 
 def product(
     host: Path, config: Config | None = None, *, recipe: dict[str, Any] | None = None, **options: Any
-) -> Product:
+) -> BuiltSpec:
     """The file about a host; whatever it is, it must be one that the reference library accepts, without a warning."""
-    found = make(Recipe(Options(**options), **(recipe or {})), config or settings(host), Silent())
-    assert [str(one) for one in validation.findings(found.spec, "made.yaml")] == []
+    found = build_spec(
+        SpecRecipe(ContentOptions(**options), **(recipe or {})), config or settings(host), ReadOnlyCache()
+    )
+    assert [str(one) for one in validation.validate_spec(found.spec, "made.yaml")] == []
     by_hand(found.spec)
     return found
 
@@ -53,7 +56,7 @@ def by_hand(spec: Spec) -> None:
     for hook in hooks:
         assert hook["path"].startswith("/") and hook["env"] and hook["hookName"] == "createContainer"
         assert hook["args"][:3] == ["gpu-oci-hook", "hook", "create-container"]
-        errand.parse(hook["args"][3:])
+        arguments.parse_hook_arguments(hook["args"][3:])
     for edits in everything:
         paths = [node["path"] for node in edits.get("deviceNodes", [])]
         places = [mount["containerPath"] for mount in edits.get("mounts", [])]
@@ -81,7 +84,7 @@ def places(spec: Spec) -> dict[str, str]:
     return {mount["containerPath"]: mount["hostPath"] for mount in spec["containerEdits"].get("mounts", [])}
 
 
-def errand_of(spec: Spec) -> errand.Errand:
+def errand_of(spec: Spec) -> arguments.HookArguments:
     """What the file's hook is to do."""
     (hook,) = spec["containerEdits"]["hooks"]
-    return errand.parse(hook["args"][3:])
+    return arguments.parse_hook_arguments(hook["args"][3:])

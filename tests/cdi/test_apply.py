@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from gpu_oci_hook.cdi import apply
-from gpu_oci_hook.cdi.registry import Part
-from gpu_oci_hook.container import spec as spec_edits
+from gpu_oci_hook.cdi import translate
+from gpu_oci_hook.cdi.resolved_edits import ResolvedEdits
+from gpu_oci_hook.container import cdi_spec_edits, spec_edits
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.host.root import Host
 
@@ -29,19 +29,19 @@ def apply_edits(spec: Spec, *edits: Spec, root: str = "/nowhere", inside: bool =
     """The spec with the edits of some parts; made twice, since nothing may change the second time."""
     host = Host(root)
     parts = [
-        Part(f"vendor.com/dev={place}", "/etc/cdi/x.json", f"devices[{place}].containerEdits", edit, "asked")
+        ResolvedEdits(f"vendor.com/dev={place}", "/etc/cdi/x.json", f"devices[{place}].containerEdits", edit, "asked")
         for place, edit in enumerate(edits)
     ]
     made = copy.deepcopy(spec)
-    planned = apply.edits(parts, made, host, inside=inside)
+    planned = translate.translate_cdi_edits(parts, made, host, process_in_user_namespace=inside)
     assert made == spec, "planning has changed the spec"
-    spec_edits.apply(made, planned)
+    spec_edits.apply_to_spec(made, planned)
     once = copy.deepcopy(made)
-    assert apply.made(made, planned)
-    spec_edits.apply(made, apply.edits(parts, made, host, inside=inside))
+    assert cdi_spec_edits.has_cdi_edits(made, planned)
+    spec_edits.apply_to_spec(made, translate.translate_cdi_edits(parts, made, host, process_in_user_namespace=inside))
     assert made == once, "a second time changes something"
     for edit in planned:
-        assert edit.describe() and edit.kind and isinstance(edit.data(), dict) and edit.reason
+        assert edit.describe() and edit.kind and isinstance(edit.to_data(), dict) and edit.reason
     return made
 
 
@@ -222,12 +222,15 @@ def test_the_edits_make_this_of_that(name: str) -> None:
 def test_all_kinds_are_made_in_the_librarys_order() -> None:
     """Kind by kind over all parts, so that a file's own edits and those of its devices are not mixed up."""
     parts = [
-        Part("n", "/f", "w", {"hooks": [{"hookName": "prestart", "path": "/1"}], "env": ["A=1"]}, "r"),
-        Part("n", "/f", "w", {"mounts": [MOUNT], "env": ["B=1"]}, "r"),
-        Part("n", "/f", "w", {"additionalGids": [4], "deviceNodes": [NODE], "intelRdt": {"closID": "x"}}, "r"),
-        Part("n", "/f", "w", {"netDevices": [{"hostInterfaceName": "e", "name": "f"}]}, "r"),
+        ResolvedEdits("n", "/f", "w", {"hooks": [{"hookName": "prestart", "path": "/1"}], "env": ["A=1"]}, "r"),
+        ResolvedEdits("n", "/f", "w", {"mounts": [MOUNT], "env": ["B=1"]}, "r"),
+        ResolvedEdits("n", "/f", "w", {"additionalGids": [4], "deviceNodes": [NODE], "intelRdt": {"closID": "x"}}, "r"),
+        ResolvedEdits("n", "/f", "w", {"netDevices": [{"hostInterfaceName": "e", "name": "f"}]}, "r"),
     ]
-    kinds = [edit.kind for edit in apply.edits(parts, {}, Host("/nowhere"), inside=False)]
+    kinds = [
+        edit.kind
+        for edit in translate.translate_cdi_edits(parts, {}, Host("/nowhere"), process_in_user_namespace=False)
+    ]
     assert kinds == ["env", "env", "device", "rule", "net-device", "mount", "order", "hook", "rdt", "group"]
 
 
@@ -380,7 +383,7 @@ def test_a_mount_that_no_runtime_makes_is_refused_with_its_place_and_the_word_th
     mounts = [{"hostPath": "/s", "containerPath": "/m", **more}]
     with pytest.raises(Fault, match=r"/m, which .* mounts, has neither bind nor rbind in its options") as caught:
         apply_edits({}, {"mounts": mounts})
-    assert caught.value.where.endswith("containerEdits.mounts[0]") and caught.value.cure == "Add rbind to its options"
+    assert caught.value.where.endswith("containerEdits.mounts[0]") and caught.value.hint == "Add rbind to its options"
 
 
 @pytest.mark.parametrize("more", [{"type": "tmpfs"}, {"type": "proc"}, {"type": "x", "options": ["rbind"]}])

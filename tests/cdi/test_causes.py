@@ -13,12 +13,12 @@ from pathlib import Path
 
 import pytest
 
-from gpu_oci_hook import simulate
-from gpu_oci_hook.cdi import causes
-from gpu_oci_hook.cdi.ours import Here
-from gpu_oci_hook.cdi.scan import Scan
-from gpu_oci_hook.config import Config
+from gpu_oci_hook.cdi.registry import unresolved
+from gpu_oci_hook.cdi.registry.own_devices import OwnDevices
+from gpu_oci_hook.cdi.registry.scan import SpecScan
+from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.host.root import Host
+from gpu_oci_hook.simulate import host_tree
 
 from .tree import DIRECTORIES, Memory, put, spec
 
@@ -26,13 +26,13 @@ NAME = "nvidia.com/gpu=0"
 GPU = "nvidia.com/gpu"
 
 
-def asked(root: Path, name: str = NAME, directories: tuple[str, ...] = DIRECTORIES) -> causes.Cause:
+def asked(root: Path, name: str = NAME, directories: tuple[str, ...] = DIRECTORIES) -> unresolved.UnresolvedCause:
     """The cause, with the host's root taken out of its words."""
-    scan = Scan(Host(str(root)), directories)
+    scan = SpecScan(Host(str(root)), directories)
     assert name not in scan.winners, "it resolves"
-    found = causes.find(name, scan, Config(), Here(scan.host, Config(), Memory()))
+    found = unresolved.find_unresolved_cause(name, scan, Config(), OwnDevices(scan.host, Config(), Memory()))
     words = [text.replace(str(root), "") for text in (found.text, found.cure)]
-    return causes.Cause(found.code, tuple(path.replace(str(root), "") for path in found.files), *words)
+    return unresolved.UnresolvedCause(found.code, tuple(path.replace(str(root), "") for path in found.files), *words)
 
 
 def unknown_field(root: Path) -> None:
@@ -162,15 +162,16 @@ def shared() -> Iterator[Path]:
 
 LOOK = """
 import json, sys
-from gpu_oci_hook import state
-from gpu_oci_hook.cdi import causes
-from gpu_oci_hook.cdi.ours import Here
-from gpu_oci_hook.cdi.scan import Scan
-from gpu_oci_hook.config import Config
+from gpu_oci_hook.files import state_dir
+from gpu_oci_hook.cdi.registry.own_devices import OwnDevices
+from gpu_oci_hook.cdi.registry.scan import SpecScan
+from gpu_oci_hook.cdi.registry.unresolved import find_unresolved_cause
+from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.host.root import Host
-scan = Scan(Host(sys.argv[1]), ("/etc/cdi", "/var/run/cdi"))
+scan = SpecScan(Host(sys.argv[1]), ("/etc/cdi", "/var/run/cdi"))
 os_setuid = __import__("os").setuid
-print(json.dumps(causes.find(sys.argv[2], scan, Config(), Here(scan.host, Config(), state.Memory()))))
+own_devices = OwnDevices(scan.host, Config(), state_dir.StateCache())
+print(json.dumps(find_unresolved_cause(sys.argv[2], scan, Config(), own_devices)))
 """
 
 
@@ -196,7 +197,7 @@ def test_what_this_user_may_not_read_is_told_so(shared: Path, what: str) -> None
 def test_a_later_directory_that_wins_is_no_fault(tmp_path: Path) -> None:  # (e), as `cdi resolve` tells it
     first = put(tmp_path, "etc/cdi/x.json", spec("0", kind=GPU))
     second = put(tmp_path, "var/run/cdi/x.json", spec("0", kind=GPU))
-    scan = Scan(Host(str(tmp_path)), DIRECTORIES)
+    scan = SpecScan(Host(str(tmp_path)), DIRECTORIES)
     assert scan.winners[NAME][0].path == str(second)
     assert [file.path for file in scan.shadowed[NAME]] == [str(first)]
 
@@ -219,7 +220,7 @@ def test_hundreds_of_devices_are_not_all_told(tmp_path: Path) -> None:
 
 
 def with_gpus(root: Path) -> Path:
-    simulate.build(root / "host", gpus=4, driver="555.42.02")
+    host_tree.build_host(root / "host", gpus=4, driver="555.42.02")
     return root / "host"
 
 
@@ -244,7 +245,7 @@ def test_a_word_that_names_no_gpu_is_no_reason_to_write_a_file(tmp_path: Path) -
 @pytest.mark.parametrize(("device", "there"), [("gpu0", "0"), ("0", "gpu0"), ("gpu0", "GPU-44b97862")])
 def test_another_name_of_the_same_gpu_is_proposed(tmp_path: Path, device: str, there: str) -> None:
     host = with_gpus(tmp_path)
-    gpu = Here(Host(str(host)), Config(), Memory()).gpus[0]
+    gpu = OwnDevices(Host(str(host)), Config(), Memory()).gpus[0]
     there = gpu.uuid if there.startswith("GPU-") else there
     put(host, "etc/cdi/nvidia.yaml", spec("all", "3", there, kind=GPU))
     assert asked(host, f"nvidia.com/gpu={device}").cure == f"Ask for nvidia.com/gpu={there}"
@@ -313,9 +314,7 @@ def test_the_runtimes_own_kind_is_not_for_engines(tmp_path: Path) -> None:
     assert "engines need nvidia.com/gpu=0" in found.text
     assert "gpu-oci-hook cdi generate --output /etc/cdi/nvidia.yaml" in found.cure
     put(host, "etc/cdi/nvidia.yaml", spec("0", kind=GPU))
-    assert asked(host, "runtime.nvidia.com/gpu=0").cure == (
-        "Ask for nvidia.com/gpu=0, which /etc/cdi/nvidia.yaml has"
-    )
+    assert asked(host, "runtime.nvidia.com/gpu=0").cure == ("Ask for nvidia.com/gpu=0, which /etc/cdi/nvidia.yaml has")
     assert "there is no GPU 9" in asked(host, "runtime.nvidia.com/gpu=9").text
 
 
@@ -360,9 +359,9 @@ def test_without_any_directory_there_is_an_answer_too(tmp_path: Path) -> None:
 
 
 def test_the_shims_error_has_the_same_cure(tmp_path: Path) -> None:
-    found = causes.fault("nvidia.com/gup=0", "here", 0, Host(str(with_gpus(tmp_path))), Config())
+    found = unresolved.make_unresolved_fault("nvidia.com/gup=0", "here", 0, Host(str(with_gpus(tmp_path))), Config())
     assert found.what.startswith("CDI device nvidia.com/gup=0 is unresolvable: no file has devices of the kind")
-    assert found.cure == "Did you mean nvidia.com/gpu=0?"
+    assert found.hint == "Did you mean nvidia.com/gpu=0?"
 
 
 def test_no_cause_says_what_engines_take_for_something_else(tmp_path: Path) -> None:

@@ -10,8 +10,10 @@ import pytest
 import cdi_edits
 from bundles import bundle, look, read, settings, spec, write
 from cdi_edits import VERSION
-from gpu_oci_hook import pipeline, simulate, state
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.files import state_dir
+from gpu_oci_hook.inject import pipeline
+from gpu_oci_hook.simulate import host_tree
 from hook_scenes import PROFILE, Scene, gpu_host
 
 
@@ -33,7 +35,7 @@ REQUIRE = "NVIDIA_REQUIRE_CUDA=cuda>=12.8 brand=geforce,driver>=535,driver<536"
 def test_r22_a_requirement_fails_in_the_words_of_the_shim_and_nothing_is_touched(
     tmp_path: Path, host: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(state, "DIRECTORY", str(tmp_path / "memory"))
+    monkeypatch.setattr(state_dir, "DIRECTORY", str(tmp_path / "memory"))
     scene = Scene(tmp_path, host, REQUIRE)
     scene.nodes = {"/dev/nvidia1": (195, 1)}
     scene.errand.requirements = True
@@ -44,7 +46,7 @@ def test_r22_a_requirement_fails_in_the_words_of_the_shim_and_nothing_is_touched
     other = bundle(tmp_path / "other", spec("NVIDIA_VISIBLE_DEVICES=0", REQUIRE))  # GPU 0 is /dev/nvidia1
     path = str(other / "config.json")
     with pytest.raises(Fault) as caught:
-        pipeline.inject(path, Path(path).read_bytes(), str(other), settings(host).to_data())
+        pipeline.inject_gpus(path, Path(path).read_bytes(), str(other), settings(host).to_data())
     assert text == f"gpu-oci-hook: {caught.value}\n"
     assert "nearest is" in text and "cuda 12.4" in text
 
@@ -73,9 +75,9 @@ def test_r22_what_no_table_knows_is_asked_of_nvml_and_said_in_the_words_of_the_s
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The simulated NVML answers nothing; each asks for itself, and remembers nothing of the other's."""
-    monkeypatch.setattr(state, "DIRECTORY", str(tmp_path / "memory"))
+    monkeypatch.setattr(state_dir, "DIRECTORY", str(tmp_path / "memory"))
     host = tmp_path / "strange"
-    simulate.build(host, driver=VERSION, model="NVIDIA Strange 1")
+    host_tree.build_host(host, driver=VERSION, model="NVIDIA Strange 1")
     scene = Scene(tmp_path, host, "NVIDIA_REQUIRE_X=brand=tesla")
     scene.nodes = {"/dev/nvidia0": (195, 0)}
     scene.errand.requirements = True
@@ -83,7 +85,7 @@ def test_r22_what_no_table_knows_is_asked_of_nvml_and_said_in_the_words_of_the_s
     other = bundle(tmp_path / "other", spec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_X=brand=tesla"))
     path = str(other / "config.json")
     with pytest.raises(Fault) as caught:
-        pipeline.inject(path, Path(path).read_bytes(), str(other), settings(host).to_data())
+        pipeline.inject_gpus(path, Path(path).read_bytes(), str(other), settings(host).to_data())
     assert text == f"gpu-oci-hook: {caught.value}\n"
     assert "the host's brand is not known" in text
 

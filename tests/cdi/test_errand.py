@@ -6,19 +6,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from gpu_oci_hook.cdi.errand import Errand, parse
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.hook.arguments import HookArguments, parse_hook_arguments
 
 WORD = some.text(some.characters(exclude_characters="\0", exclude_categories=["Cs"]), max_size=20)
 PATH = WORD.filter(lambda text: "::" not in text and not text.endswith(":")).map(lambda text: "/" + text)
 
 
-def values(errand: Errand) -> dict[str, object]:
-    return {name: getattr(errand, name) for name in Errand.__slots__}
+def values(errand: HookArguments) -> dict[str, object]:
+    return {name: getattr(errand, name) for name in HookArguments.__slots__}
 
 
-def full() -> Errand:
-    errand = Errand()
+def full() -> HookArguments:
+    errand = HookArguments()
     errand.links = [("libcuda.so.1", "/usr/local/nvidia/lib64/libcuda.so"), ("../card1", "/dev/dri/by-path/x")]
     errand.plugins = [("/usr/local/nvidia/lib64/libnvidia-allocator.so.1", "gbm/nvidia-drm_gbm.so")]
     errand.plugins32 = [("/usr/local/nvidia/lib/libnvidia-allocator.so.1", "gbm/nvidia-drm_gbm.so")]
@@ -31,12 +31,12 @@ def full() -> Errand:
 
 
 def test_an_errand_that_asks_for_nothing_has_no_words() -> None:
-    assert Errand().words() == []
-    assert values(parse([])) == values(Errand())
+    assert HookArguments().to_command_line() == []
+    assert values(parse_hook_arguments([])) == values(HookArguments())
 
 
 def test_the_words_of_an_errand_have_one_order() -> None:
-    assert full().words() == [
+    assert full().to_command_line() == [
         "--link", "libcuda.so.1::/usr/local/nvidia/lib64/libcuda.so", "--link", "../card1::/dev/dri/by-path/x",
         "--plugin", "/usr/local/nvidia/lib64/libnvidia-allocator.so.1::gbm/nvidia-drm_gbm.so",
         "--plugin32", "/usr/local/nvidia/lib/libnvidia-allocator.so.1::gbm/nvidia-drm_gbm.so",
@@ -49,7 +49,7 @@ def test_the_words_of_an_errand_have_one_order() -> None:
 
 
 def test_what_is_said_comes_back() -> None:
-    assert values(parse(full().words())) == values(full())
+    assert values(parse_hook_arguments(full().to_command_line())) == values(full())
 
 
 @given(
@@ -61,16 +61,16 @@ def test_what_is_said_comes_back() -> None:
 def test_whatever_is_said_comes_back(
     links: list[tuple[str, str]], folders: list[str], texts: tuple[str, ...], switches: tuple[bool, bool]
 ) -> None:
-    errand = Errand()
+    errand = HookArguments()
     errand.links, errand.folders = links, folders
     errand.driver_version, errand.made_from, errand.root, errand.log = texts
     errand.hide_device_files, errand.requirements = switches
-    assert values(parse(errand.words())) == values(errand)
+    assert values(parse_hook_arguments(errand.to_command_line())) == values(errand)
 
 
 def test_a_value_may_follow_an_equals_sign() -> None:
     words = ["--folder=/a", "-folder", "/b", "--link=x=1::/y=2", "--egl-profile=false", "--drm-links=true"]
-    errand = parse(words)
+    errand = parse_hook_arguments(words)
     assert (errand.folders, errand.links) == (["/a", "/b"], [("x=1", "/y=2")])
     assert (errand.egl_profile, errand.drm_links) == (False, True)
 
@@ -100,12 +100,12 @@ def test_a_value_may_follow_an_equals_sign() -> None:
 )
 def test_what_means_nothing_is_a_sentence(words: list[str], text: str) -> None:
     with pytest.raises(Fault) as caught:
-        parse(words)
+        parse_hook_arguments(words)
     assert str(caught.value).startswith(text)
 
 
 def test_an_errand_that_no_command_line_can_say_is_refused_when_it_is_written() -> None:
-    errand = Errand()
+    errand = HookArguments()
     errand.links = [("a::b", "/c")]
     with pytest.raises(Fault, match="is no TARGET::PATH"):
-        errand.words()
+        errand.to_command_line()

@@ -14,9 +14,10 @@ import pytest
 from bundles import DEV, PROC, bundle, inject, lacking, settings, spec
 from bundles import allowed as rules
 from bundles import devices as oci_devices
-from gpu_oci_hook import simulate, state
-from gpu_oci_hook.cdi import generate
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.files import state_dir
+from gpu_oci_hook.generate import generate
+from gpu_oci_hook.simulate import feature_files, host_tree
 from nvml.double import Double, compiler
 
 from .machines import DRIVER, LIB, VOID, devices, errand_of, made, nodes, nodes_needed, places, product
@@ -28,19 +29,19 @@ pytestmark = nodes_needed
 def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two GPUs; tests that change a host make their own."""
     directory = tmp_path_factory.mktemp("host")
-    simulate.build(directory, gpus=2, driver=DRIVER)
+    host_tree.build_host(directory, gpus=2, driver=DRIVER)
     return directory
 
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
-    simulate.build(tmp_path / "own", gpus=2, driver=DRIVER)
+    host_tree.build_host(tmp_path / "own", gpus=2, driver=DRIVER)
     return tmp_path / "own"
 
 
 @pytest.fixture(autouse=True)
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "DIRECTORY", str(tmp_path / "state"))
+    monkeypatch.setattr(state_dir, "DIRECTORY", str(tmp_path / "state"))
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
 
@@ -86,17 +87,21 @@ def test_what_every_device_needs_stands_once_for_all(host: Path) -> None:
     ],
 )
 def test_devices_are_called_as_the_options_say(host: Path, ways: tuple[str, ...], names: list[str]) -> None:
-    assert list(devices(product(host, names=ways).spec)) == [*names, "all", "none"]
+    assert list(devices(product(host, name_strategies=ways).spec)) == [*names, "all", "none"]
 
 
 def test_only_the_devices_that_are_named_are_written(host: Path) -> None:
-    assert list(devices(product(host, names=("index",), words=("1",)).spec)) == ["1"]
-    assert list(devices(product(host, names=("index",), words=("0-1", "none")).spec)) == ["0", "1", "none"]
-    assert list(devices(product(host, words=("none",)).spec)) == ["none"]
+    assert list(devices(product(host, name_strategies=("index",), selectors=("1",)).spec)) == ["1"]
+    assert list(devices(product(host, name_strategies=("index",), selectors=("0-1", "none")).spec)) == [
+        "0",
+        "1",
+        "none",
+    ]
+    assert list(devices(product(host, selectors=("none",)).spec)) == ["none"]
 
 
 def test_a_device_that_is_not_there_is_refused_with_those_that_are(host: Path) -> None:
-    text = refused(host, words=("7",))
+    text = refused(host, selectors=("7",))
     assert text.startswith("--device: there is no GPU 7. This machine has 0 to 1 (")
 
 
@@ -106,7 +111,7 @@ def test_a_gpu_whose_uuid_the_driver_does_not_know_yet_has_no_name_by_it(own: Pa
     found = product(own)
     assert list(devices(found.spec)) == ["0", "1", "all", "none"]
     assert any(text.startswith("GPU 0 has no name by UUID: the driver does not know it yet") for text in found.warnings)
-    found = product(own, names=("uuid",))
+    found = product(own, name_strategies=("uuid",))
     assert list(devices(found.spec)) == ["all", "none"]
     assert "gpu1 is left out: it has no name by uuid" in found.warnings
 
@@ -225,9 +230,9 @@ def test_a_capability_that_the_administrator_does_not_allow_is_refused(host: Pat
 # --- every kind of machine -----------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("layout", simulate.LAYOUTS)
+@pytest.mark.parametrize("layout", host_tree.LAYOUTS)
 def test_every_kind_of_machine_has_a_valid_file_with_cuda_and_its_gpu(layout: str, tmp_path: Path) -> None:
-    report = simulate.build(tmp_path / "h", gpus=2, driver=DRIVER, layout=layout)
+    report = host_tree.build_host(tmp_path / "h", gpus=2, driver=DRIVER, layout=layout)
     config = settings(tmp_path / "h", driver_root=report.driver_root)
     found = product(tmp_path / "h", config).spec
     assert {"all", "none"} <= set(devices(found))
@@ -236,12 +241,12 @@ def test_every_kind_of_machine_has_a_valid_file_with_cuda_and_its_gpu(layout: st
     assert gpu and all(stat.S_ISCHR(os.stat(f"{tmp_path}/h{path}").st_mode) for path in gpu)
     errand = errand_of(found)
     assert errand.folders
-    if layout in simulate.DESKTOPS:
+    if layout in host_tree.DESKTOPS:
         assert "libcuda.so.1" in {path.rpartition("/")[2] for _, path in errand.links}
 
 
 def test_a_linux_on_windows_has_one_device_for_all_gpus(tmp_path: Path) -> None:
-    simulate.build(tmp_path / "h", layout="wsl")
+    host_tree.build_host(tmp_path / "h", layout="wsl")
     found = product(tmp_path / "h").spec
     assert {name: nodes(edits) for name, edits in devices(found).items()} == {
         "0": ["/dev/dxg"], "all": ["/dev/dxg"], "none": [],
@@ -251,8 +256,8 @@ def test_a_linux_on_windows_has_one_device_for_all_gpus(tmp_path: Path) -> None:
 
 
 def test_a_jetson_with_a_discrete_gpu_keeps_the_nodes_of_the_two_apart(tmp_path: Path) -> None:
-    simulate.build(tmp_path / "h", gpus=2, layout="jetson")
-    found = devices(product(tmp_path / "h", names=("index",)).spec)
+    host_tree.build_host(tmp_path / "h", gpus=2, layout="jetson")
+    found = devices(product(tmp_path / "h", name_strategies=("index",)).spec)
     assert "/dev/nvhost-gpu" in nodes(found["0"]) or "/dev/nvmap" in nodes(found["0"])
     assert "/dev/nvidia1" in nodes(found["1"]) and "/dev/nvidia1" not in nodes(found["0"])
     assert set(nodes(found["all"])) == set(nodes(found["0"])) | set(nodes(found["1"]))
@@ -262,15 +267,15 @@ def test_a_jetson_with_a_discrete_gpu_keeps_the_nodes_of_the_two_apart(tmp_path:
 
 
 @pytest.fixture(scope="module")
-def divided(tmp_path_factory: pytest.TempPathFactory) -> simulate.Report:
+def divided(tmp_path_factory: pytest.TempPathFactory) -> host_tree.SimulatedHost:
     if not compiler():
         lacking("MIG devices by UUID; there is no C compiler for NVML's double")
-    report = simulate.build(tmp_path_factory.mktemp("mig"), gpus=2, driver=DRIVER, mig=("3g.20gb,1g", "0"))
+    report = host_tree.build_host(tmp_path_factory.mktemp("mig"), gpus=2, driver=DRIVER, mig=("3g.20gb,1g", "0"))
     Double(report, reverse=True)
     return report
 
 
-def test_a_mig_device_has_its_gpu_and_its_two_capability_nodes_and_no_others(divided: simulate.Report) -> None:
+def test_a_mig_device_has_its_gpu_and_its_two_capability_nodes_and_no_others(divided: host_tree.SimulatedHost) -> None:
     found = devices(product(Path(divided.directory)).spec)
     by_uuid = {one.uuid: one for one in divided.gpus[0].mig}
     table = Path(divided.directory, "proc/driver/nvidia-caps/mig-minors").read_text().split("\n")
@@ -287,8 +292,8 @@ def test_a_mig_device_has_its_gpu_and_its_two_capability_nodes_and_no_others(div
     assert "/dev/nvidia-caps/nvidia-cap1" not in nodes(found["all"]), "nobody has asked for the right to configure"
 
 
-def test_all_means_the_parts_of_divided_gpus_and_the_others_whole(divided: simulate.Report) -> None:
-    found = devices(product(Path(divided.directory), names=("type-index",)).spec)
+def test_all_means_the_parts_of_divided_gpus_and_the_others_whole(divided: host_tree.SimulatedHost) -> None:
+    found = devices(product(Path(divided.directory), name_strategies=("type-index",)).spec)
     assert list(found) == ["gpu0", "mig0:0", "mig0:1", "gpu1", "all", "none"]
     parts = [path for path in nodes(found["all"]) if "caps" in path]
     assert len(parts) == 4
@@ -296,19 +301,19 @@ def test_all_means_the_parts_of_divided_gpus_and_the_others_whole(divided: simul
     assert set(nodes(found["gpu1"])) <= set(nodes(found["all"]))
 
 
-def test_a_part_can_be_named_alone(divided: simulate.Report) -> None:
-    found = product(Path(divided.directory), names=("index",), words=("0:1",)).spec
+def test_a_part_can_be_named_alone(divided: host_tree.SimulatedHost) -> None:
+    found = product(Path(divided.directory), name_strategies=("index",), selectors=("0:1",)).spec
     assert list(devices(found)) == ["0:1"]
 
 
 def test_without_nvml_parts_are_numbered_by_their_ids_and_that_is_said(tmp_path: Path) -> None:
-    simulate.build(tmp_path / "h", gpus=1, driver=DRIVER, mig=("2g,1g",))
+    host_tree.build_host(tmp_path / "h", gpus=1, driver=DRIVER, mig=("2g,1g",))
     found = product(tmp_path / "h")
     assert [name for name in devices(found.spec) if ":" in name] == ["0:0", "0:1"]
     assert not [name for name in devices(found.spec) if name.startswith("MIG-")]
     assert any(text.startswith("MIG devices are written without their UUIDs") for text in found.warnings)
     with pytest.raises(Fault, match="NVML"):
-        made(tmp_path / "h", names=("uuid",))
+        made(tmp_path / "h", name_strategies=("uuid",))
 
 
 # --- beside GPUs ------------------------------------------------------------------------------------------------------
@@ -317,7 +322,7 @@ def test_without_nvml_parts_are_numbered_by_their_ids_and_that_is_said(tmp_path:
 @pytest.fixture(scope="module")
 def rich(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("rich")
-    simulate.build(directory, gpus=2, driver=DRIVER, imex=3, features=simulate.FEATURES)
+    host_tree.build_host(directory, gpus=2, driver=DRIVER, imex=3, features=feature_files.FEATURES)
     return directory
 
 
@@ -335,7 +340,7 @@ def test_what_comes_beside_gpus_is_a_class_of_its_own_and_nothing_else(rich: Pat
 
 
 def test_what_comes_beside_gpus_does_not_wait_for_cuda(tmp_path: Path) -> None:
-    simulate.build(tmp_path / "h", gpus=1, driver=DRIVER, features=("gdrcopy",))
+    host_tree.build_host(tmp_path / "h", gpus=1, driver=DRIVER, features=("gdrcopy",))
     (tmp_path / "h/dev/nvidia-uvm").unlink()
     found = product(tmp_path / "h", mode="gdrcopy")
     assert nodes(devices(found.spec)["all"]) == ["/dev/gdrdrv"] and found.warnings == ()
@@ -426,7 +431,7 @@ def test_an_incomplete_file_that_is_wanted_is_marked(own: Path) -> None:
 
 def test_an_incomplete_file_for_an_old_engine_is_marked_without_an_annotation(own: Path) -> None:
     (own / "dev/nvidia-uvm").unlink()
-    found = product(own, recipe={"maximum": "0.5.0"}, allow_incomplete=True)
+    found = product(own, recipe={"max_version": "0.5.0"}, allow_incomplete=True)
     assert "annotations" not in found.spec and found.spec["cdiVersion"] == "0.5.0"
     assert errand_of(found.spec).incomplete.startswith("/dev/nvidia-uvm is required for compute")
     assert any("the annotation that the file is incomplete is left out" in text for text in found.warnings)
@@ -450,7 +455,7 @@ def test_a_drm_node_that_is_missing_is_left_out_and_said(own: Path) -> None:
 def test_a_gpu_without_its_node_is_no_device_even_in_an_incomplete_file(own: Path) -> None:
     (own / "dev/nvidia1").unlink()  # GPU 0's
     assert "/dev/nvidia1 is required for GPU 0" in refused(own)
-    found = product(own, names=("index",), allow_incomplete=True).spec
+    found = product(own, name_strategies=("index",), allow_incomplete=True).spec
     assert list(devices(found)) == ["1", "all", "none"]
     assert nodes(devices(found)["all"])[0] == "/dev/nvidia0" and "/dev/nvidia1" not in nodes(devices(found)["all"])
 
@@ -469,12 +474,12 @@ def test_a_library_that_a_capability_cannot_do_without_is_refused_by_name(own: P
 
 def test_without_a_driver_there_is_nothing_to_write(own: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(generate.Gone, match="the kernel module nvidia is not loaded"):
+    with pytest.raises(generate.NoDriverError, match="the kernel module nvidia is not loaded"):
         made(tmp_path / "empty")
     shutil.rmtree(own / "proc/driver/nvidia/gpus")
-    with pytest.raises(generate.Gone, match="has no GPU in /proc/driver/nvidia/gpus"):
+    with pytest.raises(generate.NoDriverError, match="has no GPU in /proc/driver/nvidia/gpus"):
         made(own)
-    assert list(devices(product(own, words=("none",)).spec)) == ["none"]
+    assert list(devices(product(own, selectors=("none",)).spec)) == ["none"]
 
 
 def test_a_half_upgraded_driver_is_refused(own: Path) -> None:
@@ -500,22 +505,22 @@ def test_on_the_machines_own_root_a_file_without_digits_needs_nothing_new(
     host: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The host's path of a node is the container's there."""
-    from gpu_oci_hook.cdi import content
+    from gpu_oci_hook.generate import content
 
-    plain = content.node
+    plain = content.build_node_entry
 
     def unmoved(edit: object, source: str, access: str) -> dict[str, object]:
         return plain(edit, source.removeprefix(str(host)), access)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(content, "node", unmoved)
-    found = product(host, names=("uuid",), capabilities=("compute",)).spec
+    monkeypatch.setattr(content, "build_node_entry", unmoved)
+    found = product(host, name_strategies=("uuid",), capabilities=("compute",)).spec
     assert found["cdiVersion"] == "0.3.0"
     assert all("hostPath" not in node for node in found["containerEdits"]["deviceNodes"])
 
 
-@pytest.mark.parametrize("maximum", ["0.5.0", "0.6.0"])
+@pytest.mark.parametrize("max_version", ["0.5.0", "0.6.0"])
 def test_an_engine_that_cannot_read_groups_gets_none_and_that_is_said(host: Path, maximum: str) -> None:
-    found = product(host, recipe={"maximum": maximum, "reader": "some-engine"})
+    found = product(host, recipe={"max_version": maximum, "target_engine": "some-engine"})
     assert b"additionalGids" not in found.data and found.spec["cdiVersion"] == "0.5.0"
     (text,) = [text for text in found.warnings if "additionalGids" in text]
     assert "44, 104" in text and "needs CDI 0.7.0" in text and f"some-engine reads CDI {maximum} at most" in text
@@ -527,31 +532,31 @@ def test_an_engine_that_cannot_read_groups_gets_none_and_that_is_said(host: Path
 def test_an_engine_that_cannot_read_names_with_digits_first_gets_the_others(
     host: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = {"maximum": "0.4.0"}
-    from gpu_oci_hook.cdi import content
+    recipe = {"max_version": "0.4.0"}
+    from gpu_oci_hook.generate import content
 
-    plain = content.node
-    monkeypatch.setattr(content, "node", lambda edit, source, access: plain(edit, edit.path, access))
+    plain = content.build_node_entry
+    monkeypatch.setattr(content, "build_node_entry", lambda edit, source, access: plain(edit, edit.path, access))
     found = product(host, recipe=recipe)
     assert [name for name in devices(found.spec) if name[0].isdigit()] == []
     assert any("names that begin with a digit (0, 1) are left out" in text for text in found.warnings)
-    assert "gpu0" in devices(product(host, names=("type-index",), recipe=recipe).spec)
+    assert "gpu0" in devices(product(host, name_strategies=("type-index",), recipe=recipe).spec)
     with pytest.raises(Fault, match="--name type-index") as caught:
-        product(host, names=("index",), words=("0",), recipe=recipe)
+        product(host, name_strategies=("index",), selectors=("0",), recipe=recipe)
     assert "need CDI 0.5.0, and --max-version is 0.4.0" in str(caught.value)
 
 
 def test_a_file_that_an_engine_cannot_do_without_a_newer_field_is_refused(host: Path) -> None:
     """The simulated host's nodes lie elsewhere, which CDI before 0.5.0 cannot say."""
     with pytest.raises(Fault, match=r"the file needs CDI 0\.5\.0 \(.*hostPath"):
-        product(host, names=("uuid",), recipe={"maximum": "0.4.0"})
+        product(host, name_strategies=("uuid",), recipe={"max_version": "0.4.0"})
 
 
 # --- without a hook ---------------------------------------------------------------------------------------------------
 
 
 def test_without_a_hook_links_are_mounts_and_the_loader_is_said_to_be_the_images_business(host: Path) -> None:
-    found = product(host, hook="")
+    found = product(host, hook_path="")
     assert "hooks" not in found.spec["containerEdits"]
     there = places(found.spec)
     real = f"{host}/usr/lib/x86_64-linux-gnu/libcuda.so.{DRIVER}"
@@ -570,7 +575,7 @@ def test_twice_the_same_machine_is_twice_the_same_bytes(host: Path) -> None:
 def test_an_upgraded_driver_gives_another_file_and_another_fingerprint(own: Path) -> None:
     """R07: what was right before names files that are gone."""
     before = product(own)
-    simulate.build(own, gpus=2, driver="555.42.02")
+    host_tree.build_host(own, gpus=2, driver="555.42.02")
     after = product(own)
     assert b"550.163.01" in before.data and b"550.163.01" not in after.data
     assert errand_of(after.spec).driver_version == "555.42.02"
@@ -578,10 +583,10 @@ def test_an_upgraded_driver_gives_another_file_and_another_fingerprint(own: Path
 
 
 def test_what_it_was_made_from_changes_with_gpus_and_parts_and_not_with_options(host: Path, tmp_path: Path) -> None:
-    known = {made(host).made_from, made(host, names=("index",), capabilities=("compute",)).made_from}
+    known = {made(host).made_from, made(host, name_strategies=("index",), capabilities=("compute",)).made_from}
     assert len(known) == 1
     for number, (gpus, mig) in enumerate([(1, ()), (2, ("1g", "0")), (2, ("1g,1g", "0"))]):
-        simulate.build(tmp_path / str(number), gpus=gpus, driver=DRIVER, mig=mig)
+        host_tree.build_host(tmp_path / str(number), gpus=gpus, driver=DRIVER, mig=mig)
         (tmp_path / "h").unlink(missing_ok=True)
         (tmp_path / "h").symlink_to(str(number))
         known.add(made(tmp_path / str(number)).made_from)
@@ -590,8 +595,8 @@ def test_what_it_was_made_from_changes_with_gpus_and_parts_and_not_with_options(
 
 def test_sixteen_gpus_in_seven_parts_take_no_three_times_as_long_as_one_gpu(tmp_path: Path) -> None:
     """Without the process's own start, so the bound here is by the number of devices; scripts/bench has the other."""
-    simulate.build(tmp_path / "one", gpus=1, driver=DRIVER)
-    simulate.build(tmp_path / "many", gpus=16, driver=DRIVER, mig=("7",))
+    host_tree.build_host(tmp_path / "one", gpus=1, driver=DRIVER)
+    host_tree.build_host(tmp_path / "many", gpus=16, driver=DRIVER, mig=("7",))
 
     def best(host: Path) -> float:
         times = []

@@ -14,8 +14,8 @@ import cdi_edits
 from bundles import LIBRARIES as OWN
 from bundles import look, read, write
 from cdi_edits import VERSION, call
-from gpu_oci_hook.cdi import incumbent as module
 from gpu_oci_hook.formats import ldcache
+from gpu_oci_hook.hook import nvidia_hooks
 from hook_scenes import CACHE, COMPAT, DROP_IN, PROFILE, Theirs, gpu_host
 
 
@@ -95,10 +95,10 @@ def test_an_unknown_hook_is_said_and_passed_over(incumbent: Theirs, words: list[
 
 
 def test_version_and_help_are_for_people(incumbent: Theirs) -> None:
-    from gpu_oci_hook import VERSION as ours
+    from gpu_oci_hook import VERSION
 
     for words, text in (
-        (["--version"], f"gpu-oci-hook, version {ours}"), (["--help"], "update-ldcache"), (["chmod", "-h"], "--mode"),
+        (["--version"], f"gpu-oci-hook, version {VERSION}"), (["--help"], "update-ldcache"), (["chmod", "-h"], "--mode"),
     ):  # fmt: skip
         done = call(incumbent.cdi_hook, words, "")
         assert done.returncode == 0 and text in done.stdout and done.stderr == ""
@@ -223,7 +223,7 @@ def test_a_soname_is_read_from_the_host_and_never_from_the_image(incumbent: Thei
 
     incumbent.finish()
     lie = incumbent.root / f"{OWN[1:]}/libcuda.so.{VERSION}"
-    lie.write_bytes(elf.write(soname="libc.so.6"))
+    lie.write_bytes(elf.build_shared_object(soname="libc.so.6"))
     incumbent.chain()
     assert "libc.so.6" not in incumbent.cache()
     assert incumbent.cache()["libcuda.so.1"] == f"{OWN}/libcuda.so.1"
@@ -242,25 +242,25 @@ def test_what_is_mounted_is_opened_only_when_it_proved_to_be_a_file(
             names.append(path)
         return open_it(path, flags, *more, **named)
 
-    monkeypatch.setattr(module.os, "open", watched)
-    assert module._soname(source) == ("libcuda.so.1", "x86_64")
+    monkeypatch.setattr(nvidia_hooks.os, "open", watched)
+    assert nvidia_hooks._read_soname(source) == ("libcuda.so.1", "x86_64")
     assert names and source not in names
 
 
 def test_what_is_no_library_of_this_machine_is_not_cached(incumbent: Theirs, tmp_path: Path) -> None:
     from gpu_oci_hook.formats import elf
 
-    (tmp_path / "arm").write_bytes(elf.write(soname="libarm.so.1", arch="aarch64"))
+    (tmp_path / "arm").write_bytes(elf.build_shared_object(soname="libarm.so.1", arch="aarch64"))
     (tmp_path / "text").write_text("text")
-    (tmp_path / "small").write_bytes(elf.write(soname="libsmall.so.1", arch="i386"))
-    (tmp_path / "odd").write_bytes(elf.write(soname="../../x.so"))
+    (tmp_path / "small").write_bytes(elf.build_shared_object(soname="libsmall.so.1", arch="i386"))
+    (tmp_path / "odd").write_bytes(elf.build_shared_object(soname="../../x.so"))
     os.mkfifo(tmp_path / "fifo")
     config = read(incumbent.bundle)
     for name in ("arm", "text", "small", "odd", "fifo", "nothing"):
         config["mounts"].append(cdi_edits.mount(str(tmp_path / name), f"{OWN}/lib{name}.so.1"))
     write(incumbent.bundle, config)
     incumbent.chain()
-    entries = ldcache.parse((incumbent.root / CACHE).read_bytes()).entries
+    entries = ldcache.parse_ld_cache((incumbent.root / CACHE).read_bytes()).entries
     names = {entry.name: entry.flags for entry in entries}
     assert names["libsmall.so.1"] == 0x003
     assert "libodd.so.1" in names  # its SONAME is no name

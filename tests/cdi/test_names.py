@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_oci_hook.cdi import names
+from gpu_oci_hook.formats import cdi_names
 
 
 @pytest.mark.parametrize(
@@ -33,13 +33,11 @@ from gpu_oci_hook.cdi import names
         ("", None),
     ],
 )
-def test_names_are_taken_apart_as_the_reference_library_does(
-    text: str, expected: tuple[str, str, str] | None
-) -> None:
-    assert names.parse(text) == expected
+def test_names_are_taken_apart_as_the_reference_library_does(text: str, expected: tuple[str, str, str] | None) -> None:
+    assert cdi_names.parse_qualified_name(text) == expected
 
 
 def test_a_kind_is_a_vendor_and_a_class() -> None:
-    assert names.kind("nvidia.com/gpu") == ("nvidia.com", "gpu")
-    assert names.kind("nvidia.com") is None
-    assert names.kind("nvidia.com/gpu=0") is None
+    assert cdi_names.parse_cdi_kind("nvidia.com/gpu") == ("nvidia.com", "gpu")
+    assert cdi_names.parse_cdi_kind("nvidia.com") is None
+    assert cdi_names.parse_cdi_kind("nvidia.com/gpu=0") is None

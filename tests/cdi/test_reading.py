@@ -18,14 +18,16 @@ from cdi import engine_cases
 from cdi.engine_cases import CASES
 from cdi.mutations import text_mutated
 from cdi.specs import BROUGHT, FULL, small
-from gpu_oci_hook.cdi import jsonlines, reading, shape, tree, validation
-from gpu_oci_hook.cdi.finding import Finding, join, line_of
+from gpu_oci_hook.cdi.spec import go_decoding, reading, validation, yaml_tree
+from gpu_oci_hook.cdi.spec.finding import Finding, find_line_number
+from gpu_oci_hook.formats import json_lines
+from gpu_oci_hook.formats.json_lines import join_json_path
 
 NOBODY = 65534
 
 
-def parsed(text: str | bytes, file: str = "x.yaml") -> reading.Document:
-    return reading.parse(text if isinstance(text, bytes) else text.encode(), file)
+def parsed(text: str | bytes, file: str = "x.yaml") -> reading.SpecDocument:
+    return reading.parse_spec(text if isinstance(text, bytes) else text.encode(), file)
 
 
 def errors(findings: list[Finding]) -> list[str]:
@@ -49,7 +51,7 @@ def test_a_file_is_free_of_errors_if_podman_reads_it_but_for_listed_differences(
     document = parsed(case.text, case.file)
     found = list(document.findings)
     if document.data is not None:
-        found += validation.findings(document.data, case.file, maximum="0.5.0", lines=document.lines)
+        found += validation.validate_spec(document.data, case.file, maximum="0.5.0", line_numbers=document.line_numbers)
         kind, _, device = case.device.partition("=")
         spec: Any = document.data
         named = [one.get("name") for one in spec["devices"]] if isinstance(spec, dict) and "devices" in spec else []
@@ -95,39 +97,42 @@ def paths(value: object, where: str = "") -> list[str]:
         below = list(value.items())
     elif isinstance(value, list):
         below = list(enumerate(value))
-    return [where, *(path for key, one in below for path in paths(one, join(where, key)))]
+    return [where, *(path for key, one in below for path in paths(one, join_json_path(where, key)))]
 
 
 @pytest.mark.parametrize("file", ["x.json", "x.yaml"])
 def test_every_value_has_a_line(file: str) -> None:
     document = parsed(json.dumps(FULL, indent=1), file)
-    assert sorted(document.lines) == sorted(paths(FULL))
+    assert sorted(document.line_numbers) == sorted(paths(FULL))
     text = json.dumps(FULL, indent=1).split("\n")
-    for path, line in document.lines.items():
+    for path, line in document.line_numbers.items():
         key = path.rpartition(".")[2]
         if key.isalpha():
             assert f'"{key}"' in text[line - 1], path
-    assert "hostInterfaceName" in text[document.lines["devices[0].containerEdits.netDevices[0].hostInterfaceName"] - 1]
+    assert (
+        "hostInterfaceName"
+        in text[document.line_numbers["devices[0].containerEdits.netDevices[0].hostInterfaceName"] - 1]
+    )
 
 
 def test_json_and_yaml_have_the_same_lines() -> None:
     for indent in (1, None, 4):
         text = json.dumps(FULL, indent=indent)
-        assert parsed(text, "x.json").lines == tree.read(text, "x").lines
+        assert parsed(text, "x.json").line_numbers == yaml_tree.parse_yaml_document(text, "x").line_numbers
 
 
 def test_the_line_of_something_unknown_is_that_of_what_is_around_it() -> None:
     lines = {"": 1, "devices": 3, "devices[0]": 4, 'annotations["a.b/c"]': 9}
-    assert line_of(lines, "devices[0].containerEdits.mounts[1].hostPath") == 4
-    assert line_of(lines, "devices[1]") == 3
-    assert line_of(lines, "kind") == 1
-    assert line_of({}, "kind") == 0
+    assert find_line_number(lines, "devices[0].containerEdits.mounts[1].hostPath") == 4
+    assert find_line_number(lines, "devices[1]") == 3
+    assert find_line_number(lines, "kind") == 1
+    assert find_line_number({}, "kind") == 0
 
 
 def test_a_path_names_odd_keys_in_quotes() -> None:
-    assert join("", "devices") == "devices"
-    assert join("a", "b_c") == "a.b_c"
-    assert join("annotations", 'a"b\\c/d.e') == 'annotations["a\\"b\\\\c/d.e"]'
+    assert join_json_path("", "devices") == "devices"
+    assert join_json_path("a", "b_c") == "a.b_c"
+    assert join_json_path("annotations", 'a"b\\c/d.e') == 'annotations["a\\"b\\\\c/d.e"]'
 
 
 # --- what is wrong ----------------------------------------------------------------------------------
@@ -189,7 +194,7 @@ def test_what_engines_read_otherwise_than_people_is_a_warning(text: str, said: s
     document = parsed(text)
     (found,) = document.findings
     assert (found.level, found.text) == ("warning", said)
-    assert found.cure.startswith(cure)
+    assert found.hint.startswith(cure)
     assert document.data is not None
 
 
@@ -252,11 +257,13 @@ resource.setrlimit(resource.RLIMIT_CPU, (20, 20))
 if "--plain" in sys.argv:
     import yaml
     del yaml.CSafeLoader
-from gpu_oci_hook.cdi import reading, validation
-document = reading.read(sys.argv[1])
+from gpu_oci_hook.cdi.spec import reading, validation
+document = reading.read_spec_file(sys.argv[1])
 found = list(document.findings)
 if document.data is not None:
-    found += validation.findings(document.data, sys.argv[1], maximum="0.5.0", lines=document.lines)
+    found += validation.validate_spec(
+        document.data, sys.argv[1], maximum="0.5.0", line_numbers=document.line_numbers
+    )
 # Not ru_maxrss, which remembers the process that started this one.
 peak = next(line for line in open("/proc/self/status") if line.startswith("VmHWM:"))
 print(max(len(str(one)) for one in found), int(peak.split()[1]) >> 10)
@@ -291,7 +298,7 @@ def test_the_bound_of_values_leaves_room_for_the_largest_machine() -> None:
     for text, file in ((json.dumps(spec, indent=2), "x.json"), (yaml.safe_dump(spec), "x.yaml")):
         document = parsed(text, file)
         assert document.data == spec and document.findings == []
-    assert 5 * len(paths(spec)) < shape.NODES
+    assert 5 * len(paths(spec)) < go_decoding.MAX_VALUES
 
 
 # --- with libyaml and without -----------------------------------------------------------------------
@@ -299,10 +306,10 @@ def test_the_bound_of_values_leaves_room_for_the_largest_machine() -> None:
 
 def outcome(text: str) -> object:
     try:
-        result = tree.read(text, "x")
-    except tree.Broken as broken:
+        result = yaml_tree.parse_yaml_document(text, "x")
+    except yaml_tree.InvalidYamlError as broken:
         return "YAML" if "not YAML" in broken.finding.text else broken.finding
-    return (repr(result.tree), result.lines, result.spelled, result.findings)
+    return (repr(result.data), result.line_numbers, result.spellings, result.findings)
 
 
 @pytest.fixture
@@ -321,7 +328,7 @@ def plain(monkeypatch: pytest.MonkeyPatch) -> Any:
 @pytest.mark.parametrize("name", CASES)
 def test_an_odd_file_is_the_same_without_libyaml(plain: Any, name: str) -> None:
     text = CASES[name].text
-    if isinstance(text, str) and not reading._FORBIDDEN.search(text):
+    if isinstance(text, str) and not reading._FORBIDDEN_CHARACTER.search(text):
         assert plain(text.removeprefix("\ufeff")) == outcome(text.removeprefix("\ufeff"))
 
 
@@ -341,7 +348,7 @@ def test_mutations_of_a_file_are_the_same_without_libyaml(plain: Any) -> None:
 def test_a_file_is_read(tmp_path: Path) -> None:
     (tmp_path / "real.txt").write_text(json.dumps(small()))
     (tmp_path / "x.json").symlink_to("real.txt")
-    document = reading.read(str(tmp_path / "x.json"))
+    document = reading.read_spec_file(str(tmp_path / "x.json"))
     assert (document.data, document.findings) == (small(), [])
 
 
@@ -379,7 +386,7 @@ def test_what_is_no_file_is_a_finding_at_once(tmp_path: Path, kind: str, said: s
             path = str(tmp_path / ("x" * 300))
         case "nul":
             path = "/a\0b.yaml"
-    document = reading.read(path)
+    document = reading.read_spec_file(path)
     assert document.data is None
     (found,) = document.findings
     assert (found.level, found.file) == ("error", path)
@@ -401,7 +408,7 @@ def test_a_file_of_roots_alone_is_there_and_not_readable_by_others(tmp_path: Pat
         os.setgroups([])
         os.setresgid(NOBODY, NOBODY, NOBODY)
         os.setresuid(NOBODY, NOBODY, NOBODY)
-        found = reading.read(str(file)).findings
+        found = reading.read_spec_file(str(file)).findings
         right = [str(one) for one in found] == [
             f"{file}: cannot be read: this user may not read it. Give every user the right to read it (chmod 0644)"
         ]
@@ -421,6 +428,8 @@ def test_a_finding_is_one_line_whatever_its_parts_hold() -> None:
 
 
 def test_the_scanner_of_json_lines_finds_keys_that_are_there_twice() -> None:
-    lines, twice = jsonlines.read('{"a": {"b": 1, "b": {"c": "}"}},\n"d": [[1, 2],\n{"b": "\\"", "b": []}]}')
+    lines, twice = json_lines.map_json_line_numbers(
+        '{"a": {"b": 1, "b": {"c": "}"}},\n"d": [[1, 2],\n{"b": "\\"", "b": []}]}'
+    )
     assert twice == ["a.b", "d[1].b"]
     assert lines["d[1].b"] == 3 and lines["d[0][1]"] == 2 and lines["a.b.c"] == 1

@@ -13,12 +13,13 @@ from typing import Any
 import pytest
 
 from bundles import lacking, settings
-from gpu_oci_hook import simulate, state
-from gpu_oci_hook.cdi import reading, refresh
-from gpu_oci_hook.cdi.options import Options
-from gpu_oci_hook.cdi.recipe import Recipe
-from gpu_oci_hook.cdi.refresh import Result
+from gpu_oci_hook.cdi.own_kinds import ContentOptions
+from gpu_oci_hook.cdi.spec import reading
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.files import state_dir
+from gpu_oci_hook.generate.generate import SpecRecipe
+from gpu_oci_hook.generate.refresh import RefreshResult, refresh_spec_file, watch_spec_file
+from gpu_oci_hook.simulate import host_tree
 from nvml.double import Double, compiler
 
 from .machines import DRIVER, Spec, devices, errand_of, nodes_needed
@@ -34,21 +35,23 @@ class Kept:
         self.path = root / "cdi/nvidia.com-gpu.yaml"
         self.build(**more)
 
-    def build(self, driver: str = DRIVER, gpus: int = 2, **more: Any) -> simulate.Report:
-        return simulate.build(self.host, gpus=gpus, driver=driver, **more)
+    def build(self, driver: str = DRIVER, gpus: int = 2, **more: Any) -> host_tree.SimulatedHost:
+        return host_tree.build_host(self.host, gpus=gpus, driver=driver, **more)
 
-    def refresh(self, **more: Any) -> Result:
-        return refresh.refresh(str(self.path), Recipe(Options()), settings(self.host), state.Memory(), **more)
+    def refresh(self, **more: Any) -> RefreshResult:
+        return refresh_spec_file(
+            str(self.path), SpecRecipe(ContentOptions()), settings(self.host), state_dir.StateCache(), **more
+        )
 
     def spec(self) -> Spec:
-        data = reading.read(str(self.path)).data
+        data = reading.read_spec_file(str(self.path)).data
         assert isinstance(data, dict)
         return data
 
 
 @pytest.fixture(autouse=True)
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "DIRECTORY", str(tmp_path / "state"))
+    monkeypatch.setattr(state_dir, "DIRECTORY", str(tmp_path / "state"))
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
 
@@ -59,24 +62,24 @@ def kept(tmp_path: Path) -> Kept:
 
 
 def test_the_first_refresh_writes_and_the_next_one_does_not(kept: Kept) -> None:
-    assert kept.refresh().done == "wrote"
+    assert kept.refresh().action == "wrote"
     os.utime(kept.path, (1, 1))
     before = kept.path.stat()
-    assert kept.refresh().done == "unchanged"
+    assert kept.refresh().action == "unchanged"
     assert (kept.path.stat().st_ino, kept.path.stat().st_mtime_ns) == (before.st_ino, before.st_mtime_ns)
 
 
 def test_an_upgraded_driver_is_noticed(kept: Kept) -> None:
     kept.refresh()
     kept.build("555.42.02")
-    assert kept.refresh().done == "wrote"
+    assert kept.refresh().action == "wrote"
     assert errand_of(kept.spec()).driver_version == "555.42.02"
 
 
 def test_a_gpu_that_came_is_noticed(kept: Kept) -> None:
     kept.refresh()
     kept.build(gpus=3)
-    assert kept.refresh().done == "wrote"
+    assert kept.refresh().action == "wrote"
     assert "2" in devices(kept.spec())
 
 
@@ -85,11 +88,11 @@ def test_mig_devices_that_came_and_went_are_noticed(kept: Kept) -> None:
         lacking("MIG devices by UUID; there is no C compiler for NVML's double")
     kept.refresh()
     Double(kept.build(mig=("1g,1g", "0")))
-    assert kept.refresh().done == "wrote"
+    assert kept.refresh().action == "wrote"
     before = devices(kept.spec())
     assert {"0:0", "0:1"} <= set(before)
     Double(kept.build(mig=("2g", "0")))
-    assert kept.refresh().done == "wrote"
+    assert kept.refresh().action == "wrote"
     after = devices(kept.spec())
     assert "0:1" not in after and after["0:0"] != before["0:0"]
 
@@ -97,14 +100,14 @@ def test_mig_devices_that_came_and_went_are_noticed(kept: Kept) -> None:
 def test_a_node_with_another_group_is_noticed(kept: Kept) -> None:
     kept.refresh()
     os.chown(kept.host / "dev/nvidiactl", 0, 27)
-    assert kept.refresh().done == "wrote"
+    assert kept.refresh().action == "wrote"
     assert kept.spec()["containerEdits"]["deviceNodes"][0]["gid"] == 27
 
 
 def test_a_file_changed_by_hand_is_put_right(kept: Kept) -> None:
     kept.refresh()
     kept.path.write_text(kept.path.read_text() + "# mine\n")
-    assert kept.refresh().done == "wrote"
+    assert kept.refresh().action == "wrote"
     assert not kept.path.read_text().endswith("# mine\n")
 
 
@@ -112,11 +115,13 @@ def test_without_a_driver_our_file_is_removed_and_comes_back_with_it(kept: Kept,
     kept.refresh()
     (kept.host / "proc").rename(tmp_path / "aside")
     result = kept.refresh()
-    assert result.done == "removed" and result.text.startswith(f"removed {kept.path}: this machine has no NVIDIA GPU")
+    assert result.action == "removed" and result.message.startswith(
+        f"removed {kept.path}: this machine has no NVIDIA GPU"
+    )
     assert not kept.path.exists()
-    assert kept.refresh().done == "nothing"
+    assert kept.refresh().action == "nothing"
     (tmp_path / "aside").rename(kept.host / "proc")
-    assert kept.refresh().done == "wrote"
+    assert kept.refresh().action == "wrote"
 
 
 @pytest.mark.parametrize("data", ["---\ncdiVersion: 0.5.0\nkind: nvidia.com/gpu\n", "root:x:0:0\n"])
@@ -127,9 +132,9 @@ def test_somebody_elses_file_stays_as_it_is(kept: Kept, tmp_path: Path, data: st
         kept.refresh()
     assert kept.path.read_text() == data
     (kept.host / "proc").rename(tmp_path / "aside")
-    assert kept.refresh().done == "nothing" and kept.path.read_text() == data
+    assert kept.refresh().action == "nothing" and kept.path.read_text() == data
     (tmp_path / "aside").rename(kept.host / "proc")
-    assert kept.refresh(force=True).done == "wrote"
+    assert kept.refresh(force=True).action == "wrote"
 
 
 def test_a_fault_leaves_the_file_as_it_is(kept: Kept) -> None:
@@ -148,13 +153,13 @@ class Stop(BaseException):
     """Ends a watch from its waiting."""
 
 
-def watched(results: list[Result | Exception]) -> tuple[list[str], list[float]]:
+def watched(results: list[RefreshResult | Exception]) -> tuple[list[str], list[float]]:
     """What a watch says and how long it waits when its looks end so."""
     said: list[str] = []
     waits: list[float] = []
     left = list(results)
 
-    def look() -> Result:
+    def look() -> RefreshResult:
         found = left.pop(0)
         if isinstance(found, Exception):
             raise found
@@ -168,7 +173,7 @@ def watched(results: list[Result | Exception]) -> tuple[list[str], list[float]]:
     handlers = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
     try:
         with pytest.raises(Stop):
-            refresh.watch(look, said.append, interval=3, wait=wait)
+            watch_spec_file(look, said.append, interval=3, sleep=wait)
     finally:
         for number, handler in zip((signal.SIGTERM, signal.SIGINT), handlers, strict=True):
             signal.signal(number, handler)
@@ -176,8 +181,10 @@ def watched(results: list[Result | Exception]) -> tuple[list[str], list[float]]:
 
 
 def test_a_watch_says_what_changed_and_nothing_when_nothing_did() -> None:
-    same = Result("unchanged", "unchanged x", ("a warning",))
-    said, waits = watched([Result("wrote", "wrote x", ("a warning",)), same, same, Result("removed", "removed x")])
+    same = RefreshResult("unchanged", "unchanged x", ("a warning",))
+    said, waits = watched(
+        [RefreshResult("wrote", "wrote x", ("a warning",)), same, same, RefreshResult("removed", "removed x")]
+    )
     assert said == ["wrote x", "warning: a warning", "removed x"]
     assert waits == [3, 3, 3, 3]
 
@@ -185,8 +192,8 @@ def test_a_watch_says_what_changed_and_nothing_when_nothing_did() -> None:
 def test_a_watch_survives_whatever_goes_wrong_with_one_line_each_time_it_begins() -> None:
     full = OSError(28, "No space left on device", "/x")
     said, _ = watched(
-        [Fault("no", where="here"), Fault("no", where="here"), full, ValueError("odd"), Result("nothing", "none"),
-         Result("nothing", "none"), Fault("no", where="here")]
+        [Fault("no", where="here"), Fault("no", where="here"), full, ValueError("odd"), RefreshResult("nothing", "none"),
+         RefreshResult("nothing", "none"), Fault("no", where="here")]
     )  # fmt: skip
     assert said == [
         "gpu-oci-hook: here: no", "gpu-oci-hook: /x: the disk is full",
@@ -197,13 +204,13 @@ def test_a_watch_survives_whatever_goes_wrong_with_one_line_each_time_it_begins(
 def test_a_watch_that_takes_long_waits_longer(monkeypatch: pytest.MonkeyPatch) -> None:
     times = iter([0.0, 2.0])
     monkeypatch.setattr(time, "monotonic", lambda: next(times))
-    assert watched([Result("unchanged", "")])[1] == [20]
+    assert watched([RefreshResult("unchanged", "")])[1] == [20]
 
 
 WATCH = """
 import sys
-from gpu_oci_hook import state
-state.DIRECTORY = sys.argv[1]
+from gpu_oci_hook.files import state_dir
+state_dir.DIRECTORY = sys.argv[1]
 from gpu_oci_hook.cli import main
 main(["cdi", "refresh", "--watch", "--interval", "0.1", "--hook", "/bin/true", *sys.argv[2:]])
 """

@@ -9,43 +9,45 @@ from typing import Any
 
 import pytest
 
-from gpu_oci_hook.cdi import reading, scan
-from gpu_oci_hook.cdi import registry as module
+from gpu_oci_hook.cdi.registry import scan, spec_dirs
+from gpu_oci_hook.cdi.spec import reading
+from gpu_oci_hook.cdi.spec.reading import read_spec_file
 from gpu_oci_hook.host.root import Host
 
-from .tree import DIRECTORIES, Memory, put, registry, spec
+from .tree import DIRECTORIES, Memory, put, spec
+from .tree import registry as make_registry
 
 A, B = "vendor.com/dev=a", "vendor.com/dev=b"
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can give files away")
 
 
 def test_no_directory_and_an_empty_one_have_no_devices(tmp_path: Path) -> None:
-    assert registry(tmp_path).names() == []
+    assert make_registry(tmp_path).list_device_names() == []
     (tmp_path / "etc/cdi").mkdir(parents=True)
-    assert registry(tmp_path).names() == []
+    assert make_registry(tmp_path).list_device_names() == []
 
 
 @pytest.mark.parametrize("there", ["etc/cdi", "var/run/cdi"])
 def test_one_directory_is_enough(tmp_path: Path, there: str) -> None:
     path = put(tmp_path, f"{there}/x.json", spec("a"))
-    assert registry(tmp_path).file(A) == str(path)
+    assert make_registry(tmp_path).find_device_file(A) == str(path)
 
 
 def test_a_later_directory_wins_and_gives_way_again(tmp_path: Path) -> None:
     first = put(tmp_path, "etc/cdi/x.json", spec("a", "b"))
     second = put(tmp_path, "var/run/cdi/y.json", spec("a"))
-    found = registry(tmp_path)
-    assert (found.file(A), found.file(B)) == (str(second), str(first))
+    found = make_registry(tmp_path)
+    assert (found.find_device_file(A), found.find_device_file(B)) == (str(second), str(first))
     second.unlink()
-    assert registry(tmp_path).file(A) == str(first)
+    assert make_registry(tmp_path).find_device_file(A) == str(first)
 
 
 @pytest.mark.parametrize("directory", ["etc/cdi", "var/run/cdi"])
 def test_a_device_in_two_files_of_one_directory_is_nobodys(tmp_path: Path, directory: str) -> None:
     one = put(tmp_path, f"{directory}/1.json", spec("a", "b"))
     two = put(tmp_path, f"{directory}/2.json", spec("a", "c"))
-    assert registry(tmp_path).names() == [B, "vendor.com/dev=c"]
-    looked = scan.Scan(Host(str(tmp_path)), DIRECTORIES)
+    assert make_registry(tmp_path).list_device_names() == [B, "vendor.com/dev=c"]
+    looked = scan.SpecScan(Host(str(tmp_path)), DIRECTORIES)
     assert [file.path for file in looked.conflicts[A]] == [str(one), str(two)]
 
 
@@ -53,43 +55,43 @@ def test_a_conflict_is_not_settled_by_a_later_directory(tmp_path: Path) -> None:
     """As in the reference library, whose list of conflicts knows no priorities; podman 4.3 does so too."""
     for path in ("etc/cdi/1.json", "etc/cdi/2.json", "var/run/cdi/3.json"):
         put(tmp_path, path, spec("a"))
-    assert registry(tmp_path).names() == []
+    assert make_registry(tmp_path).list_device_names() == []
 
 
 def test_the_same_name_of_two_kinds_is_no_conflict(tmp_path: Path) -> None:
     put(tmp_path, "etc/cdi/1.json", spec("a"))
     put(tmp_path, "etc/cdi/2.json", spec("a", kind="vendor.com/other"))
-    assert registry(tmp_path).names() == [A, "vendor.com/other=a"]
+    assert make_registry(tmp_path).list_device_names() == [A, "vendor.com/other=a"]
 
 
 @pytest.mark.parametrize("name", ["x.yml", "x.json.bak", "x", "x.JSON", "sub/x.json", "x.yaml/x.json"])
 def test_only_json_and_yaml_files_of_the_directory_itself_are_read(tmp_path: Path, name: str) -> None:
     put(tmp_path, f"etc/cdi/{name}", spec("a"))
-    assert registry(tmp_path).names() == []
+    assert make_registry(tmp_path).list_device_names() == []
 
 
 @pytest.mark.parametrize("name", ["x.json", "x.yaml", ".json", ".hidden.yaml", "a b.json"])
 def test_these_are_read(tmp_path: Path, name: str) -> None:
     put(tmp_path, f"etc/cdi/{name}", spec("a"))
-    assert registry(tmp_path).names() == [A]
+    assert make_registry(tmp_path).list_device_names() == [A]
 
 
 def test_a_linked_file_counts_and_a_linked_directory_does_not(tmp_path: Path) -> None:
     put(tmp_path, "opt/real/x.json", spec("a"))
     (tmp_path / "etc/cdi").mkdir(parents=True)
     (tmp_path / "etc/cdi/x.json").symlink_to("/opt/real/x.json")  # inside the host's root
-    assert registry(tmp_path).names() == [A]
+    assert make_registry(tmp_path).list_device_names() == [A]
     (tmp_path / "etc/cdi/x.json").unlink()
     (tmp_path / "var/run").mkdir(parents=True)
     (tmp_path / "var/run/cdi").symlink_to("/opt/real")
-    assert registry(tmp_path).names() == []
+    assert make_registry(tmp_path).list_device_names() == []
 
 
 def test_links_above_a_directory_are_followed(tmp_path: Path) -> None:
     put(tmp_path, "run/cdi/x.json", spec("a"))
     (tmp_path / "var").mkdir()
     (tmp_path / "var/run").symlink_to("/run")
-    assert registry(tmp_path).file(A) == f"{tmp_path}/var/run/cdi/x.json"
+    assert make_registry(tmp_path).find_device_file(A) == f"{tmp_path}/var/run/cdi/x.json"
 
 
 BROKEN = {
@@ -109,8 +111,8 @@ def test_a_broken_neighbour_harms_nobody(tmp_path: Path, what: str) -> None:
     put(tmp_path, "etc/cdi/x.json", spec("a"))
     for name in ("0.json", "z.json"):
         put(tmp_path, f"etc/cdi/{name}", BROKEN[what])
-    assert registry(tmp_path).names() == [A]
-    looked = scan.Scan(Host(str(tmp_path)), DIRECTORIES)
+    assert make_registry(tmp_path).list_device_names() == [A]
+    looked = scan.SpecScan(Host(str(tmp_path)), DIRECTORIES)
     assert [bool(file.errors) for file in looked.files] == [True, False, True]
 
 
@@ -121,8 +123,8 @@ def test_what_is_no_file_harms_nobody_and_does_not_block(tmp_path: Path) -> None
     (tmp_path / "etc/cdi/nowhere.yaml").symlink_to("/nowhere")
     (tmp_path / "etc/cdi/directory.yaml").symlink_to("/etc")
     (tmp_path / "etc/cdi/zero.json").symlink_to("/dev/zero")
-    assert registry(tmp_path).names() == [A]
-    looked = scan.Scan(Host(str(tmp_path)), DIRECTORIES)
+    assert make_registry(tmp_path).list_device_names() == [A]
+    looked = scan.SpecScan(Host(str(tmp_path)), DIRECTORIES)
     assert len([file for file in looked.files if file.errors]) == 5
 
 
@@ -132,9 +134,9 @@ def test_as_root_a_file_that_others_can_write_does_not_count(tmp_path: Path, own
     path = put(tmp_path, "etc/cdi/x.json", spec("a"))
     os.chown(path, owner, 0)
     path.chmod(mode)
-    assert registry(tmp_path).names() == []
-    finding = scan.Scan(Host(str(tmp_path)), DIRECTORIES).files[0].errors[0]
-    assert "the CDI file" in finding.text and finding.cure.startswith("Run: ch")
+    assert make_registry(tmp_path).list_device_names() == []
+    finding = scan.SpecScan(Host(str(tmp_path)), DIRECTORIES).files[0].errors[0]
+    assert "the CDI file" in finding.text and finding.hint.startswith("Run: ch")
 
 
 @needs_root
@@ -145,14 +147,14 @@ def test_what_counts_is_whose_file_is_read_and_not_whose_lay_there_before(
     path = put(tmp_path, "etc/cdi/x.json", spec("a"))
     theirs = put(tmp_path, "theirs", spec("evil"))
     os.chown(theirs, 4807, 0)
-    read = scan.reading.read
+    read = read_spec_file
 
-    def exchange(*arguments: Any) -> reading.Document:
+    def exchange(*arguments: Any) -> reading.SpecDocument:
         theirs.replace(path)
         return read(*arguments)
 
-    monkeypatch.setattr(scan.reading, "read", exchange)
-    (file,) = scan.Scan(Host(str(tmp_path)), DIRECTORIES).files
+    monkeypatch.setattr(scan, "read_spec_file", exchange)
+    (file,) = scan.SpecScan(Host(str(tmp_path)), DIRECTORIES).files
     assert file.data is None and "belongs to user 4807" in file.errors[0].text
     assert file.status is not None and file.status.st_uid == 4807
 
@@ -160,11 +162,12 @@ def test_what_counts_is_whose_file_is_read_and_not_whose_lay_there_before(
 def test_a_directory_of_thousands_of_files_is_read_up_to_a_number_of_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(module, "MOST", 3)
+    for module in (spec_dirs, scan):
+        monkeypatch.setattr(module, "MAX_SPEC_FILES", 3)
     for name in "abcde":
         put(tmp_path, f"etc/cdi/{name}.json", spec(name))
-    assert registry(tmp_path).names() == [f"vendor.com/dev={name}" for name in "abc"]
-    looked = scan.Scan(Host(str(tmp_path)), DIRECTORIES)
+    assert make_registry(tmp_path).list_device_names() == [f"vendor.com/dev={name}" for name in "abc"]
+    looked = scan.SpecScan(Host(str(tmp_path)), DIRECTORIES)
     assert "5 spec files" in looked.problems[0].text
 
 
@@ -172,7 +175,7 @@ def test_a_directory_of_thousands_of_files_is_read_up_to_a_number_of_them(
 
 
 def parts(root: Path, *names: str) -> list[tuple[str, str]]:
-    return [(Path(part.path).name, part.where) for part in registry(root).resolve(list(names))]
+    return [(Path(part.path).name, part.where) for part in make_registry(root).resolve_devices(list(names))]
 
 
 def test_a_files_own_edits_come_once_before_its_first_device(tmp_path: Path) -> None:
@@ -199,32 +202,32 @@ def test_a_name_twice_is_one(tmp_path: Path) -> None:
 @pytest.fixture
 def old(monkeypatch: pytest.MonkeyPatch) -> None:
     """Files count as settled at once."""
-    monkeypatch.setattr(scan, "_SETTLED", -1)
+    monkeypatch.setattr(scan, "_SETTLE_TIME_NS", -1)
 
 
 @pytest.fixture
 def scans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Grows by one with each file that is read."""
     seen: list[int] = []
-    read = scan.reading.read
+    read = read_spec_file
 
     def counted(*arguments: Any) -> object:
         seen.append(1)
         return read(*arguments)
 
-    monkeypatch.setattr(scan.reading, "read", counted)
+    monkeypatch.setattr(scan, "read_spec_file", counted)
     return seen
 
 
 def test_a_second_look_reads_no_file(tmp_path: Path, old: None, scans: list[int]) -> None:
     memory = Memory()
     put(tmp_path, "etc/cdi/1.json", spec("a"))
-    first = registry(tmp_path, memory)
+    first = make_registry(tmp_path, memory)
     assert len(scans) == 1
-    second = registry(tmp_path, memory)
+    second = make_registry(tmp_path, memory)
     assert len(scans) == 1
-    assert [part.edits for part in first.resolve([A])] == [part.edits for part in second.resolve([A])]
-    assert second.file(A) == first.file(A)
+    assert [part.edits for part in first.resolve_devices([A])] == [part.edits for part in second.resolve_devices([A])]
+    assert second.find_device_file(A) == first.find_device_file(A)
 
 
 CHANGES = {
@@ -245,26 +248,26 @@ def test_any_change_is_noticed(tmp_path: Path, old: None, change: str) -> None:
     memory = Memory()
     put(tmp_path, "new", spec("q"))
     put(tmp_path, "etc/cdi/1.json", spec("a"))
-    before = module.marks(Host(str(tmp_path)), DIRECTORIES)
-    registry(tmp_path, memory)
+    before = spec_dirs.read_spec_dir_signatures(Host(str(tmp_path)), DIRECTORIES)
+    make_registry(tmp_path, memory)
     CHANGES[change](tmp_path)
-    assert module.marks(Host(str(tmp_path)), DIRECTORIES) != before
-    assert registry(tmp_path, memory).names() == registry(tmp_path).names()
+    assert spec_dirs.read_spec_dir_signatures(Host(str(tmp_path)), DIRECTORIES) != before
+    assert make_registry(tmp_path, memory).list_device_names() == make_registry(tmp_path).list_device_names()
 
 
 def test_what_lies_beside_the_spec_files_is_no_change(tmp_path: Path) -> None:
     put(tmp_path, "etc/cdi/1.json", spec("a"))
-    before = module.marks(Host(str(tmp_path)), DIRECTORIES)
+    before = spec_dirs.read_spec_dir_signatures(Host(str(tmp_path)), DIRECTORIES)
     put(tmp_path, "etc/cdi/README", "x")
-    assert module.marks(Host(str(tmp_path)), DIRECTORIES) == before
+    assert spec_dirs.read_spec_dir_signatures(Host(str(tmp_path)), DIRECTORIES) == before
 
 
 def test_a_file_of_this_very_moment_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its next change could leave its status as it is: clocks of file systems tick some hundred times a second."""
-    monkeypatch.setattr(scan, "_SETTLED", 1 << 62)
+    monkeypatch.setattr(scan, "_SETTLE_TIME_NS", 1 << 62)
     memory = Memory()
     put(tmp_path, "etc/cdi/1.json", spec("a"))
-    registry(tmp_path, memory)
+    make_registry(tmp_path, memory)
     assert not memory.blobs
 
 
@@ -272,19 +275,19 @@ def test_a_file_of_this_very_moment_is_not_remembered(tmp_path: Path, monkeypatc
 def test_a_damaged_memory_costs_time_and_nothing_else(tmp_path: Path, old: None, damage: bytes) -> None:
     memory = Memory()
     put(tmp_path, "etc/cdi/1.json", spec("a"))
-    registry(tmp_path, memory)
+    make_registry(tmp_path, memory)
     (name,) = memory.blobs
     memory.blobs[name] = damage
-    assert registry(tmp_path, memory).names() == [A]
+    assert make_registry(tmp_path, memory).list_device_names() == [A]
 
 
 def test_other_directories_have_a_memory_of_their_own(tmp_path: Path, old: None) -> None:
     memory = Memory()
     put(tmp_path, "etc/cdi/1.json", spec("a"))
     put(tmp_path, "opt/cdi/1.json", spec("b"))
-    assert registry(tmp_path, memory).names() == [A]
-    assert registry(tmp_path, memory, ("/opt/cdi",)).names() == [B]
-    assert registry(tmp_path, memory).names() == [A]
+    assert make_registry(tmp_path, memory).list_device_names() == [A]
+    assert make_registry(tmp_path, memory, ("/opt/cdi",)).list_device_names() == [B]
+    assert make_registry(tmp_path, memory).list_device_names() == [A]
     assert len(memory.blobs) == 2
 
 
@@ -292,6 +295,6 @@ def test_the_registry_itself_needs_neither_yaml_nor_the_checks() -> None:
     """The import of `registry` in a fresh interpreter; `test_imports` looks at a whole start."""
     import subprocess
 
-    code = "import sys; from gpu_oci_hook.cdi import registry; print(sorted(sys.modules))"
+    code = "import sys; from gpu_oci_hook.cdi.registry import registry; print(sorted(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert "yaml" not in done.stdout and "gpu_oci_hook.cdi.scan" not in done.stdout
+    assert "yaml" not in done.stdout and "gpu_oci_hook.cdi.registry.scan" not in done.stdout

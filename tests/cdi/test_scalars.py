@@ -7,30 +7,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cdi.engine_cases import WORDS
-from gpu_oci_hook.cdi import scalars
+from gpu_oci_hook.formats import yaml_scalars
 
 
 @pytest.mark.parametrize(("word", "read"), WORDS.items())
 def test_a_word_is_read_as_podman_reads_it(word: str, read: str) -> None:
-    assert scalars.text_of(scalars.plain(word)) == read
+    assert yaml_scalars.format_scalar(yaml_scalars.parse_plain_scalar(word)) == read
 
 
 @given(st.text(alphabet="0123456789abcdefxo+-._eEyn~<TZ:", max_size=12) | st.text())
 def test_any_word_is_something_and_comes_out_as_text(word: str) -> None:
-    assert isinstance(scalars.text_of(scalars.plain(word)), str)
+    assert isinstance(yaml_scalars.format_scalar(yaml_scalars.parse_plain_scalar(word)), str)
 
 
 @given(st.integers(-(1 << 63), (1 << 64) - 1))
 def test_numbers_of_64_bits_are_numbers(number: int) -> None:
-    assert scalars.plain(str(number)) == number
-    assert scalars.plain(hex(number)) == number
+    assert yaml_scalars.parse_plain_scalar(str(number)) == number
+    assert yaml_scalars.parse_plain_scalar(hex(number)) == number
 
 
 @given(st.floats(allow_nan=False, width=32))
 def test_a_fraction_as_text_is_the_shortest_that_is_the_same_fraction(number: float) -> None:
-    text = scalars.text_of(number)
+    text = yaml_scalars.format_scalar(number)
     again = float(text.replace("Inf", "inf"))
-    assert scalars._single(again) == scalars._single(number)
+    assert yaml_scalars._round_to_float32(again) == yaml_scalars._round_to_float32(number)
     assert len(text) <= 16
 
 
@@ -47,7 +47,7 @@ def test_a_fraction_as_text_is_the_shortest_that_is_the_same_fraction(number: fl
     ],
 )
 def test_a_tag_of_yaml_counts(text: str, tag: str, value: object) -> None:
-    assert scalars.tagged(text, scalars.TAGS + tag) == value
+    assert yaml_scalars.parse_tagged_scalar(text, yaml_scalars.TAG_PREFIX + tag) == value
 
 
 @pytest.mark.parametrize(
@@ -55,9 +55,11 @@ def test_a_tag_of_yaml_counts(text: str, tag: str, value: object) -> None:
 )
 def test_a_tag_that_does_not_fit_is_an_error_in_words(text: str, tag: str) -> None:
     with pytest.raises(ValueError, match=f"!!{tag}"):
-        scalars.tagged(text, scalars.TAGS + tag)
+        yaml_scalars.parse_tagged_scalar(text, yaml_scalars.TAG_PREFIX + tag)
 
 
 def test_a_tag_of_somebody_else_changes_nothing() -> None:
-    assert scalars.tagged("7", "!foo") == "7"
-    assert not scalars.known_tag("!foo") and not scalars.known_tag(f"{scalars.TAGS}python/object")
+    assert yaml_scalars.parse_tagged_scalar("7", "!foo") == "7"
+    assert not yaml_scalars.is_known_tag("!foo") and not yaml_scalars.is_known_tag(
+        f"{yaml_scalars.TAG_PREFIX}python/object"
+    )

@@ -13,27 +13,28 @@ from hypothesis import strategies as st
 
 from cdi.mutations import mutated
 from cdi.specs import BROUGHT, FULL, changed, small
-from gpu_oci_hook.cdi import names, rules, schema, validation, versions
+from gpu_oci_hook.cdi.spec import schema_check, validation, versions
+from gpu_oci_hook.formats import cdi_names
 
-WHOLE = schema.whole()
+WHOLE = schema_check.load_full_schema()
 
 
 def oracle(rule: dict[str, Any]) -> jsonschema.Draft202012Validator:
     return jsonschema.Draft202012Validator(rule)
 
 
-ORACLES = {version: oracle(schema.schema(version)) for version in versions.KNOWN}
+ORACLES = {version: oracle(schema_check.build_version_schema(version)) for version in versions.KNOWN_VERSIONS}
 
 
 def agrees(spec: object, rule: dict[str, Any], judge: jsonschema.Draft202012Validator) -> bool:
-    return judge.is_valid(spec) == (next(rules.breaches(spec, rule), None) is None)
+    return judge.is_valid(spec) == (next(schema_check.find_schema_violations(spec, rule), None) is None)
 
 
 def test_every_schema_is_one() -> None:
     jsonschema.Draft202012Validator.check_schema(WHOLE)
-    for version in versions.KNOWN:
-        jsonschema.Draft202012Validator.check_schema(schema.schema(version))
-        text = json.dumps(schema.schema(version))
+    for version in versions.KNOWN_VERSIONS:
+        jsonschema.Draft202012Validator.check_schema(schema_check.build_version_schema(version))
+        text = json.dumps(schema_check.build_version_schema(version))
         assert not any(word in text for word in ("x-since", "x-until", "x-features", "$ref"))
 
 
@@ -55,7 +56,7 @@ def rules_of(rule: Any, properties: bool = False) -> list[dict[str, Any]]:
 def test_the_schema_uses_no_keyword_that_nobody_checks() -> None:
     notes = {"$schema", "$id", "$ref", "$defs", "title", "description"}
     used = {key for rule in rules_of(WHOLE) for key in rule if not key.startswith("x-")}
-    assert used - notes == rules.KEYWORDS
+    assert used - notes == schema_check.CHECKED_KEYWORDS
 
 
 def test_every_mapping_is_strict_and_every_property_says_its_kind() -> None:
@@ -64,26 +65,26 @@ def test_every_mapping_is_strict_and_every_property_says_its_kind() -> None:
             assert rule["additionalProperties"] is False
         for one in rule.get("properties", {}).values():
             if "minItems" not in one:
-                assert {"type", "enum"} & set(schema.resolved(one)), one
+                assert {"type", "enum"} & set(schema_check.resolve_schema_ref(one)), one
 
 
 def test_a_ref_and_what_stands_beside_it_never_say_the_same_keyword() -> None:
     for rule in rules_of(WHOLE):
         if "$ref" in rule:
-            below = schema.resolved({"$ref": rule["$ref"]})
-            assert not {key for key in rule if key in rules.KEYWORDS} & set(below)
+            below = schema_check.resolve_schema_ref({"$ref": rule["$ref"]})
+            assert not {key for key in rule if key in schema_check.CHECKED_KEYWORDS} & set(below)
 
 
 @pytest.mark.parametrize("brought", BROUGHT)
-@pytest.mark.parametrize("version", versions.KNOWN)
+@pytest.mark.parametrize("version", versions.KNOWN_VERSIONS)
 def test_a_file_of_one_version_is_right_for_that_schema_and_newer_content_is_wrong(brought: str, version: str) -> None:
     spec = changed(BROUGHT[brought], "cdiVersion", to=version)
-    old = schema.number(version) < schema.number(brought)
+    old = schema_check.parse_cdi_version(version) < schema_check.parse_cdi_version(brought)
     gone = brought == "0.7.0" and version == "1.1.0"  # enableCMT
     needs_nothing = brought in ("0.8.0", "1.0.0")
     assert ORACLES[version].is_valid(spec) == (not gone and (not old or needs_nothing))
     assert ORACLES[version].is_valid(spec | {"cdiVersion": f"v{version}"}) == ORACLES[version].is_valid(spec)
-    assert agrees(spec, schema.schema(version), ORACLES[version])
+    assert agrees(spec, schema_check.build_version_schema(version), ORACLES[version])
 
 
 def test_the_file_with_every_field_is_right_and_has_every_field() -> None:
@@ -102,8 +103,8 @@ def test_hand_checks_and_schema_agree_on_every_mutation_of_good_files() -> None:
     for _ in range(6000):
         spec = mutated(chance.choice(good), chance)
         assert agrees(spec, WHOLE, judge), spec
-        version = chance.choice(versions.KNOWN)
-        assert agrees(spec, schema.schema(version), ORACLES[version]), (version, spec)
+        version = chance.choice(versions.KNOWN_VERSIONS)
+        assert agrees(spec, schema_check.build_version_schema(version), ORACLES[version]), (version, spec)
         wrong += not judge.is_valid(spec)
     assert 3000 < wrong < 6000
 
@@ -113,10 +114,10 @@ def test_no_mutation_of_good_files_is_more_than_findings() -> None:
     good = [*BROUGHT.values(), FULL]
     for _ in range(6000):
         spec = mutated(chance.choice(good), chance)
-        for maximum in ("", chance.choice(versions.KNOWN)):
-            found = validation.findings(spec, "x", maximum=maximum)
+        for maximum in ("", chance.choice(versions.KNOWN_VERSIONS)):
+            found = validation.validate_spec(spec, "x", maximum=maximum)
             assert all(str(one) and one.level in ("error", "warning", "info") for one in found)
-        assert versions.needed(spec)[0] in versions.KNOWN
+        assert versions.find_minimum_version(spec)[0] in versions.KNOWN_VERSIONS
 
 
 def test_a_file_without_findings_is_right_for_the_schema_of_the_version_that_it_declares() -> None:
@@ -124,7 +125,7 @@ def test_a_file_without_findings_is_right_for_the_schema_of_the_version_that_it_
     seen = 0
     for _ in range(6000):
         spec = mutated(chance.choice([*BROUGHT.values(), FULL]), chance)
-        found = validation.findings(spec, "x")
+        found = validation.validate_spec(spec, "x")
         if not found and isinstance(spec, dict):
             seen += 1
             assert ORACLES[spec["cdiVersion"].removeprefix("v")].is_valid(spec), spec
@@ -134,6 +135,6 @@ def test_a_file_without_findings_is_right_for_the_schema_of_the_version_that_it_
 @given(st.text(alphabet="aZ0_-.:/=\n é", max_size=6))
 def test_the_grammar_of_names_is_the_hot_modules(text: str) -> None:
     spec = small("0.6.0") | {"kind": text}
-    assert ORACLES["0.6.0"].is_valid(spec) == (names.kind(text) is not None)
+    assert ORACLES["0.6.0"].is_valid(spec) == (cdi_names.parse_cdi_kind(text) is not None)
     spec = changed(small("0.6.0"), "devices", 0, "name", to=text)
-    assert ORACLES["0.6.0"].is_valid(spec) == names.is_device(text)
+    assert ORACLES["0.6.0"].is_valid(spec) == cdi_names.is_device_name(text)

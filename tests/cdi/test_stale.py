@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpu_oci_hook.cdi import stale
+from gpu_oci_hook.cdi.registry import staleness
 from gpu_oci_hook.host.root import Host
 
 RUNNING = "555.42.02"
@@ -50,16 +50,16 @@ def mount(path: str, **more: Any) -> Spec:
 
 
 def texts(data: Spec, host: Path, version: str | None = RUNNING) -> list[str]:
-    return [one.text for one in stale.findings(data, "/etc/cdi/nvidia.yaml", Host(str(host)), version)]
+    return [one.text for one in staleness.list_stale_findings(data, "/etc/cdi/nvidia.yaml", Host(str(host)), version)]
 
 
 def test_r07_a_file_for_another_driver_is_told_in_one_sentence_with_its_file_and_the_command(host: Path) -> None:
     (host / LIBRARIES.lstrip("/") / "libcuda.so.550.54.14").unlink()
     data = spec({"mounts": [mount(f"{LIBRARIES}/libcuda.so.550.54.14")]})
-    first, second = stale.findings(data, "/etc/cdi/nvidia.yaml", Host(str(host)), RUNNING)
+    first, second = staleness.list_stale_findings(data, "/etc/cdi/nvidia.yaml", Host(str(host)), RUNNING)
     assert first.text == "spec written for 550.54.14, running driver 555.42.02, 1 missing path"
     assert (first.level, first.file) == ("error", "/etc/cdi/nvidia.yaml")
-    assert "gpu-oci-hook cdi generate" in first.cure and "/etc/cdi/nvidia.yaml" in first.cure
+    assert "gpu-oci-hook cdi generate" in first.hint and "/etc/cdi/nvidia.yaml" in first.hint
     assert second.where == "containerEdits.mounts[0].hostPath"
     assert second.text == f"{LIBRARIES}/libcuda.so.550.54.14 is missing on this host"
 
@@ -98,7 +98,7 @@ def test_without_a_running_driver_versions_are_not_compared(host: Path) -> None:
     ],
 )
 def test_the_version_is_read_from_the_drivers_own_file_names(path: str, version: str) -> None:
-    assert stale.of_driver(path) == ([version] if version else [])
+    assert staleness.parse_driver_versions(path) == ([version] if version else [])
 
 
 # --- numbers ---------------------------------------------------------------------------------------
@@ -159,7 +159,7 @@ def test_what_is_missing_is_told_each_with_its_place(host: Path) -> None:
             {"hookName": "startContainer", "path": "/nowhere/in-the-container"},
         ],
     )
-    found = stale.findings(data, "/f", Host(str(host)), RUNNING)
+    found = staleness.list_stale_findings(data, "/f", Host(str(host)), RUNNING)
     assert [(one.where, one.text.partition(" is")[0]) for one in found] == [
         ("containerEdits.mounts[0].hostPath", "/none1"),
         ("containerEdits.mounts[2].hostPath", "/none2"),
@@ -168,7 +168,7 @@ def test_what_is_missing_is_told_each_with_its_place(host: Path) -> None:
         ("devices[0].containerEdits.hooks[2].path", "/bin/no-program"),
     ]
     pairs = [("containerEdits", data["containerEdits"]), ("devices[0]", data["devices"][0]["containerEdits"])]
-    assert stale.look(pairs, Host(str(host)), RUNNING).text() == (
+    assert staleness.find_spec_mismatch(pairs, Host(str(host)), RUNNING).describe() == (
         "5 missing paths: /none1, /none2, /dev/none and 2 more"
     )
 
@@ -193,15 +193,17 @@ def test_our_own_hook_says_for_which_driver_the_file_was_made(host: Path) -> Non
 @pytest.mark.parametrize("kind", ["nvidia.com/gpu", "vendor.com/dev"])
 def test_the_cure_is_our_generator_or_the_tool_of_another_vendor(host: Path, kind: str) -> None:
     data = {**spec({"mounts": [mount("/none")]}), "kind": kind}
-    (finding,) = stale.findings(data, "/etc/cdi/x.yaml", Host(str(host)), RUNNING)
-    assert ("gpu-oci-hook cdi generate --output /etc/cdi/x.yaml" in finding.cure) == (kind == "nvidia.com/gpu")
+    (finding,) = staleness.list_stale_findings(data, "/etc/cdi/x.yaml", Host(str(host)), RUNNING)
+    assert ("gpu-oci-hook cdi generate --output /etc/cdi/x.yaml" in finding.hint) == (kind == "nvidia.com/gpu")
 
 
 def test_the_cure_for_a_file_of_each_kind_of_ours_is_the_command_that_writes_that_kind() -> None:
-    assert stale.cure("nvidia.com/gpu", "/f") == "Write it anew: gpu-oci-hook cdi generate --output /f"
-    assert "generate --mode management --output /f" in stale.cure("management.nvidia.com/gpu", "/f")
-    assert "generate --vendor runtime.nvidia.com --output /f" in stale.cure("runtime.nvidia.com/gpu", "/f")
-    assert "generate" not in stale.cure("vendor.com/dev", "/f")
+    assert staleness.build_stale_hint("nvidia.com/gpu", "/f") == "Write it anew: gpu-oci-hook cdi generate --output /f"
+    assert "generate --mode management --output /f" in staleness.build_stale_hint("management.nvidia.com/gpu", "/f")
+    assert "generate --vendor runtime.nvidia.com --output /f" in staleness.build_stale_hint(
+        "runtime.nvidia.com/gpu", "/f"
+    )
+    assert "generate" not in staleness.build_stale_hint("vendor.com/dev", "/f")
 
 
 @pytest.mark.parametrize("more", [{"options": ["ro"]}, {"type": "bind", "options": []}, {"type": "none"}])

@@ -12,8 +12,10 @@ import cdi_edits
 from bundles import LIBRARIES as OWN
 from bundles import bundle, look, read, settings, spec, write
 from cdi_edits import FOLDER, VERSION, call, launcher
-from gpu_oci_hook import pipeline, simulate, state
+from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.formats import ldcache
+from gpu_oci_hook.inject import pipeline
+from gpu_oci_hook.simulate import host_tree
 from hook_scenes import CACHE, COMPAT, DROP_IN, PROFILE, Scene, cached, gpu_host
 
 
@@ -64,11 +66,11 @@ def test_the_hook_leaves_what_the_shim_leaves(
     scene: Scene, tmp_path: Path, host: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Links in the image's own directory, and which path each name has in the cache."""
-    monkeypatch.setattr(state, "DIRECTORY", str(tmp_path / "memory"))
+    monkeypatch.setattr(state_dir, "DIRECTORY", str(tmp_path / "memory"))
     scene.works()
     other = bundle(tmp_path / "other", spec("NVIDIA_VISIBLE_DEVICES=0"))
     path = str(other / "config.json")
-    pipeline.inject(path, Path(path).read_bytes(), str(other), settings(host).to_data())
+    pipeline.inject_gpus(path, Path(path).read_bytes(), str(other), settings(host).to_data())
     theirs = cached(other / "rootfs")
     ours = scene.cache()
     assert {name: ours[name] for name in ours if name in theirs} == {
@@ -118,7 +120,7 @@ def test_32_bit_libraries_are_cached_as_such_and_linked_in_their_own_directory(s
     scene.errand.plugins = [(f"{FOLDER}/libnvidia-ml.so.1", "gbm/nvidia-drm_gbm.so")]
     scene.errand.plugins32 = [(f"{small}/libcuda.so.1", "gbm/nvidia-drm_gbm.so")]
     assert scene.works() == ""
-    found = ldcache.parse((scene.root / CACHE).read_bytes()).entries
+    found = ldcache.parse_ld_cache((scene.root / CACHE).read_bytes()).entries
     assert {entry.flags: entry.path for entry in found if entry.name == "libcuda.so.1"} == {
         0x303: f"{FOLDER}/libcuda.so.1", 0x003: f"{small}/libcuda.so.1",
     }  # fmt: skip
@@ -172,14 +174,16 @@ def test_r21_cuda_forward_compatibility(
     files: list[str], driver: str, model: str, wins: bool, said: str, way: str, tmp_path: Path
 ) -> None:
     host = tmp_path / "host"
-    simulate.build(host, driver=driver, model=model)
+    host_tree.build_host(host, driver=driver, model=model)
     made = bundle(tmp_path / "bundle", spec())
     root = made / "rootfs"
     (root / COMPAT).mkdir(parents=True)
     for version in files:
         (root / COMPAT / f"libcuda.so.{version}").write_bytes(b"\x7fELF")
     (root / COMPAT / "libcuda.so.1").symlink_to(f"libcuda.so.{files[0]}")
-    prelude = f"from gpu_oci_hook.cdi import incumbent; incumbent.ROOT = {str(host)!r}" if way == "theirs" else ""
+    prelude = (
+        f"from gpu_oci_hook.hook import nvidia_hooks; nvidia_hooks.ROOT = {str(host)!r}" if way == "theirs" else ""
+    )
     program = launcher(tmp_path / ("nvidia-cdi-hook" if way == "theirs" else "gpu-oci-hook"), prelude)
     config = read(made)
     cdi_edits.devices(config, {"/dev/nvidia0": (195, 0)})

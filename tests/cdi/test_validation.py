@@ -8,18 +8,18 @@ from typing import Any
 import pytest
 
 from cdi.specs import BROUGHT, FULL, Spec, changed, small
-from gpu_oci_hook.cdi import reading, validation
-from gpu_oci_hook.cdi.finding import Finding
+from gpu_oci_hook.cdi.spec import reading, validation
+from gpu_oci_hook.cdi.spec.finding import Finding
 
 EDITS = "devices[0].containerEdits"
 
 
 def found(spec: object, **more: Any) -> list[tuple[str, str, str]]:
-    return [(one.level, one.where, one.text) for one in validation.findings(spec, "x.json", **more)]
+    return [(one.level, one.where, one.text) for one in validation.validate_spec(spec, "x.json", **more)]
 
 
 def only(spec: object, **more: Any) -> Finding:
-    (one,) = validation.findings(spec, "x.json", **more)
+    (one,) = validation.validate_spec(spec, "x.json", **more)
     return one
 
 
@@ -350,8 +350,8 @@ def test_a_field_that_needs_more_than_the_file_declares_is_an_error_with_both_ve
         '{"cdiVersion":"0.5.0","kind":"nvidia.com/gpu","devices":[{"name":"0","containerEdits":'
         '{"deviceNodes":[{"path":"/dev/nvidia0"}],\n"additionalGids":[44]}}]}'
     )
-    document = reading.parse(text.encode(), "/etc/cdi/nvidia.json")
-    (one,) = validation.findings(document.data, "/etc/cdi/nvidia.json", lines=document.lines)
+    document = reading.parse_spec(text.encode(), "/etc/cdi/nvidia.json")
+    (one,) = validation.validate_spec(document.data, "/etc/cdi/nvidia.json", line_numbers=document.line_numbers)
     assert str(one) == (
         "/etc/cdi/nvidia.json:2: devices[0].containerEdits.additionalGids: field needs >= 0.7.0, and the file declares "
         "0.5.0. Declare 0.7.0, which docker 26.1, containerd 1.7.16, crio 1.30, podman 5.1 or later read"
@@ -375,7 +375,7 @@ def test_a_digit_first_and_a_dot_in_the_class_say_so_in_words() -> None:
 
 def test_several_features_ask_for_the_version_that_serves_all() -> None:
     spec = small("0.3.0", additionalGids=[1], mounts=[{"hostPath": "/a", "containerPath": "/a", "type": "bind"}])
-    cures = {one.cure.partition(",")[0] for one in validation.findings(spec, "x")}
+    cures = {one.hint.partition(",")[0] for one in validation.validate_spec(spec, "x")}
     assert cures == {"Declare 0.7.0"}
 
 
@@ -389,7 +389,7 @@ def test_a_file_is_right_for_engines_that_read_what_it_declares(version: str) ->
 
 
 def test_an_engine_that_reads_less_refuses_the_version_and_each_field() -> None:
-    said = validation.findings(FULL, "x", maximum="0.5.0", reader="podman 4.3")
+    said = validation.validate_spec(FULL, "x", maximum="0.5.0", reader="podman 4.3")
     assert {one.level for one in said} == {"error"}
     assert [(one.where, one.text.partition(":")[0]) for one in said] == [
         ("cdiVersion", "1.1.0 is more than podman 4.3 reads"),
@@ -406,7 +406,7 @@ def test_an_engine_that_reads_less_refuses_the_version_and_each_field() -> None:
 
 
 def test_a_file_that_declares_too_much_may_declare_less() -> None:
-    assert only(small("0.7.0"), maximum="0.5.0").cure == "Declare 0.3.0: the content needs no more"
+    assert only(small("0.7.0"), maximum="0.5.0").hint == "Declare 0.3.0: the content needs no more"
 
 
 def test_an_empty_field_is_unknown_to_an_engine_that_reads_less() -> None:
@@ -445,13 +445,13 @@ def test_a_field_that_is_gone_is_an_error_for_an_engine_that_does_not_know_it_an
     ],
 )
 def test_a_cure_is_offered(spec: Spec, cure: str) -> None:
-    assert only(spec).cure == cure
+    assert only(spec).hint == cure
 
 
 def test_findings_come_in_the_order_of_the_file_with_their_lines() -> None:
     spec = {"devices": [{"name": "-"}], "kind": 3, "cdiVersion": "7"}
-    document = reading.parse(json.dumps(spec, indent=0).encode(), "x.json")
-    said = validation.findings(document.data, "x.json", lines=document.lines)
+    document = reading.parse_spec(json.dumps(spec, indent=0).encode(), "x.json")
+    said = validation.validate_spec(document.data, "x.json", line_numbers=document.line_numbers)
     assert [(one.line, one.where) for one in said] == [
         (3, "devices[0]"),
         (4, "devices[0].name"),
@@ -461,7 +461,7 @@ def test_findings_come_in_the_order_of_the_file_with_their_lines() -> None:
 
 
 def test_the_same_is_not_said_twice() -> None:
-    said = validation.findings(FULL, "x", maximum="0.3.0")
+    said = validation.validate_spec(FULL, "x", maximum="0.3.0")
     assert len(said) == len(set(said))
 
 
@@ -481,8 +481,8 @@ def test_the_same_is_not_said_twice() -> None:
 def test_a_mount_that_no_runtime_makes_is_told_apart_from_what_engines_refuse(mount: Spec, wrong: bool) -> None:
     spec = small("0.5.0", mounts=[{"hostPath": "/a", "containerPath": "/a", **mount}])
     assert found(spec) == []
-    told = validation.unmade(spec, "x.json")
-    assert [(one.level, one.where, one.cure) for one in told] == (
+    told = validation.find_unmountable_mounts(spec, "x.json")
+    assert [(one.level, one.where, one.hint) for one in told] == (
         [("error", f"{EDITS}.mounts[0]", "Add rbind to its options")] if wrong else []
     )
     assert all("has neither bind nor rbind in its options" in one.text for one in told)
@@ -490,4 +490,4 @@ def test_a_mount_that_no_runtime_makes_is_told_apart_from_what_engines_refuse(mo
 
 @pytest.mark.parametrize("data", [None, [], {"devices": [None, {"containerEdits": {"mounts": [None, []]}}]}])
 def test_a_file_of_another_shape_has_no_mounts(data: object) -> None:
-    assert validation.unmade(data, "x.json") == []
+    assert validation.find_unmountable_mounts(data, "x.json") == []

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from cdi.specs import BROUGHT, FULL, changed, small
-from gpu_oci_hook.cdi import versions
+from gpu_oci_hook.cdi.spec import versions
 from gpu_oci_hook.errors import Fault
 
 
@@ -72,20 +72,25 @@ def common(**edits: Any) -> dict[str, Any]:
     ],
 )
 def test_the_least_version_is_that_of_what_is_used(doc: str, spec: object, version: str, why: str | None) -> None:
-    needed, because = versions.needed(spec)
+    needed, because = versions.find_minimum_version(spec)
     assert needed == version, doc
     assert why is None or because == why
 
 
 def test_of_several_reasons_for_one_version_the_first_in_the_file_is_named() -> None:
     spec = small(deviceNodes=[{"path": "/a"}, {"path": "/b", "hostPath": "/c"}, {"path": "/d", "hostPath": "/e"}])
-    assert versions.needed(spec) == ("0.5.0", "devices[0].containerEdits.deviceNodes[1].hostPath: hostPath")
-    assert len(versions.features(spec)) == 2
+    assert versions.find_minimum_version(spec) == (
+        "0.5.0",
+        "devices[0].containerEdits.deviceNodes[1].hostPath: hostPath",
+    )
+    assert len(versions.find_versioned_features(spec)) == 2
 
 
 @pytest.mark.parametrize("version", BROUGHT)
 def test_what_a_version_brought_needs_it(version: str) -> None:
-    assert versions.needed(BROUGHT[version])[0] == {"0.8.0": "0.3.0", "1.0.0": "0.3.0"}.get(version, version)
+    assert versions.find_minimum_version(BROUGHT[version])[0] == {"0.8.0": "0.3.0", "1.0.0": "0.3.0"}.get(
+        version, version
+    )
 
 
 @pytest.mark.parametrize(
@@ -113,7 +118,7 @@ def test_what_a_version_brought_needs_it(version: str) -> None:
     ],
 )
 def test_an_engine_reads_what_the_nearest_one_reads_that_is_not_newer(target: str, version: str) -> None:
-    assert versions.greatest(target) == version
+    assert versions.find_engine_max_version(target) == version
 
 
 @pytest.mark.parametrize(
@@ -133,22 +138,22 @@ def test_an_engine_reads_what_the_nearest_one_reads_that_is_not_newer(target: st
 )
 def test_what_is_no_engine_is_a_fault_that_names_those_there_are(target: str, said: str) -> None:
     with pytest.raises(Fault) as caught:
-        versions.greatest(target)
+        versions.find_engine_max_version(target)
     assert str(caught.value).endswith(said)
 
 
 def test_the_table_of_engines_grows_with_their_versions_and_names_known_ones() -> None:
-    for rows in versions.engines().values():
-        read = [versions.KNOWN.index(version) for version in rows.values()]
+    for rows in versions.load_engine_versions().values():
+        read = [versions.KNOWN_VERSIONS.index(version) for version in rows.values()]
         assert read == sorted(read) and len(set(read)) == len(read)
 
 
 def test_the_engines_that_read_a_version_are_named_with_their_first() -> None:
-    assert versions.readers("0.7.0") == ["docker 26.1", "containerd 1.7.16", "crio 1.30", "podman 5.1"]
-    assert versions.readers("0.3.0") == ["docker 25", "containerd 1.7", "crio 1.26", "podman 4.1"]
-    assert versions.readers("1.1.0") == ["docker 29.7", "containerd 2.4", "crio 1.36"]
+    assert versions.list_reading_engines("0.7.0") == ["docker 26.1", "containerd 1.7.16", "crio 1.30", "podman 5.1"]
+    assert versions.list_reading_engines("0.3.0") == ["docker 25", "containerd 1.7", "crio 1.26", "podman 4.1"]
+    assert versions.list_reading_engines("1.1.0") == ["docker 29.7", "containerd 2.4", "crio 1.36"]
 
 
 def test_versions_compare_as_numbers() -> None:
-    assert versions.greater("0.10.0", "0.9.0") and versions.greater("v1.0.0", "0.8.0")
-    assert not versions.greater("v0.5.0", "0.5.0") and not versions.greater("junk", "0.3.0")
+    assert versions.is_newer_version("0.10.0", "0.9.0") and versions.is_newer_version("v1.0.0", "0.8.0")
+    assert not versions.is_newer_version("v0.5.0", "0.5.0") and not versions.is_newer_version("junk", "0.3.0")

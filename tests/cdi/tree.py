@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from gpu_oci_hook.cdi.registry import Registry
+from gpu_oci_hook.cdi.registry.registry import Registry
 from gpu_oci_hook.host.root import Host
 
 DIRECTORIES = ("/etc/cdi", "/var/run/cdi")

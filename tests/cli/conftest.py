@@ -26,7 +26,7 @@ def command(capsys: pytest.CaptureFixture[str]) -> Command:
 
     def call(*words: str, name: str = "gpu-oci-hook") -> Answer:
         capsys.readouterr()
-        status = cli.run([str(word) for word in words], name)
+        status = cli.run_command_line([str(word) for word in words], name)
         printed = capsys.readouterr()
         assert "Traceback" not in printed.err
         return Answer(status, printed.out, printed.err)

@@ -37,7 +37,7 @@ def test_a_wrong_command_line_exits_2_and_says_how_to_get_help(command: Command,
 @pytest.mark.parametrize(
     ("error", "line"),
     [
-        (Fault("it broke", where="/x", cure="Mend it"), "gpu-oci-hook: /x: it broke. Mend it\n"),
+        (Fault("it broke", where="/x", hint="Mend it"), "gpu-oci-hook: /x: it broke. Mend it\n"),
         (Fault("a\nb\x1b[31m"), "gpu-oci-hook: a\\nb\\x1b[31m\n"),
         (PermissionError(13, "Permission denied", "/x"), "gpu-oci-hook: /x: this user may not read it\n"),
         (OSError(28, "No space left on device"), "gpu-oci-hook: the disk is full\n"),
@@ -46,23 +46,23 @@ def test_a_wrong_command_line_exits_2_and_says_how_to_get_help(command: Command,
 def test_a_failure_is_one_line_and_exit_status_1(
     command: Command, monkeypatch: pytest.MonkeyPatch, error: Exception, line: str
 ) -> None:
-    from gpu_oci_hook.cli.app import program
+    from gpu_oci_hook.cli.root_command import root_command
 
     def fail(**_: object) -> None:
         raise error
 
-    monkeypatch.setattr(program, "main", fail)
+    monkeypatch.setattr(root_command, "main", fail)
     answer = command("list")
     assert (answer.status, answer.out, answer.err) == (1, "", line)
 
 
 def test_a_mistake_of_ours_is_one_line_with_its_place(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    from gpu_oci_hook.cli.app import program
+    from gpu_oci_hook.cli.root_command import root_command
 
     def fail(**_: object) -> None:
         raise KeyError("x")
 
-    monkeypatch.setattr(program, "main", fail)
+    monkeypatch.setattr(root_command, "main", fail)
     answer = command("list")
     assert answer.status == 1
     assert answer.err.startswith("gpu-oci-hook: a mistake in gpu-oci-hook itself: KeyError: 'x' at ")
@@ -78,7 +78,7 @@ def test_a_hook_alias_says_that_the_runtime_does_the_work(command: Command, name
 
 
 def test_a_missing_library_is_a_sentence(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delitem(sys.modules, "gpu_oci_hook.cli.app", raising=False)
+    monkeypatch.delitem(sys.modules, "gpu_oci_hook.cli.root_command", raising=False)
     monkeypatch.setitem(sys.modules, "click", None)
     answer = command("list")
     assert answer.status == 1

@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from bundles import bundle, spec
-from gpu_oci_hook import simulate
-from gpu_oci_hook.simulate import boards
+from gpu_oci_hook.simulate import boards, host_tree
 
 from .conftest import Command
 from .test_bundle import validated
@@ -22,7 +21,7 @@ ALL = "NVIDIA_VISIBLE_DEVICES=all"
 @pytest.fixture(params=[("wsl", 1), ("jetson", 1), ("jetson", 2)], ids=lambda key: f"{key[0]}-{key[1]}")
 def board(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, int, Path]:
     layout, count = request.param
-    simulate.build(tmp_path / "h", layout=layout, gpus=count, driver="580.95.05")
+    host_tree.build_host(tmp_path / "h", layout=layout, gpus=count, driver="580.95.05")
     return layout, count, tmp_path / "h"
 
 
@@ -40,15 +39,15 @@ def test_list_says_what_the_machine_is_and_why(command: Command, board: tuple[st
 
 
 def test_list_says_what_became_of_each_line_and_each_store(command: Command, tmp_path: Path) -> None:
-    simulate.build(tmp_path / "j", layout="jetson")
+    host_tree.build_host(tmp_path / "j", layout="jetson")
     document = validated(command("list", "--root", tmp_path / "j", "--format", "json"), "list")
     lists = {(row["type"], row["path"]): (row["line"], row["found"]) for row in document["lists"]}
-    assert lists["dev", "/dev/nvidiactl"] == (f"{boards.LISTS}/devices.csv:8", "missing")
+    assert lists["dev", "/dev/nvidiactl"] == (f"{boards.CSV_DIRECTORY}/devices.csv:8", "missing")
     assert lists["dev", "/dev/nvgpu/igpu0/*"][1] == "matched"
     assert document["driver"] == {"module": None, "libraries": None}
-    simulate.build(tmp_path / "w", layout="wsl")
+    host_tree.build_host(tmp_path / "w", layout="wsl")
     document = validated(command("list", "--root", tmp_path / "w", "--format", "json"), "list")
-    assert {"place": boards.OTHER_STORE, "found": "left out: it has no libcuda.so.1.1"} in document["places"]
+    assert {"place": boards.INTEL_STORE, "found": "left out: it has no libcuda.so.1.1"} in document["places"]
     assert document["lists"] == []
     assert document["gpus"][0]["minor"] is None
 
@@ -65,11 +64,11 @@ def test_explain_says_what_the_machine_is(command: Command, board: tuple[str, in
     if layout == "jetson":
         assert "devices.csv:2: missing" in text and "listed in drivers.csv:1" in text
     else:
-        assert boards.OTHER_STORE in text and "it has no libcuda.so.1.1" in text
+        assert boards.INTEL_STORE in text and "it has no libcuda.so.1.1" in text
 
 
 def test_explain_of_a_refused_container_says_what_the_machine_is_too(command: Command, tmp_path: Path) -> None:
-    simulate.build(tmp_path / "h", layout="jetson", gpus=0)
+    host_tree.build_host(tmp_path / "h", layout="jetson", gpus=0)
     made = bundle(tmp_path / "b", spec(ALL))
     answer = command("explain", "--root", tmp_path / "h", "--bundle", made, "--format", "json")
     document = validated(answer, "explain")

@@ -11,7 +11,11 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpu_oci_hook import config, pipeline, simulate
+from gpu_oci_hook.cli import explain_command
+from gpu_oci_hook.config import load
+from gpu_oci_hook.inject import pipeline
+from gpu_oci_hook.model import outcome
+from gpu_oci_hook.simulate import host_tree
 
 from .conftest import Answer, Command
 
@@ -30,7 +34,7 @@ def validated(answer: Answer, name: str) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("host")
-    simulate.build(directory, gpus=2, driver="550.163.01")
+    host_tree.build_host(directory, gpus=2, driver="550.163.01")
     return directory
 
 
@@ -39,7 +43,7 @@ def default_config(tmp_path: Path, own_state: Path, monkeypatch: pytest.MonkeyPa
     """The configuration is the one in its usual place, where nobody has written any."""
     monkeypatch.delenv("GPU_OCI_HOOK_CONFIG")
     (tmp_path / "config.toml").unlink()
-    monkeypatch.setattr(config, "DEFAULT_PATH", str(tmp_path / "config.toml"))
+    monkeypatch.setattr(load, "DEFAULT_PATH", str(tmp_path / "config.toml"))
 
 
 class Bundle:
@@ -250,13 +254,13 @@ def test_explain_never_loads_a_kernel_module(
     command: Command, host: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[bool] = []
-    real = pipeline.prepare
+    real = pipeline.prepare_injection
 
-    def prepare(spec: Any, config: Any, *rest: Any) -> pipeline.Outcome:
+    def prepare(spec: Any, config: Any, *rest: Any) -> outcome.Outcome:
         seen.append(config.load_modules)
         return real(spec, config, *rest)
 
-    monkeypatch.setattr(pipeline, "prepare", prepare)
+    monkeypatch.setattr(explain_command, "prepare_injection", prepare)
     bundle.asks("NVIDIA_VISIBLE_DEVICES=0")
     command("explain", "--bundle", bundle.path, "--root", host)
     assert seen == [False]
@@ -386,7 +390,7 @@ def test_list_names_gpus_driver_files_and_the_places_looked_at(command: Command,
     assert not own_state.exists()
 
 
-@pytest.mark.parametrize("layout", simulate.DESKTOPS)
+@pytest.mark.parametrize("layout", host_tree.DESKTOPS)
 def test_list_finds_the_driver_in_every_layout(command: Command, tmp_path: Path, layout: str) -> None:
     made = json.loads(command("simulate", tmp_path / "h", "--layout", layout, "--format", "json").out)
     assert made["schema"] == "gpu-oci-hook.simulate/1" and made["layout"] == layout

@@ -12,9 +12,10 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpu_oci_hook import simulate, state
 from gpu_oci_hook.cli import cdi_generate
-from gpu_oci_hook.cli.common import LAUNCHER
+from gpu_oci_hook.cli.config_overrides import LAUNCHER_MARKER
+from gpu_oci_hook.files import state_dir
+from gpu_oci_hook.simulate import host_tree
 
 from .conftest import Answer, Command
 
@@ -31,7 +32,7 @@ REFUSED = (
 
 @pytest.fixture(autouse=True)
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "DIRECTORY", str(tmp_path / "state"))
+    monkeypatch.setattr(state_dir, "DIRECTORY", str(tmp_path / "state"))
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
     (tmp_path / "config.toml").write_text("[host]\nload-modules = false\n")
     monkeypatch.setenv("GPU_OCI_HOOK_CONFIG", str(tmp_path / "config.toml"))
@@ -40,7 +41,7 @@ def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("host")
-    simulate.build(directory, gpus=1)
+    host_tree.build_host(directory, gpus=1)
     return directory
 
 
@@ -176,7 +177,7 @@ def test_what_was_written_says_which_engines_can_read_it(generate: Command, tmp_
 
 def test_missing_nodes_end_with_1_and_are_named(command: Command, tmp_path: Path) -> None:
     """R04."""
-    simulate.build(tmp_path / "h", gpus=1)
+    host_tree.build_host(tmp_path / "h", gpus=1)
     for name in ("nvidia-uvm", "nvidia-uvm-tools"):
         (tmp_path / "h/dev" / name).unlink()
     words = ("cdi", "generate", "--root", tmp_path / "h", "--hook", "/bin/true", "--output", tmp_path / "x.yaml")
@@ -190,7 +191,7 @@ def test_missing_nodes_end_with_1_and_are_named(command: Command, tmp_path: Path
 
 
 def test_only_the_display_missing_is_a_warning(command: Command, tmp_path: Path) -> None:
-    simulate.build(tmp_path / "h", gpus=1)
+    host_tree.build_host(tmp_path / "h", gpus=1)
     (tmp_path / "h/dev/nvidia-modeset").unlink()
     answer = command("cdi", "generate", "--root", tmp_path / "h", "--hook", "/bin/true")
     assert answer.status == 0 and answer.err.startswith("warning: /dev/nvidia-modeset is left out: it is for display")
@@ -251,7 +252,7 @@ def test_the_hook_is_the_installed_program(
     command: Command, host: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     program = tmp_path / "gpu-oci-hook"
-    program.write_bytes(b"#!/usr/bin/python3\n" + LAUNCHER + b"\n")
+    program.write_bytes(b"#!/usr/bin/python3\n" + LAUNCHER_MARKER + b"\n")
     program.chmod(0o755)
     monkeypatch.setattr("sys.argv", [str(program)])
     answer = command("cdi", "generate", "--root", host)
@@ -264,7 +265,7 @@ def test_a_program_without_isolation_is_no_hook(
     """pip's own script starts Python with whatever the environment says."""
     (tmp_path / "gpu-oci-hook").write_bytes(b"#!/usr/bin/python3\n")
     monkeypatch.setattr("sys.argv", [str(tmp_path / "gpu-oci-hook")])
-    monkeypatch.setattr(cdi_generate, "INSTALLED", str(tmp_path / "not/gpu-oci-hook"))
+    monkeypatch.setattr(cdi_generate, "DEFAULT_HOOK_PATH", str(tmp_path / "not/gpu-oci-hook"))
     answer = command("cdi", "generate", "--root", host)
     assert answer.status == 0 and hook_of(answer) == f"{tmp_path}/not/gpu-oci-hook"
     assert answer.err.startswith(f"{NO_HOOK} {tmp_path}/not/gpu-oci-hook is not there, and no container would start")
@@ -418,13 +419,11 @@ def test_a_command_in_the_file_that_is_none_of_ours_is_a_sentence(
     assert path.read_text() == "".join(lines)
 
 
-def test_the_cure_of_a_stale_file_of_ours_is_a_refresh_that_keeps_its_options(
-    command: Command, tmp_path: Path
-) -> None:
-    simulate.build(tmp_path / "h", gpus=1)
+def test_the_cure_of_a_stale_file_of_ours_is_a_refresh_that_keeps_its_options(command: Command, tmp_path: Path) -> None:
+    host_tree.build_host(tmp_path / "h", gpus=1)
     path = tmp_path / "x.yaml"
     command("cdi", "generate", "--root", tmp_path / "h", "--no-hook", "--output", path, "--name", "index")
-    simulate.build(tmp_path / "h", gpus=1, driver="555.42.02")
+    host_tree.build_host(tmp_path / "h", gpus=1, driver="555.42.02")
     answer = command("cdi", "validate", "--root", tmp_path / "h", path)
     cure = f"Write it anew: gpu-oci-hook cdi refresh --output {path}"
     assert answer.status == 1 and cure in answer.out
@@ -447,8 +446,8 @@ def test_a_refresh_writes_once(refresh: Command, tmp_path: Path) -> None:
 def test_a_refresh_writes_to_a_name_by_kind_in_the_directory_that_goes_with_a_boot(
     refresh: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert cdi_generate.DIRECTORY == "/var/run/cdi"
-    monkeypatch.setattr(cdi_generate, "DIRECTORY", str(tmp_path / "cdi"))
+    assert cdi_generate.DEFAULT_SPEC_DIR == "/var/run/cdi"
+    monkeypatch.setattr(cdi_generate, "DEFAULT_SPEC_DIR", str(tmp_path / "cdi"))
     refresh("--format", "json", "--class", "card")
     refresh()
     assert sorted(os.listdir(tmp_path / "cdi")) == ["nvidia.com-card.json", "nvidia.com-gpu.yaml"]
@@ -462,7 +461,7 @@ def test_a_refresh_without_a_driver_ends_well(command: Command, tmp_path: Path) 
 
 
 def test_a_file_that_is_removed_with_the_driver_says_its_options(command: Command, tmp_path: Path) -> None:
-    simulate.build(tmp_path / "h", gpus=1)
+    host_tree.build_host(tmp_path / "h", gpus=1)
     path = tmp_path / "x.yaml"
     command("cdi", "generate", "--root", tmp_path / "h", "--hook", "/bin/true", "--output", path, "--name", "index")
     (tmp_path / "h/proc").rename(tmp_path / "aside")

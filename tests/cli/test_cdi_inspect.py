@@ -10,7 +10,8 @@ import jsonschema
 import pytest
 
 from cdi.tree import put, spec
-from gpu_oci_hook import cli, simulate
+from gpu_oci_hook import cli
+from gpu_oci_hook.simulate import host_tree
 
 from .conftest import Answer, Command
 
@@ -19,7 +20,7 @@ SCHEMAS = Path(cli.__file__).parent
 
 @pytest.fixture
 def host(tmp_path: Path) -> Path:
-    simulate.build(tmp_path / "host", gpus=2, driver="555.42.02")
+    host_tree.build_host(tmp_path / "host", gpus=2, driver="555.42.02")
     return tmp_path / "host"
 
 
@@ -223,7 +224,7 @@ def test_resolve_tells_what_needs_no_file(command: Command, host: Path, name: st
 
 
 def test_resolve_knows_mig_devices(command: Command, tmp_path: Path) -> None:
-    simulate.build(tmp_path / "host", gpus=1, driver="555.42.02", mig=["2g,1g"])
+    host_tree.build_host(tmp_path / "host", gpus=1, driver="555.42.02", mig=["2g,1g"])
     out = command("cdi", "resolve", "--root", str(tmp_path / "host"), "nvidia.com/gpu=0:1", "nvidia.com/gpu=mig0:9").out
     assert "it gives MIG device 0:1" in out
     assert "there is no MIG device 0:9. This machine has 0:0 to 0:1" in out

@@ -10,7 +10,8 @@ from typing import Any
 import jsonschema
 import pytest
 
-from gpu_oci_hook import cli, simulate
+from gpu_oci_hook import cli
+from gpu_oci_hook.simulate import host_tree
 
 from .conftest import Command
 
@@ -208,7 +209,7 @@ containerEdits:
 
 def test_a_file_of_another_driver_is_an_error_on_this_host(command: Command, tmp_path: Path) -> None:
     """Case R07."""
-    simulate.build(tmp_path / "host", driver="555.42.02")
+    host_tree.build_host(tmp_path / "host", driver="555.42.02")
     path = tmp_path / "nvidia.yaml"
     path.write_text(STALE)
     answer = command("cdi", "validate", "--root", tmp_path / "host", path)
@@ -234,7 +235,7 @@ def test_a_host_that_is_not_there_is_a_sentence(command: Command, tmp_path: Path
 def test_a_file_that_was_written_incomplete_is_not_plainly_valid(
     command: Command, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
-    simulate.build(tmp_path / "host", gpus=1)
+    host_tree.build_host(tmp_path / "host", gpus=1)
     (tmp_path / "host/dev/nvidia-uvm").rename(tmp_path / "uvm")
     path = tmp_path / ("x.json" if "json" in words else "x.yaml")
     made = ("--root", tmp_path / "host", "--output", path, "--allow-incomplete")
@@ -253,7 +254,7 @@ def test_a_file_that_was_written_incomplete_is_not_plainly_valid(
 
 def stale(tmp_path: Path, count: int) -> Path:
     """A file of another driver with so many libraries, on a simulated host of this one."""
-    simulate.build(tmp_path / "host", driver="555.42.02")
+    host_tree.build_host(tmp_path / "host", driver="555.42.02")
     libraries = [f"/usr/lib/x86_64-linux-gnu/libnvidia-x{number}.so.550.54.14" for number in range(count)]
     mounts = "".join(f"  - {{hostPath: {one}, containerPath: {one}, options: [ro, bind]}}\n" for one in libraries)
     path = tmp_path / "nvidia.yaml"

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_oci_hook import config
-from gpu_oci_hook.config import KEYS
+from gpu_oci_hook.config import load
+from gpu_oci_hook.config.keys import KEYS
 
 from .conftest import Command
 
@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     path = tmp_path / "config.toml"
     monkeypatch.delenv("GPU_OCI_HOOK_CONFIG", raising=False)
-    monkeypatch.setattr(config, "DEFAULT_PATH", str(path))
+    monkeypatch.setattr(load, "DEFAULT_PATH", str(path))
     return path
 
 

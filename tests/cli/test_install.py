@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpu_oci_hook import VERSION
-from gpu_oci_hook.cli import install
+from gpu_oci_hook.cli import config_overrides, install_command
 from gpu_oci_hook.errors import Fault
 
 from .conftest import Command
@@ -96,7 +96,7 @@ def test_an_older_launcher_is_replaced_and_its_mode_mended(command: Command, tmp
     command("install", "--prefix", tmp_path)
     old = tmp_path / "bin/gpu-oci-runtime"
     text = old.read_bytes()
-    old.write_bytes(b"#!/old -IS\n" + install.MARKER + b"\n")
+    old.write_bytes(b"#!/old -IS\n" + config_overrides.LAUNCHER_MARKER + b"\n")
     (tmp_path / "bin/gpu-oci-hook").chmod(0o600)
     answer = command("install", "--prefix", tmp_path)
     assert f"replaced {old}\n" in answer.out and "made executable" in answer.out
@@ -159,7 +159,7 @@ def test_an_empty_prefix_is_a_sentence(command: Command, tmp_path: Path, monkeyp
 def test_what_cannot_be_compiled_is_not_said_to_be(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(install.compileall, "compile_dir", lambda *_, **__: False)
+    monkeypatch.setattr(install_command.compileall, "compile_dir", lambda *_, **__: False)
     answer = command("install", "--prefix", tmp_path)
     assert answer.status == 0 and "could not be compiled by this user" in answer.out
 
@@ -184,7 +184,7 @@ def test_an_interpreter_with_a_long_path_is_refused_with_the_reason(
     deep.chmod(0o755)
     base(monkeypatch, str(deep))
     with pytest.raises(Fault, match="too long for a script's first line \\(127 characters\\)"):
-        install.interpreter()
+        install_command.find_interpreter()
 
 
 def test_an_interpreter_with_a_blank_in_its_path_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,16 +192,16 @@ def test_an_interpreter_with_a_blank_in_its_path_is_refused(tmp_path: Path, monk
     (tmp_path / "my python").chmod(0o755)
     base(monkeypatch, str(tmp_path / "my python"))
     with pytest.raises(Fault, match="blank"):
-        install.interpreter()
+        install_command.find_interpreter()
 
 
 def test_an_interpreter_that_cannot_be_run_or_is_relative_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     base(monkeypatch, "/etc/passwd")
     with pytest.raises(Fault, match="cannot be run"):
-        install.interpreter()
+        install_command.find_interpreter()
     base(monkeypatch, "python3")
     with pytest.raises(Fault, match="absolute path"):
-        install.interpreter()
+        install_command.find_interpreter()
 
 
 def test_an_interpreter_that_cannot_load_the_shim_is_refused(
@@ -217,7 +217,7 @@ def test_an_interpreter_that_cannot_load_the_shim_is_refused(
 def test_root_is_warned_of_places_where_others_could_write(tmp_path: Path) -> None:
     good = tmp_path / "good"
     good.mkdir(mode=0o755)
-    assert not [text for text in install.open_doors([str(good)]) if str(good) in text]
+    assert not [text for text in install_command.find_insecure_paths([str(good)]) if str(good) in text]
     for name, uid, gid, mode, why in (
         ("users", 1000, 0, 0o755, "belongs to user 1000"),
         ("all", 0, 0, 0o777, "can be written by every user"),
@@ -228,11 +228,13 @@ def test_root_is_warned_of_places_where_others_could_write(tmp_path: Path) -> No
         path.chmod(mode)
         os.chown(path, uid, gid)
         (path / "below").mkdir()
-        texts = [text for text in install.open_doors([str(path / "below")]) if text.startswith(f"{path} ")]
+        texts = [
+            text for text in install_command.find_insecure_paths([str(path / "below")]) if text.startswith(f"{path} ")
+        ]
         assert len(texts) == 1 and why in texts[0] and "runs as root" in texts[0]
 
 
 def test_packaging_shows_the_templates_that_install_uses() -> None:
     for name in NAMES:
         text = (ROOT / "packaging/launchers" / f"{name}.in").read_bytes()
-        assert install.MARKER in text and text.startswith(b"#!@PYTHON@ -ISXutf8\n")
+        assert config_overrides.LAUNCHER_MARKER in text and text.startswith(b"#!@PYTHON@ -ISXutf8\n")

@@ -9,13 +9,13 @@ import sys
 import click
 import pytest
 
-from gpu_oci_hook.cli import output
+from gpu_oci_hook.cli import printing
 
 ROWS = [("a", "long text"), ("bb", "x\x1b[31m\n[bold]")]
 
 
 def test_in_a_pipe_a_table_is_aligned_columns(capsys: pytest.CaptureFixture[str]) -> None:
-    output.table(("id", "what"), ROWS)
+    printing.print_table(("id", "what"), ROWS)
     assert capsys.readouterr().out == "id  what\na   long text\nbb  x\\x1b[31m\\n[bold]\n"
 
 
@@ -36,7 +36,7 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Terminal:
 
 def test_on_a_terminal_no_word_of_a_table_is_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = on_terminal(monkeypatch)
-    output.table(("id", "what"), [("a", "/long/path" * 20), *ROWS])
+    printing.print_table(("id", "what"), [("a", "/long/path" * 20), *ROWS])
     lines = click.unstyle(terminal.getvalue()).split("\n")
     assert lines[1] == "a   " + "/long/path" * 20
     assert lines[3] == "bb  x\\x1b[31m\\n[bold]"
@@ -44,9 +44,9 @@ def test_on_a_terminal_no_word_of_a_table_is_cut(monkeypatch: pytest.MonkeyPatch
 
 def test_on_a_terminal_only_what_has_a_style_has_escape_sequences(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = on_terminal(monkeypatch)
-    output.line("plain")
-    output.line("green", colour="green")
-    output.heading("head")
+    printing.print_line("plain")
+    printing.print_line("green", colour="green")
+    printing.print_heading("head")
     assert terminal.getvalue() == "plain\n\x1b[32mgreen\x1b[0m\n\n\x1b[1mhead\x1b[0m\n"
 
 
@@ -54,22 +54,22 @@ def test_on_a_terminal_only_what_has_a_style_has_escape_sequences(monkeypatch: p
 def test_who_wants_no_colour_gets_no_escape_sequence(monkeypatch: pytest.MonkeyPatch, name: str, value: str) -> None:
     terminal = on_terminal(monkeypatch)
     monkeypatch.setenv(name, value)
-    output.line("green", colour="green")
-    output.heading("head")
-    output.table(("id", "what"), [("1", "x")])
+    printing.print_line("green", colour="green")
+    printing.print_heading("head")
+    printing.print_table(("id", "what"), [("1", "x")])
     assert "\x1b" not in terminal.getvalue()
 
 
 def test_a_json_document_names_its_schema_first_and_is_ascii(capsys: pytest.CaptureFixture[str]) -> None:
-    output.json_document("thing", {"name": "ü\x1b"})
+    printing.print_json("thing", {"name": "ü\x1b"})
     printed = capsys.readouterr().out
     assert printed.isascii() and "\x1b" not in printed
     assert next(iter(json.loads(printed).items())) == ("schema", "gpu-oci-hook.thing/1")
 
 
 def test_no_colour_reaches_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
-    output.heading("head")
-    output.line("text", colour="red")
-    output.warning("careful\n")
+    printing.print_heading("head")
+    printing.print_line("text", colour="red")
+    printing.print_warning("careful\n")
     printed = capsys.readouterr()
     assert (printed.out, printed.err) == ("\nhead\ntext\n", "warning: careful\\n\n")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_oci_hook.container.rootfs import Rootfs
+from gpu_oci_hook.files.rootfs import Rootfs
 
 Tree = dict[str, tuple[object, ...]]
 

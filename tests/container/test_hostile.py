@@ -14,10 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from gpu_oci_hook.container import image, loader
-from gpu_oci_hook.container.rootfs import Rootfs
-from gpu_oci_hook.container.ways import STEPS
+from gpu_oci_hook.container import image
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.files.path_walk import MAX_STEPS
+from gpu_oci_hook.files.rootfs import Rootfs
+from gpu_oci_hook.plan import loader_files
 
 LIBRARIES = ("libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1")
 
@@ -58,25 +59,25 @@ def inject(root: Rootfs) -> list[str]:
     """Everything that an injection does below a root; the faults of its steps."""
     faults = []
     try:
-        facts = image.survey(root, "x86_64")
+        facts = image.inspect_image(root, "x86_64")
     except Fault as fault:
         return [str(fault)]
-    assert facts.compat == ()
+    assert facts.compat_libcudas == ()
     where = facts.library_dir
-    found = loader.files(
+    found = loader_files.build_loader_files(
         facts, [(n, f"{where}/{n}", "x86_64") for n in LIBRARIES], [where, facts.library_dir32]
     )
     steps: list[Callable[[], object]] = []
     for path, content in found.files:
-        steps.append(lambda p=path, c=content: root.write(p, c))  # type: ignore[misc]
+        steps.append(lambda p=path, c=content: root.write_file(p, c))  # type: ignore[misc]
     for name in LIBRARIES:
-        steps.append(lambda n=name: root.link(f"{where}/{n}", f"{n}.550.54"))  # type: ignore[misc]
+        steps.append(lambda n=name: root.make_symlink(f"{where}/{n}", f"{n}.550.54"))  # type: ignore[misc]
     for path in (f"{where}/libcuda.so.550.54", "/usr/bin/nvidia-smi"):
-        steps.append(lambda p=path: root.clear(p))  # type: ignore[misc]
+        steps.append(lambda p=path: root.clear_mount_point(p))  # type: ignore[misc]
     # what another image would have got
-    steps.append(lambda: root.write("/etc/ld-musl-x86_64.path", b"/x\n"))
-    steps.append(lambda: root.write("/etc/ld.so.conf", b"include /etc/ld.so.conf.d/*.conf\n"))
-    steps.append(lambda: root.link("/usr/lib64/gbm/nvidia-drm_gbm.so", "../libnvidia-allocator.so.1"))
+    steps.append(lambda: root.write_file("/etc/ld-musl-x86_64.path", b"/x\n"))
+    steps.append(lambda: root.write_file("/etc/ld.so.conf", b"include /etc/ld.so.conf.d/*.conf\n"))
+    steps.append(lambda: root.make_symlink("/usr/lib64/gbm/nvidia-drm_gbm.so", "../libnvidia-allocator.so.1"))
     for step in steps:
         try:
             step()
@@ -85,9 +86,7 @@ def inject(root: Rootfs) -> list[str]:
     return faults
 
 
-def test_an_ordinary_image_is_changed_once(
-    root: Rootfs, debian: Path, watch: Callable[[Path], object]
-) -> None:
+def test_an_ordinary_image_is_changed_once(root: Rootfs, debian: Path, watch: Callable[[Path], object]) -> None:
     """The routine that all attacks below are made on does its work where nobody attacks."""
     assert inject(root) == []
     first = watch(debian)
@@ -110,15 +109,13 @@ def replace(place: Path, at: str) -> Path:
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("at", TOUCHED)
-def test_a_link_out_of_the_root_stays_inside(
-    root: Rootfs, debian: Path, host: Path, at: str, way: str
-) -> None:
+def test_a_link_out_of_the_root_stays_inside(root: Rootfs, debian: Path, host: Path, at: str, way: str) -> None:
     path = replace(debian, at)
     path.symlink_to(WAYS[way](host / TOUCHED[at], path))
     faults = inject(root)
     assert faults == []
-    assert root.read("/" + at, 1 << 20) != b"host's secret\n"
-    assert b"host's secret\n" not in [root.read(f"/{at}/{n}", 100) for n in root.names("/" + at)]
+    assert root.read_file("/" + at, 1 << 20) != b"host's secret\n"
+    assert b"host's secret\n" not in [root.read_file(f"/{at}/{n}", 100) for n in root.list_names("/" + at)]
 
 
 def test_conf_directory_that_is_the_hosts_etc(root: Rootfs, debian: Path) -> None:
@@ -134,9 +131,7 @@ def test_conf_directory_that_is_the_hosts_etc(root: Rootfs, debian: Path) -> Non
 
 
 @pytest.mark.parametrize("at", TOUCHED)
-def test_links_that_go_round_end_in_a_fault_or_in_a_container(
-    root: Rootfs, debian: Path, host: Path, at: str
-) -> None:
+def test_links_that_go_round_end_in_a_fault_or_in_a_container(root: Rootfs, debian: Path, host: Path, at: str) -> None:
     path = replace(debian, at)
     path.symlink_to("/" + at)
     for fault in inject(root):
@@ -206,7 +201,7 @@ def test_a_file_that_grows_while_it_is_read_is_bounded(
         return real(fd, size)
 
     monkeypatch.setattr(os, "read", grow)
-    assert root.read("/file", 500) is None
+    assert root.read_file("/file", 500) is None
 
 
 def test_hard_links_to_the_hosts_files_keep_their_content(root: Rootfs, debian: Path, host: Path) -> None:
@@ -228,14 +223,14 @@ def test_odd_names_pass_through_unharmed(root: Rootfs, debian: Path) -> None:
         (compat / os.fsdecode(b"libcuda.so." + name)).write_text("x")
         (compat / os.fsdecode(name)).write_text("x")
         path = "/odd/" + os.fsdecode(name)
-        assert root.link(path, "t") is True and root.link(path, "t") is False
-        assert root.write(path, b"x") is True and root.clear(path) is False
-        assert root.resolve(path) == path
+        assert root.make_symlink(path, "t") is True and root.make_symlink(path, "t") is False
+        assert root.write_file(path, b"x") is True and root.clear_mount_point(path) is False
+        assert root.resolve_path(path) == path
     assert sorted(map(os.fsencode, os.listdir(debian / "odd"))) == sorted(odd)
-    facts = image.survey(root, "x86_64")
-    assert facts.compat == () and len(facts.compat_names) == len(odd)
+    facts = image.inspect_image(root, "x86_64")
+    assert facts.compat_libcudas == () and len(facts.compat_names) == len(odd)
     with pytest.raises(Fault) as caught:
-        root.write("/odd/new\nline/x", b"")
+        root.write_file("/odd/new\nline/x", b"")
     assert "\n" not in str(caught.value) and "\\n" in str(caught.value)
 
 
@@ -244,10 +239,10 @@ def test_a_library_directory_with_an_odd_name_writes_no_line_of_its_own(root: Ro
     evil.mkdir(parents=True)
     (debian / "usr/lib/x86_64-linux-gnu").rmdir()
     (debian / "usr/lib/x86_64-linux-gnu").symlink_to("/x\n/evil")
-    facts = image.survey(root, "x86_64")
-    found = loader.files(facts, [("libcuda.so.1", "/x", "x86_64")], [facts.library_dir])
-    assert dict(found.files)[loader.DROP_IN].decode().count("\n") == 1
-    assert found.environment and "\n" not in " ".join(found.notes)
+    facts = image.inspect_image(root, "x86_64")
+    found = loader_files.build_loader_files(facts, [("libcuda.so.1", "/x", "x86_64")], [facts.library_dir])
+    assert dict(found.files)[loader_files.LD_CONF_DROP_IN].decode().count("\n") == 1
+    assert found.needs_ld_library_path and "\n" not in " ".join(found.notes)
 
 
 @pytest.mark.parametrize("where", ["/", "/proc", "/proc/self/fd", "/sys/x", "/dev", "/dev/shm"])
@@ -256,7 +251,7 @@ def test_a_library_directory_under_a_mount_is_not_taken(root: Rootfs, debian: Pa
         (debian / name).rmdir()
         (debian / name).symlink_to(where)
     (debian / where[1:]).mkdir(parents=True, exist_ok=True)
-    assert image.survey(root, "x86_64").library_dir == image.LAST_RESORT
+    assert image.inspect_image(root, "x86_64").library_dir == image.FALLBACK_LIBRARY_DIR
 
 
 def test_four_thousand_components_are_walked(root: Rootfs, place: Path) -> None:
@@ -273,14 +268,14 @@ def test_four_thousand_components_are_walked(root: Rootfs, place: Path) -> None:
     deep = "/d" * 4000
     try:
         start = time.process_time()  # of a machine that has more to do than this
-        assert root.resolve(deep) == deep
-        assert root.read(deep + "/up", 10) == b"x"
-        assert root.link(deep + "/x", "t") is True and root.clear(deep + "/x") is True
+        assert root.resolve_path(deep) == deep
+        assert root.read_file(deep + "/up", 10) == b"x"
+        assert root.make_symlink(deep + "/x", "t") is True and root.clear_mount_point(deep + "/x") is True
         # each ".." walks again: bounded, whatever the answer
-        root.resolve(deep + "/dots")
+        root.resolve_path(deep + "/dots")
         with pytest.raises(Fault):
-            root.destination("/d/.." * (STEPS + 1))
-        assert root.resolve("/x" * 100000) is None
+            root.resolve_destination("/d/.." * (MAX_STEPS + 1))
+        assert root.resolve_path("/x" * 100000) is None
         assert time.process_time() - start < 3
     finally:  # no later run could remove it: shutil.rmtree ends in a RecursionError
         subprocess.run(["rm", "-rf", str(place / "d")], check=True)
@@ -291,7 +286,7 @@ def test_links_that_double_their_text_end_soon(root: Rootfs, place: Path) -> Non
         (place / f"l{number}").symlink_to(f"/l{number - 1}/../l{number - 1}/.." * 100)
     (place / "l0").mkdir()
     start = time.monotonic()
-    assert root.resolve("/l59") is None
+    assert root.resolve_path("/l59") is None
     assert time.monotonic() - start < 2
 
 
@@ -311,12 +306,12 @@ def test_immutable_and_read_only_places_are_told_in_words(root: Rootfs, debian: 
     subprocess.run(["mount", "-o", "remount,bind,ro", str(debian)], check=True)
     try:
         with Rootfs(str(debian)) as closed:
-            assert closed.writable() is False and image.survey(closed, "x86_64").writable is False
+            assert closed.is_writable() is False and image.inspect_image(closed, "x86_64").writable is False
             faults = inject(closed)
             assert faults and all("read-only" in f for f in faults), faults
-            assert closed.link("/right", "target") is False
-            assert closed.write("/etc/debian_version", b"12.0\n") is False
-            assert closed.clear("/usr/bin/nvidia-smi") is False
+            assert closed.make_symlink("/right", "target") is False
+            assert closed.write_file("/etc/debian_version", b"12.0\n") is False
+            assert closed.clear_mount_point("/usr/bin/nvidia-smi") is False
     finally:
         subprocess.run(["umount", str(debian)], check=True)
 
@@ -336,8 +331,8 @@ def test_directories_of_a_lower_overlay_layer_give_way(tmp_path: Path) -> None:
         with pytest.raises(OSError, match="cross-device"):
             os.rename(merged / "full", merged / "full2")
         with Rootfs(str(merged)) as root:
-            assert root.writable() is True
-            assert root.link("/full", "t") is True and root.clear("/empty") is True
+            assert root.is_writable() is True
+            assert root.make_symlink("/full", "t") is True and root.clear_mount_point("/empty") is True
         assert os.readlink(merged / "full") == "t"
         aside = merged / "full.gpu-oci-hook-aside"
         assert (aside / "sub/deep/file").read_text() == "precious"
@@ -357,7 +352,7 @@ def test_too_large_a_directory_of_a_lower_layer_ends_in_a_sentence(tmp_path: Pat
     subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, str(merged)], check=True)
     try:
         with Rootfs(str(merged)) as root, pytest.raises(Fault, match="cannot make room"):
-            root.clear("/d")
+            root.clear_mount_point("/d")
     finally:
         subprocess.run(["umount", str(merged)], check=True)
 
@@ -427,13 +422,13 @@ def test_a_directory_swapped_for_a_link_to_the_host(debian: Path, host: Path, at
 
     def attempt() -> None:
         with Rootfs(str(debian)) as root:
-            found = root.resolve("/" + at)
+            found = root.resolve_path("/" + at)
             seen[found] = seen.get(found, 0) + 1
             for fault in inject(root):
                 assert "circle" in fault or "missing" in fault or "resource busy" in fault, fault
-            assert root.read(f"/{at}/ld.so.cache", 100) != b"host's secret\n"
-            assert "libcuda.so.1.d" not in root.names("/" + at)
-            root.clear(f"/{at}/00-gpu-oci-hook.conf")
+            assert root.read_file(f"/{at}/ld.so.cache", 100) != b"host's secret\n"
+            assert "libcuda.so.1.d" not in root.list_names("/" + at)
+            root.clear_mount_point(f"/{at}/00-gpu-oci-hook.conf")
 
     swaps = race(debian / at, decoy, attempt)
     assert swaps > 100
@@ -452,8 +447,8 @@ def test_a_file_swapped_for_something_else(debian: Path, host: Path, other: str)
 
     def attempt() -> None:
         with Rootfs(str(debian)) as root:
-            seen.add(root.read("/etc/ld.so.cache", 100))
-            status = root.status("/etc/ld.so.cache")
+            seen.add(root.read_file("/etc/ld.so.cache", 100))
+            status = root.stat_path("/etc/ld.so.cache")
             assert status is not None
             root.readlink("/etc/ld.so.cache")
 
@@ -472,9 +467,9 @@ def test_a_file_swapped_while_it_is_written(debian: Path, host: Path, other: str
         count += 1
         with Rootfs(str(debian)) as root:
             try:
-                root.write("/etc/ld.so.cache", b"ours %d" % (count % 7))
-                root.link("/etc/ld.so.cache", f"ours {count % 5}")
-                root.clear("/etc/ld.so.cache")
+                root.write_file("/etc/ld.so.cache", b"ours %d" % (count % 7))
+                root.make_symlink("/etc/ld.so.cache", f"ours {count % 5}")
+                root.clear_mount_point("/etc/ld.so.cache")
             except Fault as fault:
                 assert "busy" in str(fault) or "exists" in str(fault), fault
         # what the attacker keeps putting back

@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_oci_hook.container.image import Image, driver_version, survey
-from gpu_oci_hook.container.rootfs import Rootfs
+from gpu_oci_hook.container.image import Image, inspect_image
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.files.rootfs import Rootfs
+from gpu_oci_hook.formats.driver_version import is_driver_version
 
 
 def make(place: Path, *entries: str) -> None:
@@ -29,7 +30,7 @@ def make(place: Path, *entries: str) -> None:
 def look(place: Path, *entries: str, arch: str = "x86_64") -> Image:
     make(place, *entries)
     with Rootfs(str(place)) as root:
-        return survey(root, arch)
+        return inspect_image(root, arch)
 
 
 @pytest.mark.parametrize(
@@ -72,9 +73,7 @@ def test_libc_and_library_directories(
 
 def test_an_escaping_multiarch_directory_is_no_directory(place: Path, tmp_path: Path) -> None:
     (tmp_path / "escape").mkdir()
-    image = look(
-        place, "etc/ld.so.conf", f"usr/lib/x86_64-linux-gnu -> /../../../../..{tmp_path}/escape", "usr/lib64/"
-    )
+    image = look(place, "etc/ld.so.conf", f"usr/lib/x86_64-linux-gnu -> /../../../../..{tmp_path}/escape", "usr/lib64/")
     assert image.library_dir == "/usr/lib64"
 
 
@@ -85,19 +84,24 @@ def test_no_place_for_libraries_is_a_fault(place: Path) -> None:
 
 def test_the_loaders_files(place: Path) -> None:
     image = look(place, "lib/ld-musl-x86_64.so.1", "etc/")
-    assert (image.cache, image.odd_cache, image.conf, image.musl_path) == (None, False, False, None)
+    assert (image.ld_cache, image.ld_cache_unreadable, image.has_ld_conf, image.musl_path_content) == (
+        None,
+        False,
+        False,
+        None,
+    )
     (place / "etc/ld-musl-x86_64.path").write_bytes(b"/lib\n/\xff\n")
     image = look(place, "etc/real", "etc/ld.so.cache -> real", "etc/ld.so.conf")
-    assert (image.cache, image.odd_cache, image.conf) == (b"x", False, True)
-    assert image.musl_path is not None and os.fsencode(image.musl_path) == b"/lib\n/\xff\n"
+    assert (image.ld_cache, image.ld_cache_unreadable, image.has_ld_conf) == (b"x", False, True)
+    assert image.musl_path_content is not None and os.fsencode(image.musl_path_content) == b"/lib\n/\xff\n"
 
 
 def test_a_cache_that_is_a_directory_or_dangling_is_odd(place: Path) -> None:
     image = look(place, "etc/ld.so.cache/")
-    assert image.cache is None and image.odd_cache
+    assert image.ld_cache is None and image.ld_cache_unreadable
     (place / "etc/ld.so.cache").rmdir()
     image = look(place, "etc/ld.so.cache -> nowhere")
-    assert image.cache is None and image.odd_cache
+    assert image.ld_cache is None and image.ld_cache_unreadable
 
 
 def test_compat_is_found_through_links_of_alternatives(place: Path) -> None:
@@ -110,7 +114,7 @@ def test_compat_is_found_through_links_of_alternatives(place: Path) -> None:
         "usr/local/cuda-12.4/compat/libnvidia-ptxjitcompiler.so.1",
         "usr/local/cuda-12.4/compat/readme",
     )
-    assert image.compat == (("/usr/local/cuda-12.4/compat/libcuda.so.560.35.03", "560.35.03"),)
+    assert image.compat_libcudas == (("/usr/local/cuda-12.4/compat/libcuda.so.560.35.03", "560.35.03"),)
     assert image.compat_dir == "/usr/local/cuda-12.4/compat"
     assert image.compat_names == ("libcuda.so.1", "libcuda.so.560.35.03", "libnvidia-ptxjitcompiler.so.1")
 
@@ -123,14 +127,14 @@ def test_compat_takes_full_regular_files_of_real_versions_newest_first(place: Pa
         place, f"{compat}/libcuda.so.1.1", f"{compat}/libcuda.so.99.1", f"{compat}/libcuda.so.535.183.06",
         f"{compat}/libcuda.so.560.35.03", f"{compat}/libcuda.so.580.1/", f"{compat}/libcuda.so.590.1 -> x",
     )  # fmt: skip
-    assert [version for _, version in image.compat] == ["560.35.03", "535.183.06"]
+    assert [version for _, version in image.compat_libcudas] == ["560.35.03", "535.183.06"]
 
 
 def test_driver_versions_are_told_from_other_numbers() -> None:
     for text in ("560.35.03", "535.183", "418.56"):
-        assert driver_version(text)
+        assert is_driver_version(text)
     for text in ("1", "1.1", "560", "560.", "560.a", "560.35.03.1", "", "۵۶۰.1", "5600.1"):
-        assert not driver_version(text)
+        assert not is_driver_version(text)
 
 
 def test_looking_leaves_no_trace(place: Path) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from gpu_oci_hook.container import image, lint
-from gpu_oci_hook.container.rootfs import Rootfs
-from gpu_oci_hook.host.inventory import DriverFile
+from gpu_oci_hook.files.rootfs import Rootfs
+from gpu_oci_hook.model.machine import DriverFile
 
 VERSION = "555.42.02"
 MULTIARCH = "usr/lib/x86_64-linux-gnu"
@@ -24,14 +24,12 @@ FILES = [
     library("libcuda"),
     library("libnvidia-ml"),
     DriverFile(kind="binary", capability="utility", path="/usr/bin/nvidia-smi", source="/usr/bin/nvidia-smi",
-               name="nvidia-smi", container="/usr/bin/nvidia-smi", arch="x86_64"),
+               name="nvidia-smi", container_path="/usr/bin/nvidia-smi", arch="x86_64"),
 ]  # fmt: skip
 
 
-def findings(
-    root: Rootfs, files: list[DriverFile] | None = None, env: dict[str, str] | None = None
-) -> list[str]:
-    return lint.findings(root, image.survey(root, "x86_64"), FILES if files is None else files, env or {})
+def findings(root: Rootfs, files: list[DriverFile] | None = None, env: dict[str, str] | None = None) -> list[str]:
+    return lint.lint_image(root, image.inspect_image(root, "x86_64"), FILES if files is None else files, env or {})
 
 
 def test_a_clean_image_has_no_findings(root: Rootfs, debian: Path) -> None:
@@ -58,9 +56,9 @@ def test_leftovers_are_counted_and_named(root: Rootfs, debian: Path) -> None:
 
 def test_what_the_bundle_mounts_is_no_leftover(root: Rootfs, debian: Path) -> None:
     (debian / "usr/bin/nvidia-smi").write_bytes(b"")
-    found = image.survey(root, "x86_64")
-    assert lint.findings(root, found, FILES, {}, ["/bin/nvidia-smi", "/usr/bin/nvidia-smi", "/nowhere"]) == []
-    assert len(lint.findings(root, found, FILES, {}, ["/usr/bin/other"])) == 1
+    found = image.inspect_image(root, "x86_64")
+    assert lint.lint_image(root, found, FILES, {}, ["/bin/nvidia-smi", "/usr/bin/nvidia-smi", "/nowhere"]) == []
+    assert len(lint.lint_image(root, found, FILES, {}, ["/usr/bin/other"])) == 1
 
 
 def test_links_and_files_of_the_same_version_are_no_leftovers(root: Rootfs, debian: Path) -> None:

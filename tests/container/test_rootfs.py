@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from bundles import look
-from gpu_oci_hook.container import directory as directory_module
-from gpu_oci_hook.container.directory import Outside
-from gpu_oci_hook.container.rootfs import Rootfs
-from gpu_oci_hook.container.ways import KEPT
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.files import directory as directory_module
+from gpu_oci_hook.files.directory import CrossMountError
+from gpu_oci_hook.files.path_walk import MAX_CACHED_DIRECTORIES
+from gpu_oci_hook.files.rootfs import Rootfs
 
 
 def open_files() -> int:
@@ -37,31 +37,31 @@ def test_resolve_follows_links_inside_the_root(root: Rootfs, place: Path) -> Non
     (place / "usr/lib64").symlink_to("lib")
     (place / "lib64").symlink_to("/usr/lib64")
     (place / "usr/lib/x").write_text("")
-    assert root.resolve("/lib64/x") == "/usr/lib/x"
-    assert root.resolve("lib64/./x") == "/usr/lib/x"
-    assert root.resolve("/lib64/../lib64//x/") == "/usr/lib/x"
-    assert root.resolve("/lib64/y") is None
-    assert root.resolve("/lib64/x/y") is None
-    assert root.resolve("/lib64/x/..") is None
-    assert root.resolve("/") == "/"
-    assert root.resolve("/../../..") == "/"
+    assert root.resolve_path("/lib64/x") == "/usr/lib/x"
+    assert root.resolve_path("lib64/./x") == "/usr/lib/x"
+    assert root.resolve_path("/lib64/../lib64//x/") == "/usr/lib/x"
+    assert root.resolve_path("/lib64/y") is None
+    assert root.resolve_path("/lib64/x/y") is None
+    assert root.resolve_path("/lib64/x/..") is None
+    assert root.resolve_path("/") == "/"
+    assert root.resolve_path("/../../..") == "/"
 
 
 def test_two_dots_go_back_from_where_a_link_led(root: Rootfs, place: Path) -> None:
     (place / "a/b").mkdir(parents=True)
     (place / "a/file").write_text("")
     (place / "short").symlink_to("a/b")
-    assert root.resolve("/short/../file") == "/a/file"
+    assert root.resolve_path("/short/../file") == "/a/file"
 
 
 def test_destination_keeps_what_is_missing(root: Rootfs, place: Path) -> None:
     (place / "real").mkdir()
     (place / "usr").symlink_to("real")
     (place / "away").symlink_to("/not/there")
-    assert root.destination("/usr/lib/x") == "/real/lib/x"
-    assert root.destination("/away/x") == "/not/there/x"
-    assert root.destination("/no/../usr/x") == "/real/x"
-    assert root.destination("/") == "/"
+    assert root.resolve_destination("/usr/lib/x") == "/real/lib/x"
+    assert root.resolve_destination("/away/x") == "/not/there/x"
+    assert root.resolve_destination("/no/../usr/x") == "/real/x"
+    assert root.resolve_destination("/") == "/"
 
 
 def test_destination_says_what_is_wrong(root: Rootfs, place: Path) -> None:
@@ -76,27 +76,27 @@ def test_destination_says_what_is_wrong(root: Rootfs, place: Path) -> None:
         ("/new/\ud800", "no file can have this name"),
     ):
         with pytest.raises(Fault, match=words):
-            root.destination(path)
-        assert root.resolve(path) is None
+            root.resolve_destination(path)
+        assert root.resolve_path(path) is None
 
 
 def test_forty_links_are_followed_and_no_more(root: Rootfs, place: Path) -> None:
     (place / "0").write_text("end")
     for number in range(1, 42):
         (place / str(number)).symlink_to(str(number - 1))
-    assert root.read("/40", 10) == b"end"
-    assert root.read("/41", 10) is None
+    assert root.read_file("/40", 10) == b"end"
+    assert root.read_file("/41", 10) is None
 
 
 def test_status_follows_the_last_link_on_request_only(root: Rootfs, place: Path) -> None:
     (place / "file").write_text("12345")
     (place / "link").symlink_to("/file")
-    plain, followed = root.status("/link"), root.status("/link", follow=True)
+    plain, followed = root.stat_path("/link"), root.stat_path("/link", follow=True)
     assert plain is not None and stat.S_ISLNK(plain.st_mode)
     assert followed is not None and followed.st_size == 5
-    assert root.status("/nope") is None and root.status("/nope", follow=True) is None
+    assert root.stat_path("/nope") is None and root.stat_path("/nope", follow=True) is None
     for path in ("/", "", "/file/..", ".", "/x/."):
-        info = root.status(path)
+        info = root.stat_path(path)
         assert (info is None) == (path in ("/file/..", "/x/.")), path
 
 
@@ -111,40 +111,40 @@ def test_names_are_sorted_and_bounded(root: Rootfs, place: Path) -> None:
     (place / "d").mkdir()
     for name in "cab":
         (place / "d" / name).write_text("")
-    assert root.names("/d") == ["a", "b", "c"]
-    assert len(root.names("/d", limit=2)) == 2
-    assert root.names("/d/a") == [] and root.names("/none") == []
+    assert root.list_names("/d") == ["a", "b", "c"]
+    assert len(root.list_names("/d", limit=2)) == 2
+    assert root.list_names("/d/a") == [] and root.list_names("/none") == []
 
 
 def test_read_gives_regular_files_up_to_the_limit(root: Rootfs, place: Path) -> None:
     (place / "file").write_bytes(b"12345")
     (place / "empty").write_bytes(b"")
-    assert root.read("/file", 5) == b"12345"
-    assert root.read("/file", 4) is None
-    assert root.read("/empty", 0) == b""
-    assert root.read("/", 10) is None
+    assert root.read_file("/file", 5) == b"12345"
+    assert root.read_file("/file", 4) is None
+    assert root.read_file("/empty", 0) == b""
+    assert root.read_file("/", 10) is None
 
 
 def test_read_works_without_proc(root: Rootfs, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directory_module, "DESCRIPTORS", "/nowhere/fd")
+    monkeypatch.setattr(directory_module, "PROC_SELF_FD", "/nowhere/fd")
     (place / "file").write_bytes(b"12345")
     (place / "link").symlink_to("file")
-    assert root.read("/link", 5) == b"12345"
+    assert root.read_file("/link", 5) == b"12345"
     os.mkfifo(place / "fifo")
-    assert root.read("/fifo", 5) is None
-    assert root.write("/file", b"12345") is False
+    assert root.read_file("/fifo", 5) is None
+    assert root.write_file("/file", b"12345") is False
 
 
 def test_link_makes_directories_and_leaves_the_right_link_alone(root: Rootfs, place: Path) -> None:
     old = os.umask(0o077)
     try:
-        assert root.link("/usr/lib/libcuda.so.1", "libcuda.so.550.54") is True
+        assert root.make_symlink("/usr/lib/libcuda.so.1", "libcuda.so.550.54") is True
     finally:
         os.umask(old)
     assert os.readlink(place / "usr/lib/libcuda.so.1") == "libcuda.so.550.54"
     assert stat.S_IMODE((place / "usr/lib").stat().st_mode) == 0o755
     before = (place / "usr/lib/libcuda.so.1").lstat()
-    assert root.link("/usr/lib/libcuda.so.1", "libcuda.so.550.54") is False
+    assert root.make_symlink("/usr/lib/libcuda.so.1", "libcuda.so.550.54") is False
     assert (place / "usr/lib/libcuda.so.1").lstat() == before
 
 
@@ -152,8 +152,8 @@ def test_link_makes_directories_and_leaves_the_right_link_alone(root: Rootfs, pl
 def test_link_and_write_replace_whatever_is_there(root: Rootfs, place: Path, kind: str) -> None:
     for name in ("one", "two"):
         put(place / name, kind)
-    assert root.link("/one", "target") is True
-    assert root.write("/two", b"data") is True
+    assert root.make_symlink("/one", "target") is True
+    assert root.write_file("/two", b"data") is True
     assert os.readlink(place / "one") == "target"
     assert (place / "two").read_bytes() == b"data" and not (place / "two").is_symlink()
     rest = {n for n in os.listdir(place) if n not in ("one", "two", "elsewhere")}
@@ -185,7 +185,7 @@ def put(path: Path, kind: str) -> None:
 @pytest.mark.parametrize("kind", ["link", "dangling", "fifo", "socket", "empty", "full"])
 def test_clear_leaves_nothing_that_a_mount_could_follow(root: Rootfs, place: Path, kind: str) -> None:
     put(place / "x", kind)
-    assert root.clear("/x") is True
+    assert root.clear_mount_point("/x") is True
     assert not os.path.lexists(place / "x")
     if kind == "full":
         assert (place / "x.gpu-oci-hook-aside/inside").read_text() == "precious"
@@ -195,22 +195,22 @@ def test_clear_leaves_nothing_that_a_mount_could_follow(root: Rootfs, place: Pat
 
 def test_clear_leaves_files_and_nothing_alone(root: Rootfs, place: Path) -> None:
     (place / "x").write_text("kept")
-    assert root.clear("/x") is False
-    assert root.clear("/missing") is False
-    assert root.clear("/missing/too") is False
+    assert root.clear_mount_point("/x") is False
+    assert root.clear_mount_point("/missing") is False
+    assert root.clear_mount_point("/missing/too") is False
     assert (place / "x").read_text() == "kept"
     assert os.listdir(place) == ["x"]
     with pytest.raises(Fault, match="not a directory"):
-        root.clear("/x/y")
+        root.clear_mount_point("/x/y")
 
 
 def test_directories_aside_get_a_number_when_the_name_is_taken(root: Rootfs, place: Path) -> None:
     for _ in range(3):
         put(place / "x", "full")
-        assert root.clear("/x")
+        assert root.clear_mount_point("/x")
     (place / "x.gpu-oci-hook-aside-3").symlink_to("dangling")
     put(place / "x", "empty")
-    assert root.clear("/x")
+    assert root.clear_mount_point("/x")
     numbers = sorted(n.removeprefix("x.gpu-oci-hook-aside") for n in os.listdir(place))
     assert numbers == ["", "-1", "-2", "-3", "-4"]
 
@@ -218,28 +218,28 @@ def test_directories_aside_get_a_number_when_the_name_is_taken(root: Rootfs, pla
 def test_a_name_of_255_bytes_can_be_moved_aside_too(root: Rootfs, place: Path) -> None:
     name = "ü" * 127 + "x"
     (place / name).mkdir()
-    assert root.link("/" + name, "target") is True
+    assert root.make_symlink("/" + name, "target") is True
     assert os.readlink(place / name) == "target"
     assert len(os.listdir(place)) == 2
 
 
 def test_write_says_false_when_the_same_is_there(root: Rootfs, place: Path) -> None:
-    assert root.write("/etc/ld.so.cache", b"\0" * 5000) is True
+    assert root.write_file("/etc/ld.so.cache", b"\0" * 5000) is True
     before = (place / "etc/ld.so.cache").stat()
-    assert root.write("/etc/ld.so.cache", b"\0" * 5000) is False
+    assert root.write_file("/etc/ld.so.cache", b"\0" * 5000) is False
     assert (place / "etc/ld.so.cache").stat().st_ino == before.st_ino
     assert stat.S_IMODE(before.st_mode) == 0o644
     os.chmod(place / "etc/ld.so.cache", 0o600)
-    assert root.write("/etc/ld.so.cache", b"\0" * 5000) is True
+    assert root.write_file("/etc/ld.so.cache", b"\0" * 5000) is True
     assert stat.S_IMODE((place / "etc/ld.so.cache").stat().st_mode) == 0o644
-    assert root.write("/etc/ld.so.cache", b"\1" * 5000) is True
+    assert root.write_file("/etc/ld.so.cache", b"\1" * 5000) is True
     assert os.listdir(place / "etc") == ["ld.so.cache"]
 
 
 def test_mode_is_exact_whatever_the_umask(root: Rootfs, place: Path) -> None:
     old = os.umask(0o077)
     try:
-        root.write("/tool", b"x", 0o755)
+        root.write_file("/tool", b"x", 0o755)
     finally:
         os.umask(old)
     assert stat.S_IMODE((place / "tool").stat().st_mode) == 0o755
@@ -247,26 +247,24 @@ def test_mode_is_exact_whatever_the_umask(root: Rootfs, place: Path) -> None:
 
 def test_writing_to_no_name_is_a_fault(root: Rootfs, place: Path) -> None:
     for path in ("/", "", "/..", "/x/..", "/.", "/nul\0", "/\ud800", "/" + "n" * 256):
-        for act in (lambda p: root.link(p, "t"), lambda p: root.write(p, b"")):
+        for act in (lambda p: root.make_symlink(p, "t"), lambda p: root.write_file(p, b"")):
             with pytest.raises(Fault):
                 act(path)
     with pytest.raises(Fault, match="no file can have this name"):
-        root.link("/link", "nul\0")
-    where = root.directory("/")
+        root.make_symlink("/link", "nul\0")
+    where = root.open_directory("/")
     for name in ("", ".", "..", "a/b", "/etc"):
         with pytest.raises(Fault, match="no file can have this name"):
-            where.link(name, "t")
+            where.make_symlink(name, "t")
         with pytest.raises(Fault):
-            where.write(name, b"")
+            where.write_file(name, b"")
         with pytest.raises(Fault):
-            where.clear(name)
-        assert where.status(name) is None and where.readlink(name) is None
+            where.clear_mount_point(name)
+        assert where.stat_name(name) is None and where.readlink(name) is None
     assert [n for n in os.listdir(place) if n != "x"] == []
 
 
-def test_a_failed_write_leaves_nothing_behind(
-    root: Rootfs, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_leaves_nothing_behind(root: Rootfs, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (place / "file").write_text("old")
 
     def full(fd: int, data: bytes) -> int:
@@ -274,79 +272,77 @@ def test_a_failed_write_leaves_nothing_behind(
 
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(Fault, match=r"/file: .*the disk is full"):
-        root.write("/file", b"new")
+        root.write_file("/file", b"new")
     assert os.listdir(place) == ["file"] and (place / "file").read_text() == "old"
 
 
 def test_a_short_write_is_continued(root: Rootfs, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:3]))
-    root.write("/file", b"0123456789")
+    root.write_file("/file", b"0123456789")
     assert (place / "file").read_bytes() == b"0123456789"
 
 
 def test_a_directory_handle_does_it_all_in_one_place(root: Rootfs, place: Path) -> None:
     (place / "usr").mkdir()
     (place / "lib").symlink_to("usr/lib")
-    where = root.directory("/lib")
+    where = root.open_directory("/lib")
     assert where.path == "/usr/lib"
-    assert where.link("a", "b") and where.write("c", b"d") and not where.clear("c")
-    assert where.names() == ["a", "c"] and where.readlink("a") == "b"
+    assert where.make_symlink("a", "b") and where.write_file("c", b"d") and not where.clear_mount_point("c")
+    assert where.list_names() == ["a", "c"] and where.readlink("a") == "b"
     assert (place / "usr/lib/c").read_bytes() == b"d"
     with pytest.raises(Fault, match=r"/none: .*missing"):
-        root.directory("/none", create=False)
+        root.open_directory("/none", create=False)
     with pytest.raises(Fault, match="not a directory"):
-        root.directory("/lib/c")
+        root.open_directory("/lib/c")
 
 
 def test_a_replaced_link_leads_to_its_new_place_at_once(root: Rootfs, place: Path) -> None:
     (place / "a").mkdir()
     (place / "b").mkdir()
-    root.link("/way", "a")
-    root.write("/way/1", b"")
-    root.link("/way", "b")
-    root.write("/way/2", b"")
+    root.make_symlink("/way", "a")
+    root.write_file("/way/1", b"")
+    root.make_symlink("/way", "b")
+    root.write_file("/way/2", b"")
     assert os.listdir(place / "a") == ["1"] and os.listdir(place / "b") == ["2"]
     put(place / "c", "full")
-    root.write("/c/3", b"")
-    root.clear("/c")
-    root.write("/c/4", b"")
+    root.write_file("/c/3", b"")
+    root.clear_mount_point("/c")
+    root.write_file("/c/4", b"")
     assert os.listdir(place / "c") == ["4"]
 
 
-def test_many_names_in_one_directory_walk_once(
-    root: Rootfs, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    root.link("/usr/lib/x86_64-linux-gnu/0", "t")
+def test_many_names_in_one_directory_walk_once(root: Rootfs, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    root.make_symlink("/usr/lib/x86_64-linux-gnu/0", "t")
     calls = []
     real = os.open
     monkeypatch.setattr(os, "open", lambda *a, **k: (calls.append(a), real(*a, **k))[1])
     for number in range(60):
-        root.link(f"/usr/lib/x86_64-linux-gnu/{number}", "t")
-        root.clear(f"/usr/lib/x86_64-linux-gnu/file{number}")
-        root.status(f"/usr/lib/x86_64-linux-gnu/file{number}")
+        root.make_symlink(f"/usr/lib/x86_64-linux-gnu/{number}", "t")
+        root.clear_mount_point(f"/usr/lib/x86_64-linux-gnu/file{number}")
+        root.stat_path(f"/usr/lib/x86_64-linux-gnu/file{number}")
     assert calls == []
 
 
 def test_no_descriptor_is_lost(place: Path) -> None:
     before = open_files()
     with Rootfs(str(place)) as root:
-        for number in range(3 * KEPT):
-            root.write(f"/{number}/x", b"x")
-            root.read(f"/{number}/x", 5)
-            root.resolve(f"/{number}/../x/y")
-            root.status(f"/{number}/x/../y", follow=True)
+        for number in range(3 * MAX_CACHED_DIRECTORIES):
+            root.write_file(f"/{number}/x", b"x")
+            root.read_file(f"/{number}/x", 5)
+            root.resolve_path(f"/{number}/../x/y")
+            root.stat_path(f"/{number}/x/../y", follow=True)
             with pytest.raises(Fault):
-                root.destination(f"/{number}/x/y")
-            assert open_files() <= before + KEPT + 2
+                root.resolve_destination(f"/{number}/x/y")
+            assert open_files() <= before + MAX_CACHED_DIRECTORIES + 2
     assert open_files() == before
     root.close()
     assert open_files() == before
 
 
 def test_no_descriptor_reaches_the_program_that_we_become(root: Rootfs, place: Path) -> None:
-    root.write("/etc/x", b"")
-    root.directory("/etc")
+    root.write_file("/etc/x", b"")
+    root.open_directory("/etc")
     held = []
     for fd in os.listdir("/proc/self/fd"):
         try:
@@ -359,14 +355,12 @@ def test_no_descriptor_reaches_the_program_that_we_become(root: Rootfs, place: P
 
 def test_a_writable_root_is_told_without_a_trace(root: Rootfs, place: Path) -> None:
     os.utime(place, ns=(5, 5))
-    assert root.writable() is True
+    assert root.is_writable() is True
     assert os.listdir(place) == []
     assert place.stat().st_mtime_ns == 5
 
 
-def test_writable_works_where_nameless_files_do_not(
-    root: Rootfs, place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_writable_works_where_nameless_files_do_not(root: Rootfs, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.open
 
     def no_tmpfile(path: str, flags: int, *rest: int, **names: int) -> int:
@@ -375,7 +369,7 @@ def test_writable_works_where_nameless_files_do_not(
         return real(path, flags, *rest, **names)
 
     monkeypatch.setattr(os, "open", no_tmpfile)
-    assert root.writable() is True
+    assert root.is_writable() is True
     assert os.listdir(place) == []
 
 
@@ -384,7 +378,7 @@ def test_only_light_modules_are_imported() -> None:
         import sys
         sys.path.insert(0, sys.argv[1])
         before = set(sys.modules)
-        from gpu_oci_hook.container import image, loader, rootfs
+        from gpu_oci_hook.container import image; from gpu_oci_hook.files import rootfs; from gpu_oci_hook.plan import loader_files
         print(*sorted(n for n in set(sys.modules) - before if not n.startswith("gpu_oci_hook")))
     """
     source = str(Path(__file__).parents[2] / "src")
@@ -399,9 +393,9 @@ def test_only_light_modules_are_imported() -> None:
 @pytest.mark.root
 def test_what_is_made_belongs_to_the_owner_of_its_directory(root: Rootfs, place: Path) -> None:
     os.chown(place, 100000, 100001)
-    root.link("/usr/lib/link", "target")
-    root.link("/usr/lib/link", "other")
-    root.write("/etc/file", b"x")
+    root.make_symlink("/usr/lib/link", "target")
+    root.make_symlink("/usr/lib/link", "other")
+    root.write_file("/etc/file", b"x")
     for name in ("usr", "usr/lib", "usr/lib/link", "etc", "etc/file"):
         info = (place / name).lstat()
         assert (info.st_uid, info.st_gid) == (100000, 100001), name
@@ -411,8 +405,8 @@ def test_what_is_made_belongs_to_the_owner_of_its_directory(root: Rootfs, place:
 def test_devices_give_way(root: Rootfs, place: Path) -> None:
     for name in ("one", "two", "three"):
         put(place / name, "char")
-    assert root.read("/one", 100) is None
-    assert root.link("/one", "t") and root.write("/two", b"x") and root.clear("/three")
+    assert root.read_file("/one", 100) is None
+    assert root.make_symlink("/one", "t") and root.write_file("/two", b"x") and root.clear_mount_point("/three")
     assert sorted(os.listdir(place)) == ["one", "two"]
 
 
@@ -435,10 +429,10 @@ def test_without_privilege_nothing_is_given_away_and_nothing_fails(tmp_path: Pat
             os.setresgid(65534, 65534, 65534)
             os.setresuid(65534, 65534, 65534)
             with Rootfs(str(place)) as root:
-                assert root.link("/a/b", "t") and root.write("/c", b"x") and root.writable()
-                assert root.resolve("/closed/x") is None and root.names("/closed") == []
+                assert root.make_symlink("/a/b", "t") and root.write_file("/c", b"x") and root.is_writable()
+                assert root.resolve_path("/closed/x") is None and root.list_names("/closed") == []
                 try:
-                    root.write("/closed/x", b"")
+                    root.write_file("/closed/x", b"")
                 except Fault as fault:
                     assert "may not" in str(fault)
                     code = 0
@@ -453,25 +447,25 @@ def test_what_a_guard_refuses_stays_as_it_is(root: Rootfs, place: Path) -> None:
     (place / "theirs").mkdir()
     (place / "theirs/file").write_text("there")
     before = look(place)
-    root.keep_to(lambda directory: directory.path == "/ours")
+    root.restrict_writes(lambda directory: directory.path == "/ours")
     steps: list[Callable[[], object]] = [
-        lambda: root.link("/theirs/link", "t"),
-        lambda: root.link("/theirs/new/link", "t"),
-        lambda: root.write("/theirs/file", b"x"),
-        lambda: root.clear("/theirs/file"),
+        lambda: root.make_symlink("/theirs/link", "t"),
+        lambda: root.make_symlink("/theirs/new/link", "t"),
+        lambda: root.write_file("/theirs/file", b"x"),
+        lambda: root.clear_mount_point("/theirs/file"),
         lambda: root.chmod("/theirs/file", 0o600),
-        lambda: root.directory("/theirs/deep/er"),
-        lambda: root.write("/file", b"x"),
+        lambda: root.open_directory("/theirs/deep/er"),
+        lambda: root.write_file("/file", b"x"),
     ]
     for step in steps:
-        with pytest.raises(Outside, match="it lies in another mount"):
+        with pytest.raises(CrossMountError, match="it lies in another mount"):
             step()
     assert look(place) == before
-    assert root.link("/ours/link", "t") and root.write("/ours/file", b"x")
+    assert root.make_symlink("/ours/link", "t") and root.write_file("/ours/file", b"x")
 
 
 def test_thousands_of_missing_directories_hold_few_descriptors(root: Rootfs) -> None:
     before = open_files()
     for number in range(3000):
-        assert root.destination(f"/missing/{number}/name") == f"/missing/{number}/name"
-    assert open_files() - before <= 2 * KEPT
+        assert root.resolve_destination(f"/missing/{number}/name") == f"/missing/{number}/name"
+    assert open_files() - before <= 2 * MAX_CACHED_DIRECTORIES

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import gpu_oci_hook
-from gpu_oci_hook import simulate
+from gpu_oci_hook.simulate import host_tree
 
 from . import machine
 
@@ -51,7 +51,7 @@ class SimulatedHost:
 
 def build(root: Path, *, gpus: int = 2, layout: str = "debian", version: str = "550.163.01") -> SimulatedHost:
     """Makes a simulated host."""
-    simulate.build(root, gpus=gpus, driver=version, layout=layout)
+    host_tree.build_host(root, gpus=gpus, driver=version, layout=layout)
     return look(root, version)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_oci_hook import simulate
+from gpu_oci_hook.simulate import host_tree
 
 from . import engines, machine
 from .conftest import need
@@ -31,7 +31,7 @@ container = "/etc/site/site.conf"
 def host(workspace: Path) -> Path:
     """A host with everything beside its GPU."""
     root = workspace / "beside"
-    simulate.build(root, imex=3, features=("gdrcopy", "gds"))
+    host_tree.build_host(root, imex=3, features=("gdrcopy", "gds"))
     for name in ("pipe", "shm"):
         (root / "srv/mps" / name).mkdir(parents=True)
         (root / "srv/mps" / name / f"{name}-of-the-host").write_text(name)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_oci_hook import simulate
+from gpu_oci_hook.simulate import host_tree
 
 from .conftest import need
 from .engines import ByHand, Place, Request
@@ -30,7 +30,7 @@ class Board:
     """One simulated machine and the runtime by hand above it."""
 
     def __init__(self, layout: str, count: int, root: Path, image: Path, runtime: Runtime) -> None:
-        simulate.build(root / f"{layout}-{count}", layout=layout, gpus=count, driver="580.95.05")
+        host_tree.build_host(root / f"{layout}-{count}", layout=layout, gpus=count, driver="580.95.05")
         place = root / f"hand-{layout}-{count}"
         place.mkdir()
         self.hand = ByHand("runc", "v1", "create")

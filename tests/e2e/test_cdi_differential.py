@@ -21,14 +21,15 @@ from typing import Any
 import pytest
 
 from cdi.pairs import DIFFERENCES, HAND, Pair, generated
-from gpu_oci_hook import pipeline, state
-from gpu_oci_hook.cdi import resolution
-from gpu_oci_hook.config import Config
-from gpu_oci_hook.container import spec as spec_edits
+from gpu_oci_hook.config.keys import Config
+from gpu_oci_hook.container import spec_edits
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.host.root import Host
-from gpu_oci_hook.plan.edits import Plan
-from gpu_oci_hook.request import Ask, Request
+from gpu_oci_hook.inject import cdi_devices
+from gpu_oci_hook.model.edits import Plan
+from gpu_oci_hook.model.outcome import Outcome
+from gpu_oci_hook.model.request import DeviceRequest, Request
 
 from . import machine
 from .conftest import REQUIRE, need
@@ -36,6 +37,7 @@ from .conftest import REQUIRE, need
 Spec = dict[str, Any]
 
 PAIRS = {**HAND, **generated(40, seed=1)}
+
 
 class Podman:
     """podman with private storage, spec directories of its own, and a runtime that keeps the config.json."""
@@ -126,16 +128,16 @@ class Podman:
         """What we make of it."""
         made = self.plain(pair.options)
         request = Request()
-        request.foreign = tuple(Ask(name, "the test", name) for name in pair.ask)
-        outcome = pipeline.Outcome(request, Plan())
+        request.cdi_devices = tuple(DeviceRequest(name, "the test", name) for name in pair.ask)
+        outcome = Outcome(request, Plan())
         config = Config(spec_dirs=tuple(str(path) for path in self.directories.values()))
         try:
-            planned, _ = resolution.beside(outcome, made, config, Host("/"), state.Memory())
+            planned, _ = cdi_devices.translate_cdi_devices(outcome, made, config, Host("/"), state_dir.StateCache())
         except Fault as fault:
             return None, str(fault)
-        spec_edits.apply(made, planned)
+        spec_edits.apply_to_spec(made, planned)
         once = copy.deepcopy(made)
-        spec_edits.apply(made, planned)
+        spec_edits.apply_to_spec(made, planned)
         assert made == once, "a second time changes something"
         return made, ""
 
@@ -157,7 +159,7 @@ def podman() -> Iterator[Podman]:
 
 @pytest.fixture(autouse=True)
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state, "DIRECTORY", str(tmp_path / "state"))
+    monkeypatch.setattr(state_dir, "DIRECTORY", str(tmp_path / "state"))
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
 
 

@@ -17,12 +17,14 @@ import pytest
 from cdi.engine_cases import CASES, WORDS, Case, arguments, yaml
 from cdi.mutations import mutated, text_mutated
 from cdi.specs import BROUGHT, changed
-from gpu_oci_hook.cdi import names, reading, validation
+from gpu_oci_hook.cdi.spec import reading, validation
+from gpu_oci_hook.formats import cdi_names
 
 from . import machine
 from .conftest import REQUIRE, need
 
 Ask = Callable[[Case], "dict[str, Any] | None"]
+
 
 @pytest.fixture(scope="module")
 def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
@@ -95,7 +97,7 @@ def test_what_podman_takes_from_a_hard_file_is_what_we_read(ask: Ask) -> None:
         "  - {path: /dev/null, type: c, major: 1e0, minor: 3, fileMode: 0666}\n",
     )
     config = ask(Case(text, True, device="vendor.com/class=438"))
-    data = reading.parse(text.encode(), "x.yaml").data
+    data = reading.parse_spec(text.encode(), "x.yaml").data
     assert config is not None and isinstance(data, dict)
     device = data["devices"][0]
     assert device["name"] == "438"
@@ -114,8 +116,8 @@ def test_what_podman_takes_from_a_hard_file_is_what_we_read(ask: Ask) -> None:
 
 def test_a_file_with_a_field_of_0_7_0_is_refused_and_validate_says_so_before(ask: Ask) -> None:
     text = yaml("env: [A=b]\n    additionalGids: [44]")
-    data = reading.parse(text.encode(), "x.yaml").data
-    found = validation.findings(data, "x.yaml", maximum="0.5.0", reader="podman 4.3")
+    data = reading.parse_spec(text.encode(), "x.yaml").data
+    found = validation.validate_spec(data, "x.yaml", maximum="0.5.0", reader="podman 4.3")
     assert [one.where for one in found] == ["devices[0].containerEdits.additionalGids"] * 2
     assert "podman 4.3 refuses the whole file" in found[1].text
     assert ask(Case(text, False)) is None
@@ -123,23 +125,26 @@ def test_a_file_with_a_field_of_0_7_0_is_refused_and_validate_says_so_before(ask
 
 def errors(case: Case) -> list[str]:
     """Why podman 4.3 will refuse the file, in our opinion."""
-    document = reading.parse(case.text if isinstance(case.text, bytes) else case.text.encode(), case.file)
+    document = reading.parse_spec(case.text if isinstance(case.text, bytes) else case.text.encode(), case.file)
     found = list(document.findings)
     if document.data is not None:
-        found += validation.findings(document.data, case.file, maximum="0.5.0", reader="podman 4.3")
+        found += validation.validate_spec(document.data, case.file, maximum="0.5.0", reader="podman 4.3")
     return [str(one) for one in found if one.level == "error"]
 
 
 def device_of(text: str, file: str) -> str:
     """The first device of a file, by the name that we read; any other where there is none."""
-    data: Any = reading.parse(text.encode(), file).data
+    data: Any = reading.parse_spec(text.encode(), file).data
     try:
         name = f"{data['kind']}={data['devices'][0]['name']}"
     except (TypeError, KeyError, IndexError):
         name = ""
     # A part of one letter makes podman crash: that is in the table.
     return (
-        name if names.parse(name) and all(len(part) > 1 for part in names.parse(name) or ()) else "vendor.com/class=dev"
+        name
+        if cdi_names.parse_qualified_name(name)
+        and all(len(part) > 1 for part in cdi_names.parse_qualified_name(name) or ())
+        else "vendor.com/class=dev"
     )
 
 

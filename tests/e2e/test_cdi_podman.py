@@ -253,9 +253,9 @@ def test_a_mig_device_opens_its_own_nodes_and_no_others(
     podman: CdiPodman, writer: Writer, file: Path, tmp_path: Path
 ) -> None:
     """R26."""
-    from gpu_oci_hook import simulate
+    from gpu_oci_hook.simulate import host_tree
 
-    report = simulate.build(tmp_path / "mig", gpus=1, mig=("1g,1g",))
+    report = host_tree.build_host(tmp_path / "mig", gpus=1, mig=("1g,1g",))
     writer.generate(Path(report.directory), file, "--target", TARGET, "--capabilities", "compute,utility").check()
     caps = sorted(name for name in os.listdir(tmp_path / "mig/dev/nvidia-caps"))
     numbers = {name: os.stat(tmp_path / "mig/dev/nvidia-caps" / name).st_rdev for name in caps}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_oci_hook.simulate.kernel import drm_names, gpus
+from gpu_oci_hook.simulate.kernel import build_simulated_gpus, list_drm_names
 
 from . import engines, images, machine
 from .conftest import REQUIRE, need
@@ -44,7 +44,7 @@ def asked(
 
 
 def test_a_graphics_container_sees_its_own_drm_nodes_and_nobody_else_s(hand: ByHand) -> None:
-    own, other = (dict(drm_names(gpu)) for gpu in gpus(2, "x"))
+    own, other = (dict(list_drm_names(gpu)) for gpu in build_simulated_gpus(2, "x"))
     board = 0  # the display controller of the board
     words = [word for name in [*own, *other, "card0"] for word in ("--node", f"/dev/dri/{name}")]
     words += [word for number in [*other.values(), board, *own.values()] for word in ("--make", f"226:{number}")]
@@ -58,7 +58,7 @@ def test_a_graphics_container_sees_its_own_drm_nodes_and_nobody_else_s(hand: ByH
 
 
 def test_a_compute_container_may_open_none_of_them(hand: ByHand) -> None:
-    own = dict(drm_names(gpus(2, "x")[0]))
+    own = dict(list_drm_names(build_simulated_gpus(2, "x")[0]))
     words = [word for number in own.values() for word in ("--make", f"226:{number}")]
     answer = asked(hand, [*words, "--node", "/dev/dri"], ["NVIDIA_VISIBLE_DEVICES=0"])
     assert answer["made"] == {f"226:{number}": DENIED for number in own.values()}
@@ -69,18 +69,18 @@ def test_names_by_path_are_links_to_the_nodes(hand: ByHand, simulated: Simulated
     show = 'echo "$name $(readlink "$name") $(test -c "$name" && echo node)"'
     script = f"cd /dev/dri/by-path && for name in *; do {show}; done"
     done = hand.run(Request(["/bin/sh", "-c", script], GRAPHICS)).check()
-    gpu = gpus(2, "x")[0]
+    gpu = build_simulated_gpus(2, "x")[0]
     kinds = {"card": "card", "renderD": "render"}
     assert sorted(done.stdout.splitlines()) == sorted(
         f"pci-{gpu.pci}-{kind} ../{name} node"
-        for name, _ in drm_names(gpu)
+        for name, _ in list_drm_names(gpu)
         for stem, kind in kinds.items()
         if name.startswith(stem)
     )
 
 
 def test_an_unprivileged_user_of_the_container_may_draw_as_on_the_host(hand: ByHand, simulated: SimulatedHost) -> None:
-    own = [name for name, _ in drm_names(gpus(2, "x")[0])]
+    own = [name for name, _ in list_drm_names(build_simulated_gpus(2, "x")[0])]
     words = [word for name in own for word in ("--node", f"/dev/dri/{name}")]
     answer = asked(hand, words, GRAPHICS, user=1000)
     nodes, groups = answer["nodes"], answer["groups"]
@@ -97,10 +97,10 @@ def test_the_profile_for_egl_lies_where_the_driver_reads_it(hand: ByHand) -> Non
 
 def test_every_engine_gives_the_nodes_and_their_names_by_path(engine: engines.Engine) -> None:
     """In a user namespace nodes are bound; whether its user may open them is the host's business."""
-    own = [name for name, _ in drm_names(gpus(2, "x")[0])]
+    own = [name for name, _ in list_drm_names(build_simulated_gpus(2, "x")[0])]
     script = "cd /dev/dri && for name in *D* card* by-path/*; do test -c $name && echo $name; done; true"
     done = engine.run(Request(["/bin/sh", "-c", script], GRAPHICS)).check()
-    pci = gpus(2, "x")[0].pci
+    pci = build_simulated_gpus(2, "x")[0].pci
     expected = {*own, f"by-path/pci-{pci}-card", f"by-path/pci-{pci}-render"}
     assert set(done.stdout.split()) == expected
 

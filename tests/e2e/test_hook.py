@@ -121,9 +121,7 @@ def test_the_nodes_given_can_be_opened_and_others_not(
     assert f'"EGLVisibleDGPUDevices", {1 << minor:#x}]' in profile.read_text()
 
 
-def test_links_by_path_lie_in_the_containers_own_dev(
-    hand: ByHand, program: Program, simulated: SimulatedHost
-) -> None:
+def test_links_by_path_lie_in_the_containers_own_dev(hand: ByHand, program: Program, simulated: SimulatedHost) -> None:
     program.errand.drm_links = True
     drm = next((simulated.root / "sys/bus/pci/devices").glob("*/drm/card*/dev"))
     minor = int(drm.read_text().partition(":")[2])
@@ -160,7 +158,7 @@ def test_r01_nothing_of_the_images_environment_reaches_the_hook(
 
 # --- parameters ---------------------------------------------------------------------------------------------
 
-STAND_IN = "from gpu_oci_hook.cdi import devices; devices.PARAMS = '/proc/version'"
+STAND_IN = "from gpu_oci_hook.hook import device_steps; device_steps.PARAMS = '/proc/version'"
 SHOW = "cat /proc/version; echo x >> /proc/version || echo closed; grep -c ' /proc/version ' /proc/self/mountinfo"
 
 
@@ -414,7 +412,7 @@ def test_what_the_image_has_in_place_of_proc_and_etc_is_not_believed(
     hiding.edit(config, "ours")
     (tmp_path / "config.json").write_text(json.dumps(config))
     before = Path("/proc/version").read_bytes(), look(Path("/etc"))
-    words = ["hook", "create-container", *hiding.errand.words()]
+    words = ["hook", "create-container", *hiding.errand.to_command_line()]
     done = cdi_edits.call(hiding.paths["ours"], words, json.dumps({"bundle": str(tmp_path)}))
     assert done.returncode in (0, 1), done
     assert (Path("/proc/version").read_bytes(), look(Path("/etc"))) == before

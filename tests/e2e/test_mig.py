@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from gpu_oci_hook import simulate
+from gpu_oci_hook.simulate import host_tree
 from nvml.double import Double
 
 from . import engines, machine
@@ -24,7 +24,7 @@ CAPS = 235
 def double(workspace: Path) -> Double:
     """A host with a GPU in seven parts and one in four devices, and an NVML that knows their UUIDs."""
     need("gcc")
-    return Double(simulate.build(workspace / "mig", gpus=2, mig=["7", "3g,1c.2g,1g"]))
+    return Double(host_tree.build_host(workspace / "mig", gpus=2, mig=["7", "3g,1c.2g,1g"]))
 
 
 @pytest.fixture(scope="module", params=[("runc", "v1"), ("runc", "v2"), ("crun", "v1")], ids="-".join)

@@ -11,14 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from gpu_oci_hook.config import Config
-from gpu_oci_hook.container import apply
-from gpu_oci_hook.container import spec as spec_edits
-from gpu_oci_hook.container.rootfs import Rootfs
-from gpu_oci_hook.host.inventory import Gpu
+from gpu_oci_hook.config.keys import Config
+from gpu_oci_hook.container import rootfs_edits, spec_edits
+from gpu_oci_hook.files.rootfs import Rootfs
+from gpu_oci_hook.model.edits import Plan
+from gpu_oci_hook.model.machine import Gpu
+from gpu_oci_hook.model.plan_input import PlanInput
 from gpu_oci_hook.plan import build
-from gpu_oci_hook.plan.edits import Plan
-from gpu_oci_hook.plan.facts import Facts
 
 from . import machine
 from .conftest import need
@@ -42,25 +41,25 @@ def hand(request: pytest.FixtureRequest, workspace: Path, image: Path) -> Iterat
 def test_the_container_sees_our_parameters_and_cannot_change_them(
     hand: ByHand, remapped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "PARAMS", "/proc/version")
+    monkeypatch.setattr(build, "DRIVER_PARAMS", "/proc/version")
     bundle = hand.bundle(Request(["/bin/sh", "-c", SHOW]))
     spec = json.loads((bundle / "config.json").read_text())
     if remapped:
         spec["linux"]["namespaces"].append({"type": "user"})
         whole = [{"containerID": 0, "hostID": 0, "size": 65536}]
         spec["linux"] |= {"uidMappings": whole, "gidMappings": whole}
-    facts = Facts()
-    facts.spec, facts.config, facts.inside, facts.mount_program = spec, Config(), False, True
+    facts = PlanInput()
+    facts.spec, facts.config, facts.process_in_user_namespace, facts.has_mount_program = spec, Config(), False, True
     gpu = Gpu(index=0, uuid="GPU-0", pci="0000:01:00.0", minor=0, model="A")
-    facts.gpus, facts.chosen = [gpu], []
-    facts.params = b"A: 1\nModifyDeviceFiles: 1\n"
-    facts.rootfs, facts.generated = f"{bundle}/rootfs", f"{bundle}/params-test"
+    facts.gpus, facts.chosen_gpus = [gpu], []
+    facts.driver_params = b"A: 1\nModifyDeviceFiles: 1\n"
+    facts.rootfs_path, facts.generated_dir = f"{bundle}/rootfs", f"{bundle}/params-test"
     plan = Plan()
-    build._hide_params(facts, plan)
+    build._mask_driver_params(facts, plan)
     assert [edit.kind for edit in plan.edits] == ["file", "hook"]
-    with Rootfs(facts.rootfs) as rootfs:
-        apply.below_root(rootfs, plan.edits, facts.generated)
-    spec_edits.apply(spec, plan.edits)
+    with Rootfs(facts.rootfs_path) as rootfs:
+        rootfs_edits.apply_to_rootfs(rootfs, plan.edits, facts.generated_dir)
+    spec_edits.apply_to_spec(spec, plan.edits)
     (bundle / "config.json").write_text(json.dumps(spec))
     done = hand.start_bundle(bundle).check()
     lines = done.stdout.splitlines()

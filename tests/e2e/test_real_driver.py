@@ -49,8 +49,7 @@ def fetch(suite: str, packages: Sequence[str] = PACKAGES, name: str = "nvidia") 
     for below in ("lists/partial", "cache/archives/partial"):
         (apt / below).mkdir(parents=True)
     (apt / "sources.list").write_text(
-        "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] "
-        f"{mirror()} {suite} main contrib non-free\n"
+        f"deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] {mirror()} {suite} main contrib non-free\n"
     )
     options = [
         *("-o", f"Dir::Etc::SourceList={apt}/sources.list", "-o", "Dir::Etc::SourceParts=/dev/null"),

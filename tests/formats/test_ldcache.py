@@ -13,11 +13,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.formats import ARCHITECTURES, elf, ldcache
+from gpu_oci_hook.formats import elf, ldcache
+from gpu_oci_hook.formats.architectures import ARCHITECTURES
 
 LDCONFIG = "/sbin/ldconfig"
-X86 = ARCHITECTURES["x86_64"].flags
-I386 = ARCHITECTURES["i386"].flags
+X86 = ARCHITECTURES["x86_64"].cache_flags
+I386 = ARCHITECTURES["i386"].cache_flags
 NAMES = [
     *(
         "libcuda.so.1",
@@ -61,7 +62,7 @@ def printed(directory: Path, data: bytes) -> list[str]:
     return os.fsdecode(done.stdout).removesuffix("\n").split("\n")
 
 
-def shown(entries: list[ldcache.Entry]) -> list[str]:
+def shown(entries: list[ldcache.CacheEntry]) -> list[str]:
     """How `ldconfig -p` shows plain entries."""
     kinds = {X86: "libc6,x86-64", I386: "libc6", 0xA03: "libc6,AArch64", 0x903: "libc6,hard-float"}
     return [f"\t{e.name} ({kinds[e.flags]}) => {e.path}" for e in entries]
@@ -77,19 +78,21 @@ def root(tmp_path: Path) -> Path:
     (root / "etc").mkdir()
     (root / "etc/ld.so.conf").write_text("/usr/lib/x86_64-linux-gnu\n/usr/lib/i386\n")
     for name in NAMES:
-        (plain / name).write_bytes(elf.write(soname=name, needed=["libc.so.6"]))
+        (plain / name).write_bytes(elf.build_shared_object(soname=name, needed=["libc.so.6"]))
     for name in ("libcuda.so.1", "libz.so.1"):
-        (fast / name).write_bytes(elf.write(soname=name, needed=["libc.so.6"]))
+        (fast / name).write_bytes(elf.build_shared_object(soname=name, needed=["libc.so.6"]))
     (root / "usr/lib/i386").mkdir()
     for name in ("libcuda.so.1", "libc.so.6"):
-        (root / "usr/lib/i386" / name).write_bytes(elf.write(soname=name, needed=["libc.so.6"], arch="i386"))
+        (root / "usr/lib/i386" / name).write_bytes(
+            elf.build_shared_object(soname=name, needed=["libc.so.6"], arch="i386")
+        )
     return root
 
 
 @pytest.mark.parametrize("form", ["new", "compat"])
 def test_a_cache_of_the_real_ldconfig_is_read_in_its_order(root: Path, tmp_path: Path, form: str) -> None:
     data = ldconfig(root, "-c", form)
-    cache = ldcache.parse(data)
+    cache = ldcache.parse_ld_cache(data)
     plain = [e for e in cache.entries if not e.hwcap]
     lines = [line for line in printed(tmp_path, data)[1:] if "=>" in line and "hwcap" not in line]
     assert lines == shown(plain)
@@ -98,7 +101,7 @@ def test_a_cache_of_the_real_ldconfig_is_read_in_its_order(root: Path, tmp_path:
 
 
 def test_hwcaps_entries_of_the_real_ldconfig_name_their_directory(root: Path) -> None:
-    cache = ldcache.parse(ldconfig(root))
+    cache = ldcache.parse_ld_cache(ldconfig(root))
     fast = [e for e in cache.entries if e.hwcap]
     assert cache.hwcaps == ["x86-64-v3"]
     assert {e.name for e in fast} == {"libcuda.so.1", "libz.so.1"}
@@ -108,7 +111,7 @@ def test_hwcaps_entries_of_the_real_ldconfig_name_their_directory(root: Path) ->
 def test_an_old_format_cache_of_the_real_ldconfig_is_read(root: Path) -> None:
     data = ldconfig(root, "-c", "old")
     assert data.startswith(b"ld.so-1.7.0") and b"glibc-ld.so.cache" not in data
-    found = {(e.name, e.path) for e in ldcache.parse(data).entries}
+    found = {(e.name, e.path) for e in ldcache.parse_ld_cache(data).entries}
     assert ("libcuda.so.1", "/usr/lib/i386/libcuda.so.1") in found or (
         "libcuda.so.1",
         "/usr/lib/x86_64-linux-gnu/libcuda.so.1",
@@ -116,71 +119,65 @@ def test_an_old_format_cache_of_the_real_ldconfig_is_read(root: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["new", "compat"])
-def test_what_is_written_back_says_the_same_to_the_real_ldconfig(
-    root: Path, tmp_path: Path, form: str
-) -> None:
+def test_what_is_written_back_says_the_same_to_the_real_ldconfig(root: Path, tmp_path: Path, form: str) -> None:
     data = ldconfig(root, "-c", form)
-    again = ldcache.dump(ldcache.parse(data))
+    again = ldcache.dump_ld_cache(ldcache.parse_ld_cache(data))
     assert again.startswith(b"glibc-ld.so.cache1.1") and again[28] == 2
     said = printed(tmp_path, data)
     if form == "compat":  # ldconfig 2.36 looks for the names of variants in the wrong place of such a file
         said = printed(tmp_path, ldconfig(root, "-c", "new"))
     assert printed(tmp_path, again) == said
-    assert ldcache.dump(ldcache.parse(again)) == again
+    assert ldcache.dump_ld_cache(ldcache.parse_ld_cache(again)) == again
 
 
 def test_the_systems_own_cache_says_the_same_after_writing_it_back(tmp_path: Path) -> None:
     data = Path("/etc/ld.so.cache").read_bytes()
-    assert printed(tmp_path, ldcache.dump(ldcache.parse(data))) == printed(tmp_path, data)
+    assert printed(tmp_path, ldcache.dump_ld_cache(ldcache.parse_ld_cache(data))) == printed(tmp_path, data)
 
 
 def test_merged_entries_stand_where_the_real_ldconfig_would_put_them(root: Path) -> None:
-    full = ldcache.parse(ldconfig(root))
+    full = ldcache.parse_ld_cache(ldconfig(root))
     plain = [e for e in full.entries if not e.hwcap]
     for left_out in range(1, len(plain), 3):
         base = [e for i, e in enumerate(plain) if i % (left_out + 1)]
-        given = ldcache.Cache([(e.flags, e.name.encode(), e.path.encode(), 0, 0) for e in base], [], b"")
-        assert ldcache.merge(given, [(e.name, e.path, e.flags) for e in reversed(plain)]).entries == plain
+        given = ldcache.LoaderCache([(e.flags, e.name.encode(), e.path.encode(), 0, 0) for e in base], [], b"")
+        assert ldcache.merge_ld_cache(given, [(e.name, e.path, e.flags) for e in reversed(plain)]).entries == plain
 
 
 def test_a_cache_built_from_nothing_is_sorted_as_the_real_one(root: Path, tmp_path: Path) -> None:
-    plain = [e for e in ldcache.parse(ldconfig(root)).entries if not e.hwcap]
-    made = ldcache.merge(None, [(e.name, e.path, e.flags) for e in sorted(plain, key=lambda e: e.path)])
+    plain = [e for e in ldcache.parse_ld_cache(ldconfig(root)).entries if not e.hwcap]
+    made = ldcache.merge_ld_cache(None, [(e.name, e.path, e.flags) for e in sorted(plain, key=lambda e: e.path)])
     assert made.entries == plain
-    lines = printed(tmp_path, ldcache.dump(made))
+    lines = printed(tmp_path, ldcache.dump_ld_cache(made))
     assert lines[0].startswith(f"{len(plain)} libs found in cache")
     assert lines[1 : 1 + len(plain)] == shown(plain)
     assert lines[-1] == "Cache generated by: gpu-oci-hook"
 
 
-def test_a_merged_library_replaces_all_of_its_name_and_architecture_also_in_hwcaps(
-    root: Path, tmp_path: Path
-) -> None:
-    cache = ldcache.parse(ldconfig(root))
-    merged = ldcache.merge(cache, [("libcuda.so.1", "/injected/libcuda.so.1", X86)])
+def test_a_merged_library_replaces_all_of_its_name_and_architecture_also_in_hwcaps(root: Path, tmp_path: Path) -> None:
+    cache = ldcache.parse_ld_cache(ldconfig(root))
+    merged = ldcache.merge_ld_cache(cache, [("libcuda.so.1", "/injected/libcuda.so.1", X86)])
     found = [e for e in merged.entries if e.name == "libcuda.so.1"]
     assert [(e.flags, e.path, e.hwcap) for e in found] == [
         (X86, "/injected/libcuda.so.1", 0),
         (I386, "/usr/lib/i386/libcuda.so.1", 0),
     ]
     assert "libcuda.so.1 (libc6,x86-64) => /injected/libcuda.so.1" in "\n".join(
-        printed(tmp_path, ldcache.dump(merged))
+        printed(tmp_path, ldcache.dump_ld_cache(merged))
     )
     assert len(merged.rows) == len(cache.rows) - 1
-    assert len(cache.rows) == len(ldcache.parse(ldconfig(root)).rows), "the given cache was changed"
+    assert len(cache.rows) == len(ldcache.parse_ld_cache(ldconfig(root)).rows), "the given cache was changed"
 
 
 def test_the_first_of_two_new_libraries_of_one_name_wins() -> None:
-    merged = ldcache.merge(None, [("libcuda.so.1", "/compat/a", X86), ("libcuda.so.1", "/driver/b", X86)])
+    merged = ldcache.merge_ld_cache(None, [("libcuda.so.1", "/compat/a", X86), ("libcuda.so.1", "/driver/b", X86)])
     assert [e.path for e in merged.entries] == ["/compat/a"]
 
 
 def test_merging_into_the_own_result_changes_no_byte(root: Path) -> None:
-    new = [(name, f"/usr/lib64/{name}.550", X86) for name in reversed(NAMES)] + [
-        ("libq.so.1", "/q/libq.so.1", X86)
-    ]
-    once = ldcache.dump(ldcache.merge(ldcache.parse(ldconfig(root)), new))
-    assert ldcache.dump(ldcache.merge(ldcache.parse(once), new)) == once
+    new = [(name, f"/usr/lib64/{name}.550", X86) for name in reversed(NAMES)] + [("libq.so.1", "/q/libq.so.1", X86)]
+    once = ldcache.dump_ld_cache(ldcache.merge_ld_cache(ldcache.parse_ld_cache(ldconfig(root)), new))
+    assert ldcache.dump_ld_cache(ldcache.merge_ld_cache(ldcache.parse_ld_cache(once), new)) == once
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="chroot needs root")
@@ -188,7 +185,7 @@ def test_the_real_loader_finds_every_library_by_a_cache_of_ours(tmp_path: Path) 
     """The loader's binary search is what the order is for; only the cache can find these libraries."""
     machine = os.uname().machine
     loader = {"x86_64": "/lib64/ld-linux-x86-64.so.2", "aarch64": "/lib/ld-linux-aarch64.so.1"}[machine]
-    flags = ARCHITECTURES[machine].flags
+    flags = ARCHITECTURES[machine].cache_flags
     root = tmp_path / "root"
     (root / "odd").mkdir(parents=True)
     (root / "etc").mkdir()
@@ -196,15 +193,13 @@ def test_the_real_loader_finds_every_library_by_a_cache_of_ours(tmp_path: Path) 
     (root / "loader").chmod(0o755)
     names = [name for name in NAMES if not name.startswith("libc.so")]
     for name in names:
-        (root / "odd" / name).write_bytes(elf.write(soname=name, arch=machine))
-    (root / "all.so").write_bytes(elf.write(soname="all.so", needed=names, arch=machine))
-    cache = ldcache.parse(Path("/etc/ld.so.cache").read_bytes())
-    merged = ldcache.merge(cache, [(name, f"/odd/{name}", flags) for name in names])
-    (root / "etc/ld.so.cache").write_bytes(ldcache.dump(merged))
+        (root / "odd" / name).write_bytes(elf.build_shared_object(soname=name, arch=machine))
+    (root / "all.so").write_bytes(elf.build_shared_object(soname="all.so", needed=names, arch=machine))
+    cache = ldcache.parse_ld_cache(Path("/etc/ld.so.cache").read_bytes())
+    merged = ldcache.merge_ld_cache(cache, [(name, f"/odd/{name}", flags) for name in names])
+    (root / "etc/ld.so.cache").write_bytes(ldcache.dump_ld_cache(merged))
     command = ["chroot", root, "/loader", "--list", "/all.so"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=60, env={"PATH": "/usr/sbin:/usr/bin"}
-    )
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, env={"PATH": "/usr/sbin:/usr/bin"})
     assert done.returncode == 0, done.stderr
     for name in names:
         assert f"{name} => /odd/{name} (" in done.stdout
@@ -235,24 +230,22 @@ def reference(one: bytes, two: bytes) -> int:
 
 @given(st.lists(st.from_regex(rb"[a-c0-3.\-\xc3]{1,8}", fullmatch=True), min_size=2, max_size=12))
 def test_the_key_sorts_as_the_comparison_does(names: list[bytes]) -> None:
-    by_key = [ldcache.libcmp_key(n) for n in sorted(names, key=ldcache.libcmp_key)]
-    by_comparison = [ldcache.libcmp_key(n) for n in sorted(names, key=cmp_to_key(reference))]
+    by_key = [ldcache.make_libcmp_key(n) for n in sorted(names, key=ldcache.make_libcmp_key)]
+    by_comparison = [ldcache.make_libcmp_key(n) for n in sorted(names, key=cmp_to_key(reference))]
     assert by_key == by_comparison
 
 
 def test_digits_sort_as_numbers_and_above_letters() -> None:
-    key = ldcache.libcmp_key
+    key = ldcache.make_libcmp_key
     assert key("libfoo.so.10") > key("libfoo.so.9")
     assert key("lib1.so") > key("libz.so")
     assert key("lib") < key("liba")
     assert key("x" + "9" * 5000) > key("x")
 
 
-TEXT = st.text(
-    st.characters(min_codepoint=33, max_codepoint=0x2FF, exclude_categories=["Cs"]), min_size=1, max_size=20
-)
+TEXT = st.text(st.characters(min_codepoint=33, max_codepoint=0x2FF, exclude_categories=["Cs"]), min_size=1, max_size=20)
 ENTRIES = st.lists(
-    st.tuples(TEXT, TEXT.map("/".__add__), st.sampled_from([known.flags for known in ARCHITECTURES.values()])),
+    st.tuples(TEXT, TEXT.map("/".__add__), st.sampled_from([known.cache_flags for known in ARCHITECTURES.values()])),
     max_size=40,
 )
 
@@ -262,9 +255,9 @@ ENTRIES = st.lists(
 def test_any_entries_are_read_back_identically_by_ldconfig_and_by_us(
     tmp_path: Path, entries: list[tuple[str, str, int]]
 ) -> None:
-    made = ldcache.merge(None, entries)
-    data = ldcache.dump(made)
-    again = ldcache.parse(data)
+    made = ldcache.merge_ld_cache(None, entries)
+    data = ldcache.dump_ld_cache(made)
+    again = ldcache.parse_ld_cache(data)
     assert again.entries == made.entries
     wanted: dict[tuple[str, int], str] = {}
     for name, path, flags in entries:
@@ -275,7 +268,7 @@ def test_any_entries_are_read_back_identically_by_ldconfig_and_by_us(
 
 def test_names_that_are_no_unicode_survive() -> None:
     name = os.fsdecode(b"lib\xff\xfe.so.1")
-    again = ldcache.parse(ldcache.dump(ldcache.merge(None, [(name, "/x/" + name, X86)])))
+    again = ldcache.parse_ld_cache(ldcache.dump_ld_cache(ldcache.merge_ld_cache(None, [(name, "/x/" + name, X86)])))
     assert again.rows[0][1:3] == (b"lib\xff\xfe.so.1", b"/x/lib\xff\xfe.so.1")
     assert again.entries[0].name == name
 
@@ -283,11 +276,11 @@ def test_names_that_are_no_unicode_survive() -> None:
 @pytest.mark.parametrize("name", ["", "a\0b", "x" * 5000, "\ud800"])
 def test_a_name_that_no_cache_can_hold_is_a_fault(name: str) -> None:
     with pytest.raises(Fault, match="cannot hold"):
-        ldcache.merge(None, [(name, "/x", X86)])
+        ldcache.merge_ld_cache(None, [(name, "/x", X86)])
 
 
-GOOD = ldcache.dump(
-    ldcache.Cache(
+GOOD = ldcache.dump_ld_cache(
+    ldcache.LoaderCache(
         [(X86, n.encode(), b"/usr/lib/" + n.encode(), 0, 1 << 62 if "cuda" in n else 0) for n in NAMES],
         ["v3", "v4"],
         b"g",
@@ -320,7 +313,7 @@ def numbers(*words: int) -> bytes:
 )
 def test_what_is_no_sound_cache_is_a_fault(data: bytes) -> None:
     with pytest.raises(Fault, match="no usable cache"):
-        ldcache.parse(data)
+        ldcache.parse_ld_cache(data)
 
 
 def test_a_cache_that_wants_gigabytes_of_work_is_refused_in_time() -> None:
@@ -329,31 +322,27 @@ def test_a_cache_that_wants_gigabytes_of_work_is_refused_in_time() -> None:
     data = GOOD[:20] + numbers(count) + GOOD[24:32] + numbers(0, 0, 0, 0) + entries + b"x" * 4000 + b"\0"
     start = time.monotonic()
     with pytest.raises(Fault):
-        ldcache.parse(data)
+        ldcache.parse_ld_cache(data)
     assert time.monotonic() - start < 5
 
 
 @given(st.binary(max_size=300), st.sampled_from([b"", GOOD[:20], GOOD[:48], b"ld.so-1.7.0\0"]))
 def test_random_bytes_raise_nothing_but_a_fault(data: bytes, start: bytes) -> None:
     try:
-        ldcache.parse(start + data)
+        ldcache.parse_ld_cache(start + data)
     except Fault:
         pass
 
 
-@given(
-    st.lists(
-        st.tuples(st.integers(0, len(GOOD) - 1), st.binary(min_size=1, max_size=4)), min_size=1, max_size=5
-    )
-)
+@given(st.lists(st.tuples(st.integers(0, len(GOOD) - 1), st.binary(min_size=1, max_size=4)), min_size=1, max_size=5))
 def test_a_mutated_cache_is_a_fault_or_can_be_merged_and_written(changes: list[tuple[int, bytes]]) -> None:
     data = bytearray(GOOD)
     for at, piece in changes:
         data[at : at + len(piece)] = piece
     try:
-        cache = ldcache.parse(bytes(data))
+        cache = ldcache.parse_ld_cache(bytes(data))
     except Fault:
         return
-    merged = ldcache.merge(cache, [("libcuda.so.1", "/a/libcuda.so.1", X86)])
-    again = ldcache.parse(ldcache.dump(merged))
+    merged = ldcache.merge_ld_cache(cache, [("libcuda.so.1", "/a/libcuda.so.1", X86)])
+    again = ldcache.parse_ld_cache(ldcache.dump_ld_cache(merged))
     assert again.rows == merged.rows and again.hwcaps == merged.hwcaps

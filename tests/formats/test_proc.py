@@ -46,7 +46,7 @@ INFORMATION = (
 
 
 def test_character_devices_are_taken_by_their_whole_name_and_block_devices_are_not() -> None:
-    found = proc.devices(DEVICES)
+    found = proc.parse_proc_devices(DEVICES)
     assert found["nvidia-caps"] == 235
     assert found["nvidia-caps-imex-channels"] == 234
     assert found["nvidia-uvm"] == 506
@@ -55,11 +55,11 @@ def test_character_devices_are_taken_by_their_whole_name_and_block_devices_are_n
 
 
 def test_a_device_line_with_an_odd_number_is_left_out() -> None:
-    assert proc.devices("Character devices:\n² nvidia\n" + "9" * 5000 + " nvidiactl\n-1 x\n") == {}
+    assert proc.parse_proc_devices("Character devices:\n² nvidia\n" + "9" * 5000 + " nvidiactl\n-1 x\n") == {}
 
 
 def test_a_text_without_the_section_has_no_devices() -> None:
-    assert proc.devices("195 nvidia\n") == {}
+    assert proc.parse_proc_devices("195 nvidia\n") == {}
 
 
 @pytest.mark.parametrize(
@@ -78,11 +78,11 @@ def test_a_text_without_the_section_has_no_devices() -> None:
 def test_the_driver_version_is_read_from_closed_and_open_modules_and_sysfs(
     text: str | bytes, version: str | None
 ) -> None:
-    assert proc.driver_version(text) == version
+    assert proc.parse_driver_version(text) == version
 
 
 def test_a_gpu_is_read_with_its_address_in_lower_case() -> None:
-    assert proc.gpu(INFORMATION) == {
+    assert proc.parse_gpu_information(INFORMATION) == {
         "model": "NVIDIA A100-SXM4-40GB",
         "uuid": "GPU-7d8e0c5a-1111-2222-3333-444455556666",
         "pci": "0000:0f:00.0",
@@ -93,24 +93,24 @@ def test_a_gpu_is_read_with_its_address_in_lower_case() -> None:
 
 def test_a_gpu_of_an_old_driver_without_the_excluded_line_is_not_excluded() -> None:
     text = INFORMATION.replace("GPU Excluded:\t No\n", "").replace("Device Minor: \t 3\n", "")
-    assert proc.gpu(text)["excluded"] is False
-    assert proc.gpu(text)["minor"] == -1
+    assert proc.parse_gpu_information(text)["excluded"] is False
+    assert proc.parse_gpu_information(text)["minor"] == -1
 
 
 def test_an_excluded_gpu_is_known_as_such() -> None:
-    assert proc.gpu(INFORMATION.replace("Excluded:\t No", "Excluded:\t Yes"))["excluded"] is True
+    assert proc.parse_gpu_information(INFORMATION.replace("Excluded:\t No", "Excluded:\t Yes"))["excluded"] is True
 
 
 def test_a_pci_domain_of_eight_digits_is_shortened_only_where_nothing_is_lost() -> None:
-    assert proc.gpu("Bus Location: 00000000:0F:00.0")["pci"] == "0000:0f:00.0"
-    assert proc.gpu("Bus Location: 00010000:0F:00.0")["pci"] == "00010000:0f:00.0"
+    assert proc.parse_gpu_information("Bus Location: 00000000:0F:00.0")["pci"] == "0000:0f:00.0"
+    assert proc.parse_gpu_information("Bus Location: 00010000:0F:00.0")["pci"] == "00010000:0f:00.0"
 
 
 def test_params_are_key_and_value() -> None:
     text = 'ResmanDebugLevel: 4294967295\nModifyDeviceFiles: 1\nDeviceFileMode: 438\nRegistryDwords: ""\n'
-    assert proc.params(text)["DeviceFileMode"] == "438"
-    assert proc.params(text)["ModifyDeviceFiles"] == "1"
-    assert proc.params(text)["RegistryDwords"] == '""'
+    assert proc.parse_key_value_lines(text)["DeviceFileMode"] == "438"
+    assert proc.parse_key_value_lines(text)["ModifyDeviceFiles"] == "1"
+    assert proc.parse_key_value_lines(text)["RegistryDwords"] == '""'
 
 
 @pytest.mark.parametrize(
@@ -124,20 +124,20 @@ def test_params_are_key_and_value() -> None:
     ],
 )
 def test_only_the_full_map_is_the_initial_user_namespace(text: str, identity: bool) -> None:
-    assert proc.identity_map(text) is identity
+    assert proc.is_identity_map(text) is identity
 
 
 @given(st.one_of(st.binary(max_size=400), st.text(max_size=400)))
 def test_no_text_at_all_raises(text: bytes | str) -> None:
-    proc.devices(text)
-    proc.driver_version(text)
-    proc.gpu(text)
-    proc.params(text)
-    proc.identity_map(text)
+    proc.parse_proc_devices(text)
+    proc.parse_driver_version(text)
+    proc.parse_gpu_information(text)
+    proc.parse_key_value_lines(text)
+    proc.is_identity_map(text)
 
 
 @given(st.integers(0, len(INFORMATION) - 1), st.characters())
 def test_no_change_of_one_character_raises(at: int, char: str) -> None:
     text = INFORMATION[:at] + char + INFORMATION[at + 1 :]
-    assert set(proc.gpu(text)) == {"model", "uuid", "pci", "minor", "excluded"}
-    proc.devices(DEVICES[:at] + char + DEVICES[at + 1 :])
+    assert set(proc.parse_gpu_information(text)) == {"model", "uuid", "pci", "minor", "excluded"}
+    proc.parse_proc_devices(DEVICES[:at] + char + DEVICES[at + 1 :])

@@ -6,10 +6,11 @@ import marshal
 
 import pytest
 
+import gpu_oci_hook
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.host import answers, nvml
-from gpu_oci_hook.host.inventory import Gpu
-from gpu_oci_hook.request.requirements import Values
+from gpu_oci_hook.host.nvml import answer_cache
+from gpu_oci_hook.model.machine import Gpu
+from gpu_oci_hook.request.require_expressions import HostProperties
 
 from .tree import Memory
 
@@ -30,58 +31,60 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
         questions.append((question, pci))
         return {"cuda": "13.4", "arch": "13.0", "brand": "nvidia"}[question]
 
-    monkeypatch.setattr(nvml, "ask", ask)
+    monkeypatch.setattr(answer_cache, "query_nvml", ask)
     return questions
 
 
-def values(*, arch: str = "", brand: tuple[str, ...] = ()) -> Values:
+def values(*, arch: str = "", brand: tuple[str, ...] = ()) -> HostProperties:
     """A host of which the driver is known."""
-    return Values("GPU 0", cuda="", cuda_at_least="13.1", driver="700.10", arch=arch, brand=brand)
+    return HostProperties("GPU 0", cuda="", cuda_at_least="13.1", driver="700.10", arch=arch, brand=brand)
 
 
 def test_what_is_unknown_is_asked_once_and_remembered(asked: list[tuple[str, str]]) -> None:
     memory = Memory()
     for _ in range(2):
         host = values()
-        assert answers.fill([host], [GPU], "700.10", ("cuda", "arch", "brand"), memory, library) == ""
+        assert (
+            answer_cache.fill_unknown_values([host], [GPU], "700.10", ("cuda", "arch", "brand"), memory, library) == ""
+        )
         assert (host.cuda, host.arch, host.brand) == ("13.4", "13.0", ("nvidia",))
     assert asked == [("cuda", ""), ("arch", "0000:01:00.0"), ("brand", "0000:01:00.0")]
-    answers.fill([values()], [GPU], "701.10", ("arch",), memory, library)
+    answer_cache.fill_unknown_values([values()], [GPU], "701.10", ("arch",), memory, library)
     other = Gpu(index=0, uuid="GPU-2", pci="0000:01:00.0", minor=0, model="Other GPU")
-    answers.fill([values()], [other], "700.10", ("arch",), memory, library)
+    answer_cache.fill_unknown_values([values()], [other], "700.10", ("arch",), memory, library)
     assert len(asked) == 5
 
 
 def test_what_is_known_is_not_asked(asked: list[tuple[str, str]]) -> None:
     host = values(arch="8.0", brand=("tesla",))
-    assert answers.fill([host], [GPU], "700.10", ("arch", "brand"), Memory(), library) == ""
+    assert answer_cache.fill_unknown_values([host], [GPU], "700.10", ("arch", "brand"), Memory(), library) == ""
     assert asked == []
     assert host.brand == ("tesla",)
 
 
 def test_without_a_gpu_only_the_driver_can_be_asked(asked: list[tuple[str, str]]) -> None:
     host = values()
-    assert answers.fill([host], [], "700.10", ("cuda",), Memory(), library) == ""
+    assert answer_cache.fill_unknown_values([host], [], "700.10", ("cuda",), Memory(), library) == ""
     assert host.cuda == "13.4"
-    assert "no GPU was chosen" in answers.fill([host], [], "700.10", ("arch",), Memory(), library)
+    assert "no GPU was chosen" in answer_cache.fill_unknown_values([host], [], "700.10", ("arch",), Memory(), library)
 
 
 def test_a_failure_is_the_reason_and_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(question: str, pci: str = "", library: str = "") -> str:
         raise Fault("NVML crashed (SIGSEGV)")
 
-    monkeypatch.setattr(nvml, "ask", ask)
+    monkeypatch.setattr(answer_cache, "query_nvml", ask)
     memory = Memory()
-    reason = answers.fill([values(), values()], [GPU, GPU], "700.10", ("arch",), memory, library)
+    reason = answer_cache.fill_unknown_values([values(), values()], [GPU, GPU], "700.10", ("arch",), memory, library)
     assert reason == "NVML crashed (SIGSEGV)"
     assert memory.puts == 0
 
 
 @pytest.mark.parametrize(
-    "blob", [b"", b"x", marshal.dumps(1), marshal.dumps(("0", {})), marshal.dumps((answers.VERSION, 7))]
+    "blob", [b"", b"x", marshal.dumps(1), marshal.dumps(("0", {})), marshal.dumps((gpu_oci_hook.VERSION, 7))]
 )
 def test_damaged_memory_only_costs_a_question(asked: list[tuple[str, str]], blob: bytes) -> None:
     memory = Memory()
     memory.blobs["answers"] = blob
-    assert answers.fill([values()], [GPU], "700.10", ("arch",), memory, library) == ""
+    assert answer_cache.fill_unknown_values([values()], [GPU], "700.10", ("arch",), memory, library) == ""
     assert len(asked) == 1

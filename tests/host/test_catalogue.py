@@ -7,29 +7,29 @@ from pathlib import Path
 import pytest
 
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.host import catalogue
+from gpu_oci_hook.host.driver import catalogue
 
 PLACES = "[places]\ncaches=[]\nlibraries=[]\nsubdirectories=[]\nbinaries=[]\nfirmware=[]\n"
 
 
 def test_the_catalogue_of_ours_is_right() -> None:
-    found = catalogue.load()
+    found = catalogue.load_catalogue()
     assert found.libraries["libcuda.so"].capability == "compute"
     assert found.libraries["libnvidia-ml.so"].capability == "utility"
-    assert found.required == [("utility", "libnvidia-ml.so.1"), ("compute", "libcuda.so.1")]
+    assert found.required_libraries == [("utility", "libnvidia-ml.so.1"), ("compute", "libcuda.so.1")]
     assert not set(found.libraries) & set(found.withheld)
     assert all(name.endswith(".so") for name in [*found.libraries, *found.withheld])
     used = {entry.capability for entry in [*found.libraries.values(), *found.entries]}
-    assert used == set(catalogue.CAPABILITIES)
+    assert used == set(catalogue.CATALOGUE_CAPABILITIES)
     for entry in found.entries:
         assert entry.kind == "binary" or entry.container.startswith("/")
 
 
 @pytest.mark.parametrize("capability", ["utility", "compute"])
 def test_a_required_library_belongs_to_the_capability_that_requires_it(capability: str) -> None:
-    found = catalogue.load()
-    for soname in [soname for of, soname in found.required if of == capability]:
-        assert found.libraries[catalogue.stem(soname)].capability == capability
+    found = catalogue.load_catalogue()
+    for soname in [soname for of, soname in found.required_libraries if of == capability]:
+        assert found.libraries[catalogue.library_stem(soname)].capability == capability
 
 
 @pytest.mark.parametrize(
@@ -55,20 +55,20 @@ def test_a_mistake_is_named_with_its_place(tmp_path: Path, text: str, words: str
     path = tmp_path / "catalogue.toml"
     path.write_text(text)
     with pytest.raises(Fault) as caught:
-        catalogue.load(str(path))
+        catalogue.load_catalogue(str(path))
     assert words in str(caught.value)
     assert str(path) in str(caught.value)
 
 
 def test_a_missing_catalogue_is_a_sentence(tmp_path: Path) -> None:
     with pytest.raises(Fault, match="cannot be read: it is missing"):
-        catalogue.load(str(tmp_path / "nothing"))
+        catalogue.load_catalogue(str(tmp_path / "nothing"))
 
 
 def test_the_least_catalogue_is_places_alone(tmp_path: Path) -> None:
     path = tmp_path / "catalogue.toml"
     path.write_text(PLACES)
-    assert catalogue.load(str(path)).entries == []
+    assert catalogue.load_catalogue(str(path)).entries == []
 
 
 @pytest.mark.parametrize(
@@ -81,4 +81,4 @@ def test_the_least_catalogue_is_places_alone(tmp_path: Path) -> None:
     ],
 )
 def test_the_stem_of_a_library_has_no_version(name: str, expected: str) -> None:
-    assert catalogue.stem(name) == expected
+    assert catalogue.library_stem(name) == expected

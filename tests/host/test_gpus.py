@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_oci_hook.host.gpus import driver_like, gpus, version
+from gpu_oci_hook.formats.driver_version import is_driver_version
+from gpu_oci_hook.host.gpus import read_driver_version, read_gpus
 from gpu_oci_hook.host.root import Host
 
 GPUS = "proc/driver/nvidia/gpus"
@@ -34,7 +35,7 @@ def gpu(root: Path, pci: str, minor: int, *, excluded: str = "No", uuid: str = "
 def test_the_index_is_the_rank_of_the_pci_address_and_not_the_minor(tmp_path: Path) -> None:
     for pci, minor in [("10000:01:00.0", 0), ("0000:C1:00.0", 1), ("0000:0a:00.0", 3), ("0001:01:00.0", 2)]:
         gpu(tmp_path, pci, minor)
-    found, problems = gpus(Host(str(tmp_path)))
+    found, problems = read_gpus(Host(str(tmp_path)))
     assert problems == []
     assert [(g.index, g.pci, g.minor) for g in found] == [
         (0, "0000:0a:00.0", 3),
@@ -49,7 +50,7 @@ def test_the_index_is_the_rank_of_the_pci_address_and_not_the_minor(tmp_path: Pa
 def test_an_excluded_gpu_has_no_index(tmp_path: Path) -> None:
     gpu(tmp_path, "0000:01:00.0", 0, excluded="Yes")
     gpu(tmp_path, "0000:02:00.0", 1)
-    found, problems = gpus(Host(str(tmp_path)))
+    found, problems = read_gpus(Host(str(tmp_path)))
     assert [(g.index, g.pci) for g in found] == [(0, "0000:02:00.0")]
     assert problems == []
 
@@ -62,15 +63,15 @@ def test_broken_entries_are_left_out_with_a_reason(tmp_path: Path) -> None:
     (tmp_path / GPUS / "nonsense").mkdir()
     (tmp_path / GPUS / "0000:04:00.0").mkdir()
     os.mkfifo(tmp_path / GPUS / "0000:04:00.0/information")
-    found, problems = gpus(Host(str(tmp_path)))
+    found, problems = read_gpus(Host(str(tmp_path)))
     assert [(g.index, g.pci) for g in found] == [(4, "0000:05:00.0")], "the index that it has for NVML too"
     assert len(problems) == 5
     assert all(str(tmp_path) in problem for problem in problems)
 
 
 def test_a_machine_without_the_module_has_no_gpus(tmp_path: Path) -> None:
-    assert gpus(Host(str(tmp_path))) == ([], [])
-    assert version(Host(str(tmp_path))) is None
+    assert read_gpus(Host(str(tmp_path))) == ([], [])
+    assert read_driver_version(Host(str(tmp_path))) is None
 
 
 @pytest.mark.parametrize(
@@ -94,12 +95,12 @@ def test_a_machine_without_the_module_has_no_gpus(tmp_path: Path) -> None:
 )
 def test_the_version_is_read_from_every_form(tmp_path: Path, path: str, text: str, expected: str | None) -> None:
     put(tmp_path, path, text)
-    assert version(Host(str(tmp_path))) == expected
+    assert read_driver_version(Host(str(tmp_path))) == expected
 
 
 @pytest.mark.parametrize("text", ["550.163.01", "470.256", "1000.1"[0:3] + ".01"])
 def test_driver_versions_look_like_driver_versions(text: str) -> None:
-    assert driver_like(text)
+    assert is_driver_version(text)
 
 
 @pytest.mark.parametrize(
@@ -107,4 +108,4 @@ def test_driver_versions_look_like_driver_versions(text: str) -> None:
     ["1.1", "1", "", "1.1.1", "550", "550.", "550.x", "4.0.0", "550.1.2.3.4", "\u0665\u0665\u0660.\u0661"],
 )
 def test_other_numbers_do_not(text: str) -> None:
-    assert not driver_like(text)
+    assert not is_driver_version(text)

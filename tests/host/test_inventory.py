@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from gpu_oci_hook.host import discovery
-from gpu_oci_hook.host.inventory import DriverFile, Inventory, load
+from gpu_oci_hook.host.driver import discovery
+from gpu_oci_hook.host.driver.inventory_cache import load_inventory
 from gpu_oci_hook.host.root import Host
+from gpu_oci_hook.model.machine import DriverFile, Inventory
 
 from .tree import LIBDIR, VERSION, Memory, cache, driver, inventory, libraries, library
 
@@ -33,7 +34,7 @@ def put(root: Path, path: str, text: str = "x", mode: int = 0o644) -> Path:
 
 def of(found: Inventory, kind: str) -> dict[str, DriverFile]:
     """The files of a kind by their place in the container."""
-    return {file.container: file for file in found.files if file.kind == kind}
+    return {file.container_path: file for file in found.files if file.kind == kind}
 
 
 # ------------------------------------------------------------------------------------------ around the libraries
@@ -51,7 +52,7 @@ def test_programs_are_found_through_links_and_get_to_usr_bin(tmp_path: Path) -> 
     found = of(inventory(tmp_path), "binary")
     assert set(found) == {"/usr/bin/nvidia-smi", "/usr/bin/nvidia-cuda-mps-server"}
     smi = found["/usr/bin/nvidia-smi"]
-    assert (smi.path, smi.found, smi.capability) == (
+    assert (smi.path, smi.found_in, smi.capability) == (
         "/usr/lib/nvidia/current/nvidia-smi",
         "/usr/bin",
         "utility",
@@ -148,14 +149,14 @@ def test_sockets_come_and_go_without_a_new_search(tmp_path: Path, monkeypatch: p
     driver(tmp_path)
     (tmp_path / "run").mkdir()
     memory, host = Memory(), Host(str(tmp_path))
-    assert of(load(host, host, (), VERSION, memory), "socket") == {}
-    monkeypatch.setattr(discovery, "discover", never)
+    assert of(load_inventory(host, host, (), VERSION, memory), "socket") == {}
+    monkeypatch.setattr(discovery, "discover_driver_files", never)
     with listen(tmp_path / "run/nvidia-persistenced/socket"):
-        found = of(load(host, host, (), VERSION, memory), "socket")
+        found = of(load_inventory(host, host, (), VERSION, memory), "socket")
         assert found["/var/run/nvidia-persistenced/socket"].path == "/run/nvidia-persistenced/socket"
     (tmp_path / "run/nvidia-persistenced/socket").unlink()
     put(tmp_path, "/run/nvidia-persistenced/socket")  # no socket
-    assert of(load(host, host, (), VERSION, memory), "socket") == {}
+    assert of(load_inventory(host, host, (), VERSION, memory), "socket") == {}
 
 
 def test_the_mps_directory_is_given_only_when_it_is_a_real_one_of_root(
@@ -205,10 +206,10 @@ def test_what_was_found_is_remembered_and_the_same(tmp_path: Path, monkeypatch: 
     driver(tmp_path, "/usr/lib/i386-linux-gnu", arch="i386")
     put(tmp_path, "/usr/bin/nvidia-smi", mode=0o755)
     memory, host = Memory(), Host(str(tmp_path))
-    first = load(host, host, ("/opt/x",), VERSION, memory)
+    first = load_inventory(host, host, ("/opt/x",), VERSION, memory)
     assert memory.puts == 1
-    monkeypatch.setattr(discovery, "discover", never)
-    second = load(host, host, ("/opt/x",), VERSION, memory)
+    monkeypatch.setattr(discovery, "discover_driver_files", never)
+    second = load_inventory(host, host, ("/opt/x",), VERSION, memory)
     assert second.to_data() == first.to_data()
     assert memory.puts == 1
     assert memory.locks == 1
@@ -252,14 +253,14 @@ def test_any_change_that_matters_is_noticed(tmp_path: Path, change: str) -> None
     (tmp_path / "etc/alternatives/glx").symlink_to("/srv/a")
     (tmp_path / LIBDIR.lstrip("/") / "libcudadebugger.so.1").symlink_to("/etc/alternatives/glx/libcudadebugger.so.1")
     memory, host = Memory(), Host(str(tmp_path))
-    load(host, host, ("/opt/configured/lib",), VERSION, memory)
-    load(host, host, ("/opt/configured/lib",), VERSION, memory)
+    load_inventory(host, host, ("/opt/configured/lib",), VERSION, memory)
+    load_inventory(host, host, ("/opt/configured/lib",), VERSION, memory)
     assert memory.puts == 1
     time.sleep(0.02)  # the kernel stamps files with the time of its last tick
     CHANGES[change](tmp_path)
-    again = load(host, host, ("/opt/configured/lib",), VERSION, memory)
+    again = load_inventory(host, host, ("/opt/configured/lib",), VERSION, memory)
     assert memory.puts == 2, change
-    assert again.to_data() == load(host, host, ("/opt/configured/lib",), VERSION, Memory()).to_data()
+    assert again.to_data() == load_inventory(host, host, ("/opt/configured/lib",), VERSION, Memory()).to_data()
 
 
 @pytest.mark.parametrize(
@@ -271,15 +272,15 @@ def test_another_question_is_not_answered_from_memory(
 ) -> None:
     driver(tmp_path)
     memory, host = Memory(), Host(str(tmp_path))
-    load(host, host, (), VERSION, memory)
-    load(host, host.below(below), paths, version, memory)
+    load_inventory(host, host, (), VERSION, memory)
+    load_inventory(host, host.sub_host(below), paths, version, memory)
     assert memory.puts == 2
 
 
 def test_damaged_memory_only_costs_a_search(tmp_path: Path) -> None:
     driver(tmp_path)
     memory, host = Memory(), Host(str(tmp_path))
-    expected = load(host, host, (), VERSION, memory).to_data()
+    expected = load_inventory(host, host, (), VERSION, memory).to_data()
     ((name, good),) = memory.blobs.items()
     bad = [b"", b"\0", b"garbage", good[:10], good[: len(good) // 2], good[:-1]]
     bad += [marshal.dumps(value) for value in (None, (1, 2), (1, 2, 3, 4), {"a": 1})]
@@ -288,14 +289,14 @@ def test_damaged_memory_only_costs_a_search(tmp_path: Path) -> None:
     bad += [marshal.dumps((key, witnesses, (*data[:2], (("x",),), *data[3:]), live))]
     for blob in bad:
         memory.blobs[name] = blob
-        assert load(host, host, (), VERSION, memory).to_data() == expected
+        assert load_inventory(host, host, (), VERSION, memory).to_data() == expected
         assert memory.blobs[name] == good
 
 
 def test_many_starts_at_once_search_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     driver(tmp_path)
     searches = []
-    real = discovery.discover
+    real = discovery.discover_driver_files
 
     def slow(*arguments: object) -> object:
         searches.append(1)
@@ -310,11 +311,11 @@ def test_many_starts_at_once_search_once(tmp_path: Path, monkeypatch: pytest.Mon
             with self.mutex:
                 yield
 
-    monkeypatch.setattr(discovery, "discover", slow)
+    monkeypatch.setattr(discovery, "discover_driver_files", slow)
     memory, host = Locked(), Host(str(tmp_path))
     results: list[object] = []
     threads = [
-        threading.Thread(target=lambda: results.append(load(host, host, (), VERSION, memory).to_data()))
+        threading.Thread(target=lambda: results.append(load_inventory(host, host, (), VERSION, memory).to_data()))
         for _ in range(64)
     ]
     for thread in threads:
@@ -334,7 +335,8 @@ def test_remembering_is_fast_and_imports_nothing_of_the_search(tmp_path: Path) -
 import sys, time
 sys.path.insert(0, sys.argv[1])
 before = set(sys.modules)
-from gpu_oci_hook.host import gpus, inventory, nodes, root
+from gpu_oci_hook.host import device_nodes, gpus, root
+from gpu_oci_hook.host.driver import inventory_cache
 class Memory:
     def __init__(self, data): self.data = data
     def get(self, name): return self.data
@@ -342,21 +344,21 @@ class Memory:
     def lock(self, name): raise AssertionError("searched again")
 data = open(sys.argv[3], "rb").read()
 host = root.Host(sys.argv[2])
-gpus.gpus(host); nodes.params(host); nodes.majors(host)
+gpus.read_gpus(host); device_nodes.read_module_parameters(host); device_nodes.read_device_majors(host)
 best = 1.0
 for _ in range(20):
     start = time.perf_counter()
-    found = inventory.load(host, host, (), sys.argv[4], Memory(data))
+    found = inventory_cache.load_inventory(host, host, (), sys.argv[4], Memory(data))
     best = min(best, time.perf_counter() - start)
 assert len(found.files) >= 67, len(found.files)
 new = sorted(name for name in set(sys.modules) - before if not name.startswith("gpu_oci_hook"))
 print(best, ",".join(new), ",".join(sorted(n for n in sys.modules if n.startswith("gpu_oci_hook.host."))))
 """
     memory, host = Memory(), Host(str(tmp_path))
-    load(host, host, (), VERSION, memory)
+    load_inventory(host, host, (), VERSION, memory)
     (blob,) = memory.blobs.values()
     (tmp_path / "blob").write_bytes(blob)
-    source = Path(discovery.__file__).parents[2]
+    source = Path(discovery.__file__).parents[3]
     arguments = [str(source), str(tmp_path), str(tmp_path / "blob"), VERSION]
     done = subprocess.run(
         [sys.executable, "-IS", "-c", program, *arguments], capture_output=True, text=True, check=False
@@ -365,7 +367,9 @@ print(best, ",".join(new), ",".join(sorted(n for n in sys.modules if n.startswit
     best, new, ours = done.stdout.rstrip("\n").split(" ")
     operating_system = {"os", "os.path", "posixpath", "genericpath", "stat", "_stat", "_collections_abc"}
     assert set(new.split(",")) <= operating_system | {"__future__", "errno", "marshal"}
-    assert ours.split(",") == [f"gpu_oci_hook.host.{name}" for name in ("gpus", "inventory", "nodes", "root")]
+    assert ours.split(",") == [
+        f"gpu_oci_hook.host.{name}" for name in ("device_nodes", "driver", "driver.inventory_cache", "gpus", "root")
+    ]
     assert float(best) < 0.005  # below 1 ms on an idle machine; this guards against another order of magnitude
 
 

@@ -55,15 +55,15 @@ def test_a_driver_is_found_where_real_hosts_have_it(tmp_path: Path, directory: s
         cache(tmp_path, [(soname, f"{directory}/{soname}") for soname, _ in EXPECTED])
     found = inventory(tmp_path)
     assert set(libraries(found)) == EXPECTED
-    assert found.version == found.libraries == VERSION
+    assert found.version == found.library_version == VERSION
     assert found.problems == ()
-    assert found.missing == ()
+    assert found.missing_libraries == ()
     cuda = libraries(found)["libcuda.so.1", "x86_64"]
     assert cuda.path == f"{directory}/libcuda.so.{VERSION}"
     assert cuda.source == f"{tmp_path}{directory}/libcuda.so.{VERSION}"
     assert cuda.name == f"libcuda.so.{VERSION}"
     assert (cuda.capability, cuda.required, cuda.links) == ("compute", True, ("libcuda.so",))
-    assert cuda.found == ("/etc/ld.so.cache" if cached else directory)
+    assert cuda.found_in == ("/etc/ld.so.cache" if cached else directory)
 
 
 def test_the_catalogue_says_the_capability_and_the_version_makes_a_stranger_compute(tmp_path: Path) -> None:
@@ -126,8 +126,8 @@ def test_a_versioned_file_wins_over_one_without_version(tmp_path: Path) -> None:
 def test_libraries_of_another_version_than_the_module_are_a_problem_with_a_cure(tmp_path: Path) -> None:
     driver(tmp_path, version="555.42.02")
     found = inventory(tmp_path, version="550.54.14")
-    assert found.mismatch
-    assert (found.version, found.libraries) == ("550.54.14", "555.42.02")
+    assert found.has_version_mismatch
+    assert (found.version, found.library_version) == ("550.54.14", "555.42.02")
     assert ("libcuda.so.1", "x86_64") in libraries(found)
     assert found.problems[0].startswith("kernel module 550.54.14, libraries 555.42.02: reboot, or unload and reload")
 
@@ -137,7 +137,7 @@ def test_a_half_done_upgrade_names_what_is_missing(tmp_path: Path) -> None:
     (tmp_path / LIBDIR.lstrip("/") / f"libnvidia-ml.so.{VERSION}").unlink()
     library(tmp_path, LIBDIR, "libnvidia-ml.so.535.183.01", "libnvidia-ml.so.1")
     found = inventory(tmp_path)
-    assert found.missing == (
+    assert found.missing_libraries == (
         ("utility", "libnvidia-ml.so.1", f"only {LIBDIR}/libnvidia-ml.so.535.183.01 (535.183.01) is there"),
     )
 
@@ -148,7 +148,7 @@ def test_without_a_module_the_libraries_tell_the_version_if_it_looks_like_one(
 ) -> None:
     library(tmp_path, LIBDIR, name, "libcuda.so.1")
     found = inventory(tmp_path, version=None)
-    assert (found.version, found.libraries, found.mismatch) == (version, version, False)
+    assert (found.version, found.library_version, found.has_version_mismatch) == (version, version, False)
     assert ("libcuda.so.1", "x86_64") in libraries(found)
 
 
@@ -206,7 +206,7 @@ def test_a_library_for_another_machine_is_left_out(tmp_path: Path) -> None:
     found = inventory(tmp_path)
     assert libraries(found) == {}
     assert f"libcuda.so.{VERSION} is for aarch64" in said(found, LIBDIR)
-    assert [soname for _, soname, _ in found.missing] == ["libnvidia-ml.so.1", "libcuda.so.1"]
+    assert [soname for _, soname, _ in found.missing_libraries] == ["libnvidia-ml.so.1", "libcuda.so.1"]
 
 
 def test_vendor_neutral_and_toolkit_libraries_stay_out(tmp_path: Path) -> None:
@@ -288,7 +288,7 @@ def test_hostile_things_in_place_of_libcuda_are_named_and_nothing_else_suffers(
         cache(tmp_path, [("libcuda.so.1", f"{LIBDIR}/libcuda.so.1")])
     found = inventory(tmp_path)
     assert set(libraries(found)) == EXPECTED - {("libcuda.so.1", "x86_64")}
-    assert found.missing == (("compute", "libcuda.so.1", "it is in none of the places looked at"),)
+    assert found.missing_libraries == (("compute", "libcuda.so.1", "it is in none of the places looked at"),)
     assert "libcuda.so.1" in said(found, "/etc/ld.so.cache" if cached else LIBDIR)
 
 
@@ -296,9 +296,9 @@ def test_every_place_is_reported_even_on_an_empty_host(tmp_path: Path) -> None:
     found = inventory(tmp_path, version=None)
     assert found.files == ()
     assert found.version == ""
-    assert len(found.places) >= 25
-    assert all(text == "missing" for _, text in found.places)
-    assert [capability for capability, _, _ in found.missing] == ["utility", "compute"]
+    assert len(found.search_report) >= 25
+    assert all(text == "missing" for _, text in found.search_report)
+    assert [capability for capability, _, _ in found.missing_libraries] == ["utility", "compute"]
 
 
 def test_one_directory_under_two_names_is_read_once(tmp_path: Path) -> None:

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from gpu_oci_hook.host import manifests
-from gpu_oci_hook.host.inventory import DriverFile
+from gpu_oci_hook.host.driver import manifests
+from gpu_oci_hook.model.machine import DriverFile
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from gpu_oci_hook.host.inventory import DriverFile
     ],
 )
 def test_the_libraries_that_a_manifest_names(name: str, text: str, expected: tuple[str, ...]) -> None:
-    assert manifests.libraries(name, text.encode("latin-1")) == expected
+    assert manifests.parse_manifest_libraries(name, text.encode("latin-1")) == expected
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def test_the_libraries_that_a_manifest_names(name: str, text: str, expected: tup
     ],
 )
 def test_the_architecture_is_in_the_name_or_the_machine_s(name: str, expected: str) -> None:
-    assert manifests.architecture(name, "x86_64") == expected
+    assert manifests.manifest_architecture(name, "x86_64") == expected
 
 
 def library(soname: str, *needs: str, arch: str = "x86_64") -> DriverFile:
@@ -69,12 +69,12 @@ def manifest(name: str, *needs: str, arch: str = "x86_64") -> DriverFile:
         name=name,
         needs=needs,
         arch=arch,
-        container=f"/c/{name}",
+        container_path=f"/c/{name}",
     )
 
 
 def lacking(*files: DriverFile) -> list[tuple[str, str]]:
-    found = manifests.incomplete(files, lambda soname: "nvidia" in soname)
+    found = manifests.find_missing_dependencies(files, lambda soname: "nvidia" in soname)
     return [(name, soname) for _, name, soname in found]
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.host import modules
-from gpu_oci_hook.host.nodes import Majors, majors
+from gpu_oci_hook.host import kernel_modules
+from gpu_oci_hook.host.device_nodes import DeviceMajors, read_device_majors
 from gpu_oci_hook.host.root import Host
 
 
@@ -23,14 +23,14 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     place.parent.chmod(0o755)
     place.write_text(f'#!/bin/sh\necho "$0 $@" > {tmp_path}/called\nenv > {tmp_path}/env\npwd >> {tmp_path}/called\n')
     place.chmod(0o755)
-    monkeypatch.setattr(modules, "_initial_namespace", lambda: True)
+    monkeypatch.setattr(kernel_modules, "_in_initial_user_namespace", lambda: True)
     return place
 
 
 def test_the_hosts_program_is_called_with_an_empty_environment(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LD_PRELOAD_NOT", "secret")
     root = program.parents[2]
-    modules.load_module(Host(str(root)), "nvidia-uvm")
+    kernel_modules.load_kernel_module(Host(str(root)), "nvidia-uvm")
     assert (root / "called").read_text() == f"{program} -u -c=0\n/\n"
     assert "secret" not in (root / "env").read_text()
 
@@ -39,55 +39,55 @@ def test_the_hosts_program_is_called_with_an_empty_environment(program: Path, mo
 def test_a_program_that_others_can_write_is_never_run(program: Path, what: str, mode: int) -> None:
     (program if what == "file" else program.parent).chmod(mode)
     with pytest.raises(Fault, match="can be written by others"):
-        modules.load_module(Host(str(program.parents[2])), "nvidia")
+        kernel_modules.load_kernel_module(Host(str(program.parents[2])), "nvidia")
     assert not (program.parents[2] / "called").exists()
 
 
 def test_a_program_of_another_owner_is_never_run(program: Path) -> None:
     os.chown(program, 12345, 0)
     with pytest.raises(Fault, match="another user than root"):
-        modules.load_module(Host(str(program.parents[2])), "nvidia")
+        kernel_modules.load_kernel_module(Host(str(program.parents[2])), "nvidia")
     assert not (program.parents[2] / "called").exists()
 
 
 def test_only_root_of_the_initial_namespace_loads(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host(str(program.parents[2]))
-    monkeypatch.setattr(modules, "_initial_namespace", lambda: False)
+    monkeypatch.setattr(kernel_modules, "_in_initial_user_namespace", lambda: False)
     with pytest.raises(Fault, match="a user namespace cannot load it"):
-        modules.load_module(host, "nvidia")
+        kernel_modules.load_kernel_module(host, "nvidia")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(Fault, match="only root") as caught:
-        modules.load_module(host, "nvidia-uvm")
+        kernel_modules.load_kernel_module(host, "nvidia-uvm")
     assert "modprobe nvidia-uvm" in str(caught.value)
     assert not (program.parents[2] / "called").exists()
 
 
 def test_a_host_without_the_program_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(modules, "_initial_namespace", lambda: True)
+    monkeypatch.setattr(kernel_modules, "_in_initial_user_namespace", lambda: True)
     with pytest.raises(Fault, match="has no nvidia-modprobe"):
-        modules.load_module(Host(str(tmp_path)), "nvidia")
+        kernel_modules.load_kernel_module(Host(str(tmp_path)), "nvidia")
 
 
 def test_a_failure_carries_the_programs_last_words(program: Path) -> None:
     program.write_text("#!/bin/sh\necho one >&2\necho 'no such device' >&2\nexit 1\n")
     with pytest.raises(Fault, match="could not load nvidia-modeset: no such device"):
-        modules.load_module(Host(str(program.parents[2])), "nvidia-modeset")
+        kernel_modules.load_kernel_module(Host(str(program.parents[2])), "nvidia-modeset")
 
 
 def test_what_is_no_program_is_told(program: Path) -> None:
     program.write_bytes(b"\x7fELF nonsense")
     with pytest.raises(Fault, match="cannot be run"):
-        modules.load_module(Host(str(program.parents[2])), "nvidia")
+        kernel_modules.load_kernel_module(Host(str(program.parents[2])), "nvidia")
     program.chmod(0o644)
     with pytest.raises(Fault, match="is no program"):
-        modules.load_module(Host(str(program.parents[2])), "nvidia")
+        kernel_modules.load_kernel_module(Host(str(program.parents[2])), "nvidia")
 
 
 def test_a_hanging_program_is_killed(program: Path) -> None:
     program.write_text("#!/bin/sh\nexec sleep 60\n")
     start = time.monotonic()
     with pytest.raises(Fault, match=r"within 0\.2 seconds"):
-        modules.load_module(Host(str(program.parents[2])), "nvidia", timeout=0.2)
+        kernel_modules.load_kernel_module(Host(str(program.parents[2])), "nvidia", timeout=0.2)
     assert time.monotonic() - start < 10
 
 
@@ -95,7 +95,7 @@ def test_what_a_hanging_program_has_started_ends_with_it(program: Path) -> None:
     note = program.parents[2] / "started"
     program.write_text(f"#!/bin/sh\nsleep 60 &\necho $! > {note}.new; mv {note}.new {note}\nwait\n")
     with pytest.raises(Fault, match=r"within 1 seconds"):
-        modules.load_module(Host(str(program.parents[2])), "nvidia", timeout=1)
+        kernel_modules.load_kernel_module(Host(str(program.parents[2])), "nvidia", timeout=1)
     started = Path(f"/proc/{note.read_text().strip()}/stat")
     end = time.monotonic() + 5
     while started.exists() and started.read_text().rpartition(")")[2].split()[0] != "Z" and time.monotonic() < end:
@@ -111,7 +111,7 @@ def test_a_program_that_cannot_be_killed_does_not_hold_us(program: Path, monkeyp
     start = time.monotonic()
     try:
         with pytest.raises(Fault, match=r"within 0\.2 seconds"):
-            modules.load_module(Host(str(program.parents[2])), "nvidia", timeout=0.2)
+            kernel_modules.load_kernel_module(Host(str(program.parents[2])), "nvidia", timeout=0.2)
         assert time.monotonic() - start < 5
     finally:
         for victim in victims:
@@ -122,7 +122,7 @@ def test_a_program_that_does_not_stop_talking_is_stopped(program: Path) -> None:
     program.write_text("#!/bin/sh\nexec yes\n")
     start = time.monotonic()
     with pytest.raises(Fault, match="does not stop talking"):
-        modules.load_module(Host(str(program.parents[2])), "nvidia", timeout=20)
+        kernel_modules.load_kernel_module(Host(str(program.parents[2])), "nvidia", timeout=20)
     assert time.monotonic() - start < 10
 
 
@@ -133,18 +133,20 @@ def test_only_what_is_needed_and_not_loaded_is_loaded(program: Path) -> None:
     program.write_text(f"#!/bin/sh\necho $@ >> {root}/called\necho 509 nvidia-uvm >> {root}/proc/devices\n")
     host = Host(str(root))
     warnings: list[str] = []
-    numbers = modules.load(host, majors(host), ("utility",), warnings)
+    numbers = kernel_modules.load_needed_modules(host, read_device_majors(host), ("utility",), warnings)
     assert not (root / "called").exists()
-    numbers = modules.load(host, numbers, ("compute", "utility"), warnings)
+    numbers = kernel_modules.load_needed_modules(host, numbers, ("compute", "utility"), warnings)
     assert (root / "called").read_text() == "-u -c=0\n"
     assert numbers.uvm == 509
     assert warnings == []
 
 
 def test_a_module_that_cannot_be_loaded_is_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(modules, "_initial_namespace", lambda: True)
+    monkeypatch.setattr(kernel_modules, "_in_initial_user_namespace", lambda: True)
     warnings: list[str] = []
-    numbers = modules.load(Host(str(tmp_path)), Majors({}), ("compute", "display"), warnings)
-    assert not numbers.loaded
+    numbers = kernel_modules.load_needed_modules(
+        Host(str(tmp_path)), DeviceMajors({}), ("compute", "display"), warnings
+    )
+    assert not numbers.nvidia_loaded
     assert len(warnings) == 1
     assert "no nvidia-modprobe" in warnings[0]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from gpu_oci_hook.host import nodes
-from gpu_oci_hook.host.nodes import Majors, Params
+from gpu_oci_hook.host import device_nodes
+from gpu_oci_hook.host.device_nodes import DeviceMajors, ModuleParameters
 from gpu_oci_hook.host.root import Host
 
 NEW = "Character devices:\n  1 mem\n195 nvidia\n195 nvidiactl\n195 nvidia-modeset\n509 nvidia-uvm\n510 nvidia-caps\n"
@@ -36,16 +36,16 @@ def mknod(path: Path, major: int, minor: int, mode: int) -> None:
 
 
 def test_majors_are_matched_by_whole_names(tmp_path: Path) -> None:
-    found = nodes.majors(host_with(tmp_path, NEW))
+    found = device_nodes.read_device_majors(host_with(tmp_path, NEW))
     assert (found.nvidia, found.uvm, found.caps, found.modeset) == (195, 509, 510, 195)
-    assert found.loaded
-    assert found.owner(510) == "nvidia-caps"
-    assert found.owner(42) == ""
+    assert found.nvidia_loaded
+    assert found.owner_of_major(510) == "nvidia-caps"
+    assert found.owner_of_major(42) == ""
 
 
 def test_lookalikes_are_not_the_driver() -> None:
-    found = Majors({"nvidia-caps-imex-channels": 234, "nvidia-uvm-tools": 233, "nvidiafoo": 232})
-    assert (found.nvidia, found.uvm, found.caps, found.modeset, found.loaded) == (
+    found = DeviceMajors({"nvidia-caps-imex-channels": 234, "nvidia-uvm-tools": 233, "nvidiafoo": 232})
+    assert (found.nvidia, found.uvm, found.caps, found.modeset, found.nvidia_loaded) == (
         195,
         None,
         None,
@@ -56,15 +56,15 @@ def test_lookalikes_are_not_the_driver() -> None:
 
 def test_old_drivers_call_themselves_frontend(tmp_path: Path) -> None:
     host = host_with(tmp_path, OLD)
-    found = nodes.majors(host)
-    assert (found.nvidia, found.uvm, found.modeset, found.loaded) == (195, None, None, True)
+    found = device_nodes.read_device_majors(host)
+    assert (found.nvidia, found.uvm, found.modeset, found.nvidia_loaded) == (195, None, None, True)
     (tmp_path / "sys/module/nvidia_modeset").mkdir(parents=True)
-    assert nodes.majors(host).modeset == 195
+    assert device_nodes.read_device_majors(host).modeset == 195
 
 
 def test_without_proc_devices_nothing_counts_as_loaded(tmp_path: Path) -> None:
-    found = nodes.majors(Host(str(tmp_path)))
-    assert not found.loaded
+    found = device_nodes.read_device_majors(Host(str(tmp_path)))
+    assert not found.nvidia_loaded
     assert found.nvidia == 195
 
 
@@ -72,7 +72,9 @@ def test_a_node_that_does_not_exist_takes_the_module_parameters(tmp_path: Path) 
     text = "ModifyDeviceFiles: 1\nDeviceFileUID: 7\nDeviceFileGID: 44\nDeviceFileMode: 432\n"
     host = host_with(tmp_path, NEW, text)
     problems: list[str] = []
-    found, missing = nodes.control_nodes(host, nodes.majors(host), nodes.params(host), problems)
+    found, missing = device_nodes.resolve_control_nodes(
+        host, device_nodes.read_device_majors(host), device_nodes.read_module_parameters(host), problems
+    )
     assert [(c, n.path, n.major, n.minor) for c, n in found] == [
         ("", "/dev/nvidiactl", 195, 255),
         ("compute", "/dev/nvidia-uvm", 509, 0),
@@ -87,7 +89,9 @@ def test_a_node_that_does_not_exist_takes_the_module_parameters(tmp_path: Path) 
 
 def test_a_module_that_is_not_loaded_is_named(tmp_path: Path) -> None:
     host = host_with(tmp_path, OLD)
-    found, missing = nodes.control_nodes(host, nodes.majors(host), nodes.params(host), [])
+    found, missing = device_nodes.resolve_control_nodes(
+        host, device_nodes.read_device_majors(host), device_nodes.read_module_parameters(host), []
+    )
     assert [n.path for _, n in found] == ["/dev/nvidiactl"]
     assert missing == [
         ("compute", "/dev/nvidia-uvm", "nvidia-uvm"),
@@ -101,7 +105,7 @@ def test_an_existing_node_gives_mode_and_owner(tmp_path: Path) -> None:
     mknod(tmp_path / "dev/nvidia3", 195, 3, 0o660)
     os.chown(tmp_path / "dev/nvidia3", 0, 44)
     problems: list[str] = []
-    node = nodes.gpu_node(host, nodes.majors(host), 3, Params(), problems)
+    node = device_nodes.resolve_gpu_node(host, device_nodes.read_device_majors(host), 3, ModuleParameters(), problems)
     assert (node.path, node.major, node.minor, node.mode, node.uid, node.gid) == (
         "/dev/nvidia3",
         195,
@@ -118,7 +122,9 @@ def test_a_stale_node_loses_against_the_kernel(tmp_path: Path) -> None:
     host = host_with(tmp_path, NEW)
     mknod(tmp_path / "dev/nvidia-uvm", 510, 0, 0o600)
     problems: list[str] = []
-    found, _ = nodes.control_nodes(host, nodes.majors(host), Params(), problems)
+    found, _ = device_nodes.resolve_control_nodes(
+        host, device_nodes.read_device_majors(host), ModuleParameters(), problems
+    )
     uvm = found[1][1]
     assert (uvm.major, uvm.minor, uvm.mode, uvm.exists) == (509, 0, 0o666, False)
     assert len(problems) == 1
@@ -138,7 +144,7 @@ def test_something_else_in_the_place_of_a_node_is_reported(tmp_path: Path, kind:
     else:
         os.mkfifo(place)
     problems: list[str] = []
-    node = nodes.gpu_node(host, nodes.majors(host), 0, Params(), problems)
+    node = device_nodes.resolve_gpu_node(host, device_nodes.read_device_majors(host), 0, ModuleParameters(), problems)
     assert (node.major, node.minor, node.exists) == (195, 0, False)
     assert "no character device" in problems[0]
 
@@ -153,5 +159,5 @@ def test_something_else_in_the_place_of_a_node_is_reported(tmp_path: Path, kind:
     ],
 )
 def test_odd_parameters_fall_back_to_the_defaults(tmp_path: Path, text: str, mode: int, *, modify: bool) -> None:
-    found = nodes.params(host_with(tmp_path, NEW, text))
-    assert (found.mode, found.uid, found.gid, found.modify) == (mode, 0, 0, modify)
+    found = device_nodes.read_module_parameters(host_with(tmp_path, NEW, text))
+    assert (found.mode, found.uid, found.gid, found.modify_device_files) == (mode, 0, 0, modify)

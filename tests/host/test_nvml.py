@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.host import nvml
+from gpu_oci_hook.host.nvml import query
 
 
 def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) -> None:
@@ -22,7 +22,7 @@ def interpreter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, script: str) ->
 
 def test_the_childs_answer_is_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     interpreter(tmp_path, monkeypatch, 'test "$1" = -I && test "$5" = cuda && echo 12.4')
-    assert nvml.ask("cuda") == "12.4"
+    assert query.query_nvml("cuda") == "12.4"
 
 
 @pytest.mark.parametrize(
@@ -40,24 +40,24 @@ def test_whatever_happens_to_the_child_is_one_sentence(
 ) -> None:
     interpreter(tmp_path, monkeypatch, script)
     with pytest.raises(Fault) as caught:
-        nvml.ask("arch", "0000:01:00.0", timeout=0.3)
+        query.query_nvml("arch", "0000:01:00.0", timeout=0.3)
     assert words in str(caught.value)
 
 
 def test_an_interpreter_that_is_gone_is_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(Fault, match="it is missing"):
-        nvml.ask("cuda")
+        query.query_nvml("cuda")
     monkeypatch.setattr(sys, "executable", "")
     with pytest.raises(Fault, match="does not know its own path"):
-        nvml.ask("cuda")
+        query.query_nvml("cuda")
 
 
 def test_a_library_that_is_none_is_named_by_the_real_child(tmp_path: Path) -> None:
     fake = tmp_path / "libnvidia-ml.so.1"
     fake.write_text("no library")
     with pytest.raises(Fault, match="NVML does not answer") as caught:
-        nvml.ask("cuda", library=str(fake))
+        query.query_nvml("cuda", library=str(fake))
     assert str(fake) in str(caught.value)
 
 
@@ -68,13 +68,13 @@ def test_nvmls_numbers_become_words() -> None:
         nvmlDeviceGetCudaComputeCapability=lambda handle: (8, 6),
         nvmlDeviceGetBrand=lambda handle: 14,
     )
-    assert nvml._answer(fake, "cuda", "") == "12.4"
-    assert nvml._answer(fake, "arch", "0000:01:00.0") == "8.6"
-    assert nvml._answer(fake, "brand", "0000:01:00.0") == "nvidia"
+    assert query._answer_question(fake, "cuda", "") == "12.4"
+    assert query._answer_question(fake, "arch", "0000:01:00.0") == "8.6"
+    assert query._answer_question(fake, "brand", "0000:01:00.0") == "nvidia"
     fake.nvmlDeviceGetBrand = lambda handle: 99
-    assert nvml._answer(fake, "brand", "0000:01:00.0") == "unknown"
+    assert query._answer_question(fake, "brand", "0000:01:00.0") == "unknown"
     with pytest.raises(SystemExit, match="none of"):
-        nvml._answer(fake, "colour", "0000:01:00.0")
+        query._answer_question(fake, "colour", "0000:01:00.0")
 
 
 def test_our_brands_are_the_bindings_brands() -> None:
@@ -87,5 +87,5 @@ def test_our_brands_are_the_bindings_brands() -> None:
         if name.startswith("NVML_BRAND_") and name != "NVML_BRAND_COUNT"
     }
     names["nvidiartx"] = pynvml.NVML_BRAND_NVIDIA_RTX
-    for number, brand in enumerate(nvml.BRANDS):
+    for number, brand in enumerate(query.BRAND_NAMES):
         assert names[brand] == number, brand

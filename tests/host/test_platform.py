@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from gpu_oci_hook import simulate
-from gpu_oci_hook.host import gpus, platform
-from gpu_oci_hook.host.inventory import Gpu
+from gpu_oci_hook.formats.driver_version import is_driver_version
+from gpu_oci_hook.host import gpus
+from gpu_oci_hook.host.platforms import detect, platform
 from gpu_oci_hook.host.root import Host
+from gpu_oci_hook.model.machine import Gpu
+from gpu_oci_hook.simulate import host_tree
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can make device nodes")
 RELEASE = "# R36 (release), REVISION: 4.3, GCID: 38968081, BOARD: generic\n"
@@ -26,9 +28,9 @@ class Counting(Host):
         super().__init__(root)
         self.looks: list[str] = []
 
-    def status(self, path: str, *, follow: bool = True) -> os.stat_result | None:
+    def stat_path(self, path: str, *, follow: bool = True) -> os.stat_result | None:
         self.looks.append(path)
-        return super().status(path, follow=follow)
+        return super().stat_path(path, follow=follow)
 
 
 def write(root: Path, path: str, text: str = "") -> None:
@@ -52,12 +54,12 @@ def card(root: Path, address: str, model: str, minor: int = 0) -> None:
 
 
 def verdict(root: Path, wanted: str = "auto") -> tuple[str, str]:
-    name, evidence = platform.detect(Host(str(root)), wanted)
+    name, evidence = detect.detect_platform(Host(str(root)), wanted)
     return name, "; ".join(evidence)
 
 
 def test_a_desktop_is_told_by_what_is_not_there(tmp_path: Path) -> None:
-    simulate.build(tmp_path / "h")
+    host_tree.build_host(tmp_path / "h")
     assert verdict(tmp_path / "h") == (
         "desktop",
         "no /dev/dxg; the kernel module nvidia is loaded; no /etc/nv_tegra_release; no /sys/devices/soc0/family",
@@ -127,24 +129,24 @@ def test_an_unnamed_gpu_of_a_board_is_told_by_its_address() -> None:
     def gpu(model: str, pci: str) -> Gpu:
         return Gpu(index=0, uuid="", pci=pci, minor=0, model=model)
 
-    assert platform.integrated(gpu("Unknown", "0000:01:00.0"))
-    assert not platform.integrated(gpu("Unknown", "0005:01:00.0"))
-    assert not platform.integrated(gpu("NVIDIA RTX A6000", "0000:01:00.0"))
+    assert platform.is_integrated_gpu(gpu("Unknown", "0000:01:00.0"))
+    assert not platform.is_integrated_gpu(gpu("Unknown", "0005:01:00.0"))
+    assert not platform.is_integrated_gpu(gpu("NVIDIA RTX A6000", "0000:01:00.0"))
 
 
 def test_an_ordinary_machine_pays_two_looks(tmp_path: Path) -> None:
-    simulate.build(tmp_path / "h")
+    host_tree.build_host(tmp_path / "h")
     host = Counting(str(tmp_path / "h"))
-    assert not gpus.unusual(host, loaded=True)
+    assert not gpus.has_platform_marker(host, nvidia_loaded=True)
     assert host.looks == ["/etc/nv_tegra_release", "/sys/devices/soc0/family"]
 
 
 @pytest.mark.parametrize("mark", ["/etc/nv_tegra_release", "/sys/devices/soc0/family", "/dev/dxg"])
 def test_every_mark_is_noticed(tmp_path: Path, mark: str) -> None:
     host = Host(str(tmp_path))
-    assert not gpus.unusual(host, loaded=False)
+    assert not gpus.has_platform_marker(host, nvidia_loaded=False)
     write(tmp_path, mark)
-    assert gpus.unusual(host, loaded=False)
+    assert gpus.has_platform_marker(host, nvidia_loaded=False)
 
 
 @ROOT
@@ -152,9 +154,9 @@ def test_every_mark_is_noticed(tmp_path: Path, mark: str) -> None:
     ("layout", "count", "name"), [("wsl", 1, "wsl"), ("jetson", 1, "tegra"), ("jetson", 2, "tegra")]
 )
 def test_simulated_boards_are_what_they_say(tmp_path: Path, layout: str, count: int, name: str) -> None:
-    simulate.build(tmp_path / "h", layout=layout, gpus=count)
+    host_tree.build_host(tmp_path / "h", layout=layout, gpus=count)
     assert verdict(tmp_path / "h")[0] == name
 
 
 def test_1_1_is_no_drivers_version() -> None:
-    assert not gpus.driver_like("1.1")
+    assert not is_driver_version("1.1")

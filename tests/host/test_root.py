@@ -31,29 +31,28 @@ def test_a_way_that_was_walked_over_the_root_does_not_stand_for_another(tmp_path
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "r").symlink_to("/")
     host = Host(str(tmp_path))
-    assert host.resolve("/d/x/../../b/c") == "/b/c"
-    assert host.resolve("/d/x/../b/c") is None
-    assert host.resolve("/a/../b") == "/b"
-    assert host.resolve("/a/b") is None and host.resolve("/a/b/c") is None
-    assert host.resolve("/r/d/b") == "/d/b"
-    assert host.resolve("/d/b") == "/d/b"
-
+    assert host.resolve_path("/d/x/../../b/c") == "/b/c"
+    assert host.resolve_path("/d/x/../b/c") is None
+    assert host.resolve_path("/a/../b") == "/b"
+    assert host.resolve_path("/a/b") is None and host.resolve_path("/a/b/c") is None
+    assert host.resolve_path("/r/d/b") == "/d/b"
+    assert host.resolve_path("/d/b") == "/d/b"
 
 
 def test_a_file_and_a_link_to_it_are_read(tree: tuple[Host, str]) -> None:
     host, base = tree
-    assert host.read(f"{base}/etc/real", 100) == b"content"
-    assert host.read(f"{base}/etc/link", 100) == b"content"
-    assert host.resolve(f"{base}/etc/link") == f"{base}/etc/real"
+    assert host.read_file(f"{base}/etc/real", 100) == b"content"
+    assert host.read_file(f"{base}/etc/link", 100) == b"content"
+    assert host.resolve_path(f"{base}/etc/link") == f"{base}/etc/real"
 
 
 @pytest.mark.parametrize("name", ["loop", "dangling", "nothing", "etc/real/below", "a\0b", "x" * 300])
 def test_what_is_not_there_is_none(tree: tuple[Host, str], name: str) -> None:
     host, base = tree
-    assert host.read(f"{base}/{name}", 100) is None
-    assert host.resolve(f"{base}/{name}") is None
-    assert host.status(f"{base}/{name}") is None
-    assert host.names(f"{base}/{name}") == []
+    assert host.read_file(f"{base}/{name}", 100) is None
+    assert host.resolve_path(f"{base}/{name}") is None
+    assert host.stat_path(f"{base}/{name}") is None
+    assert host.list_names(f"{base}/{name}") == []
 
 
 @pytest.mark.timeout(5)
@@ -61,20 +60,20 @@ def test_what_is_not_there_is_none(tree: tuple[Host, str], name: str) -> None:
 def test_a_special_file_is_refused_and_never_blocks(tree: tuple[Host, str], name: str) -> None:
     host, base = tree
     with pytest.raises(Fault, match="regular file"):
-        host.read(f"{base}/{name}", 100)
+        host.read_file(f"{base}/{name}", 100)
 
 
 def test_a_file_over_its_limit_is_refused(tree: tuple[Host, str]) -> None:
     host, base = tree
-    assert host.read(f"{base}/etc/real", 7) == b"content"
+    assert host.read_file(f"{base}/etc/real", 7) == b"content"
     with pytest.raises(Fault, match="larger than 6 bytes"):
-        host.read(f"{base}/etc/real", 6)
+        host.read_file(f"{base}/etc/real", 6)
 
 
 def test_the_status_of_a_link_is_told_apart_from_its_target(tree: tuple[Host, str]) -> None:
     host, base = tree
-    followed = host.status(f"{base}/etc/link")
-    itself = host.status(f"{base}/etc/link", follow=False)
+    followed = host.stat_path(f"{base}/etc/link")
+    itself = host.stat_path(f"{base}/etc/link", follow=False)
     assert followed is not None and itself is not None
     assert followed.st_size == 7
     assert followed.st_ino != itself.st_ino
@@ -82,7 +81,7 @@ def test_the_status_of_a_link_is_told_apart_from_its_target(tree: tuple[Host, st
 
 def test_names_are_sorted(tree: tuple[Host, str]) -> None:
     host, base = tree
-    assert host.names(f"{base}/etc") == ["link", "real"]
+    assert host.list_names(f"{base}/etc") == ["link", "real"]
 
 
 def test_absolute_links_and_dot_dot_stay_inside_the_root(tmp_path: Path) -> None:
@@ -97,23 +96,23 @@ def test_absolute_links_and_dot_dot_stay_inside_the_root(tmp_path: Path) -> None
     (root / "escape2").symlink_to("../outside")
     (root / "directory").symlink_to("/etc")
     host = Host(str(root))
-    assert host.read("/absolute", 100) == b"inside"
-    assert host.read("/climbing", 100) == b"inside"
-    assert host.read("/directory/inside", 100) == b"inside"
-    assert host.read("/../../etc/inside", 100) == b"inside"
-    assert host.read("/escape", 100) is None
-    assert host.read("/escape2", 100) is None
-    assert host.resolve("/directory/inside") == "/etc/inside"
+    assert host.read_file("/absolute", 100) == b"inside"
+    assert host.read_file("/climbing", 100) == b"inside"
+    assert host.read_file("/directory/inside", 100) == b"inside"
+    assert host.read_file("/../../etc/inside", 100) == b"inside"
+    assert host.read_file("/escape", 100) is None
+    assert host.read_file("/escape2", 100) is None
+    assert host.resolve_path("/directory/inside") == "/etc/inside"
 
 
 def test_the_links_on_the_way_can_be_asked_for(tmp_path: Path) -> None:
     (tmp_path / "store/v1").mkdir(parents=True)
     (tmp_path / "current").symlink_to("/store/v1")
     links: list[str] = []
-    assert Host(str(tmp_path)).resolve("/current", links) == "/store/v1"
+    assert Host(str(tmp_path)).resolve_path("/current", links) == "/store/v1"
     assert links == ["/current"]
     links = []
-    assert Host().resolve(f"{tmp_path}/current", links) is None  # "/store/v1" of the machine itself
+    assert Host().resolve_path(f"{tmp_path}/current", links) is None  # "/store/v1" of the machine itself
     assert f"{tmp_path}/current" in links
 
 
@@ -124,8 +123,8 @@ def test_forty_links_are_followed_and_no_more(tmp_path: Path) -> None:
         (tmp_path / f"l{number}").symlink_to(last)
         last = f"l{number}"
     host = Host(str(tmp_path))
-    assert host.resolve("/l39") == "/end"
-    assert host.resolve("/l40") is None
+    assert host.resolve_path("/l39") == "/end"
+    assert host.resolve_path("/l40") is None
 
 
 def test_a_driver_root_is_a_root_of_its_own(tmp_path: Path) -> None:
@@ -133,10 +132,10 @@ def test_a_driver_root_is_a_root_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "run/nvidia/driver/etc/x").write_text("driver")
     (tmp_path / "var").mkdir()
     (tmp_path / "var/run").symlink_to("/run")
-    below = Host(str(tmp_path)).below("/var/run/nvidia/driver")
+    below = Host(str(tmp_path)).sub_host("/var/run/nvidia/driver")
     assert below.root == f"{tmp_path}/run/nvidia/driver"
-    assert below.read("/etc/x", 100) == b"driver"
-    assert Host().below("/").root == "/"
+    assert below.read_file("/etc/x", 100) == b"driver"
+    assert Host().sub_host("/").root == "/"
 
 
 @pytest.mark.parametrize(
@@ -146,12 +145,12 @@ def test_a_driver_root_is_a_root_of_its_own(tmp_path: Path) -> None:
 def test_roots_and_paths_are_tidy(given: str, root: str, path: str) -> None:
     host = Host(given)
     assert host.root == root
-    assert host.path("/a/b") == path
-    assert host.path("a/./c/..//b/") == path
+    assert host.full_path("/a/b") == path
+    assert host.full_path("a/./c/..//b/") == path
 
 
 def test_proc_files_are_regular_files() -> None:
-    data = Host().read("/proc/self/status", 65536)
+    data = Host().read_file("/proc/self/status", 65536)
     assert data is not None and data.startswith(b"Name:")
 
 
@@ -163,4 +162,4 @@ def test_an_unreadable_file_is_a_fault(tmp_path: Path, monkeypatch: pytest.Monke
     host = Host(str(tmp_path))
     monkeypatch.setattr(os, "open", refuse)  # root reads everything, so the kernel's answer is played
     with pytest.raises(Fault, match="may not read"):
-        host.read("/closed", 10)
+        host.read_file("/closed", 10)

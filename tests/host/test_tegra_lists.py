@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from gpu_oci_hook.config import Config
+from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.formats import elf
-from gpu_oci_hook.host import tegra, tegra_lists
-from gpu_oci_hook.host.inventory import Inventory
+from gpu_oci_hook.host.platforms import tegra, tegra_csv
 from gpu_oci_hook.host.root import Host
+from gpu_oci_hook.model.machine import Inventory
 
 from .tree import Memory
 
@@ -49,27 +49,27 @@ def board(root: Path, **lists: str) -> Path:
     for name, text in lists.items():
         write(root, f"{LISTS}/{name}.csv", text)
     write(root, "/etc/nv_tegra_release", "# R36 (release), REVISION: 4.3, GCID: 1\n")
-    write(root, f"{LIB}/tegra/libcuda.so.1.1", elf.write(soname="libcuda.so.1", arch="aarch64"))
+    write(root, f"{LIB}/tegra/libcuda.so.1.1", elf.build_shared_object(soname="libcuda.so.1", arch="aarch64"))
     link(root, f"{LIB}/libcuda.so", "tegra/libcuda.so.1.1")
     return root
 
 
 def look(
     root: Path, *, every: bool = False, ignore: tuple[str, ...] = (), memory: Memory | None = None
-) -> tuple[tegra.Tegra, Inventory]:
+) -> tuple[tegra.TegraPlatform, Inventory]:
     host = Host(str(root))
-    made = tegra.Tegra(host, ())
-    made.gpus([])
-    found = made.inventory(host, Config(csv_ignore=ignore), [], None, memory or Memory(), every=every)
+    made = tegra.TegraPlatform(host, ())
+    made.list_gpus([])
+    found = made.collect_inventory(host, Config(csv_ignore=ignore), [], None, memory or Memory(), all_lists=every)
     return made, found
 
 
-def said(made: tegra.Tegra) -> dict[str, str]:
-    return {f"{kind}, {path}": what for _, kind, path, what in made.report()}
+def said(made: tegra.TegraPlatform) -> dict[str, str]:
+    return {f"{kind}, {path}": what for _, kind, path, what in made.report_list_lines()}
 
 
 def files(found: Inventory) -> set[tuple[str, str]]:
-    return {(file.kind, file.container) for file in found.files}
+    return {(file.kind, file.container_path) for file in found.files}
 
 
 @ROOT
@@ -86,9 +86,9 @@ def test_every_line_of_r38_has_its_verdict(tmp_path: Path) -> None:
         f"sym, {LIB}/libcuda.so": "matched",
         "bogus, /x": "unknown type: known are dev, dir, lib, sym",
     }
-    assert made.report()[1][0] == f"/{LISTS}/devices.csv:2"
+    assert made.report_list_lines()[1][0] == f"/{LISTS}/devices.csv:2"
     assert files(found) == {("library", f"{LIB}/tegra/libcuda.so.1.1"), ("config", "/etc/nv_tegra_release")}
-    assert made.links == ((f"{LIB}/libcuda.so", "tegra/libcuda.so.1.1", "devices.csv:5"),)
+    assert made.csv_links == ((f"{LIB}/libcuda.so", "tegra/libcuda.so.1.1", "devices.csv:5"),)
     (cuda,) = (file for file in found.files if file.kind == "library")
     assert (cuda.soname, cuda.arch, cuda.name) == ("libcuda.so.1", "aarch64", "libcuda.so.1.1")
     assert found.version == "", "1.1 is no driver's version (R21)"
@@ -109,7 +109,7 @@ def test_every_line_of_r38_has_its_verdict(tmp_path: Path) -> None:
     ],
 )
 def test_lines_are_split_at_their_first_comma(text: str, expected: list[tuple[int, str, str]]) -> None:
-    assert tegra_lists.parse(text) == expected
+    assert tegra_csv.parse_csv_lines(text) == expected
 
 
 @pytest.mark.parametrize(
@@ -190,12 +190,12 @@ def test_wildcards_stand_for_names_and_not_for_slashes(tmp_path: Path) -> None:
 
 def test_the_whole_chain_of_links_is_made_anew_and_its_end_comes_along(tmp_path: Path) -> None:
     board(tmp_path, drivers="sym, /opt/current/libx.so\n")
-    write(tmp_path, "/data/v2/libx.so.1.0", elf.write(soname="libx.so.1", arch="aarch64"))
+    write(tmp_path, "/data/v2/libx.so.1.0", elf.build_shared_object(soname="libx.so.1", arch="aarch64"))
     link(tmp_path, "/data/v2/libx.so.1", "libx.so.1.0")
     link(tmp_path, "/data/v2/libx.so", "/data/v2/libx.so.1")
     link(tmp_path, "/opt/current", "../data/v2")
     made, found = look(tmp_path)
-    assert {(path, target) for path, target, _ in made.links} == {
+    assert {(path, target) for path, target, _ in made.csv_links} == {
         ("/opt/current/libx.so", "/data/v2/libx.so"),
         ("/data/v2/libx.so", "/data/v2/libx.so.1"),
         ("/data/v2/libx.so.1", "libx.so.1.0"),
@@ -209,7 +209,7 @@ def test_a_link_to_a_directory_brings_the_directory(tmp_path: Path) -> None:
     link(tmp_path, "/usr/local/cuda", "cuda-12")
     made, found = look(tmp_path)
     assert ("tree", "/usr/local/cuda-12") in files(found)
-    assert [made.links[0][:2]] == [("/usr/local/cuda", "cuda-12")]
+    assert [made.csv_links[0][:2]] == [("/usr/local/cuda", "cuda-12")]
 
 
 def test_links_never_lead_out_of_the_hosts_root(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_links_never_lead_out_of_the_hosts_root(tmp_path: Path) -> None:
     ],
 )
 def test_patterns_of_ignored_links(pattern: str, path: str, expected: bool) -> None:
-    assert tegra_lists.ignored(path, (pattern,)) is expected
+    assert tegra_csv.is_ignored_link(path, (pattern,)) is expected
 
 
 def test_only_links_are_ignored(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_only_links_are_ignored(tmp_path: Path) -> None:
         f"sym, {LIB}/libcuda.so": "ignored: [host] csv-ignore",
         f"lib, {LIB}/tegra/libcuda.so.1.1": "matched",
     }
-    assert made.links == ()
+    assert made.csv_links == ()
     assert ("library", f"{LIB}/tegra/libcuda.so.1.1") in files(found)
 
 
@@ -340,4 +340,4 @@ def test_nodes_are_looked_at_every_time(tmp_path: Path) -> None:
     ],
 )
 def test_the_boards_release_tells_its_cuda_version(release: str, expected: tuple[str, str]) -> None:
-    assert tegra.cuda_version(release) == expected
+    assert tegra.lookup_l4t_cuda_version(release) == expected

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpu_oci_hook.host import versions
+from gpu_oci_hook.host import model_tables
 
 
 @pytest.mark.parametrize(
@@ -26,11 +26,11 @@ from gpu_oci_hook.host import versions
     ],
 )
 def test_the_driver_series_tells_the_cuda_version(driver: str, exact: str, least: str) -> None:
-    assert versions.cuda_version(driver) == (exact, least)
+    assert model_tables.lookup_cuda_version(driver) == (exact, least)
 
 
 def test_the_table_of_drivers_is_in_order() -> None:
-    table = versions._CUDA
+    table = model_tables._CUDA_BY_DRIVER
     assert [series for series, _ in table] == sorted({series for series, _ in table})
     numbers = [tuple(int(part) for part in cuda.split(".")) for _, cuda in table]
     assert numbers == sorted(numbers)
@@ -86,6 +86,6 @@ def test_the_table_of_drivers_is_in_order() -> None:
 def test_the_name_tells_brand_and_compute_capability(
     model: str, brand: tuple[str, ...], arch: str, *, datacenter: bool
 ) -> None:
-    assert versions.brands(model) == brand
-    assert versions.arch(model) == arch
-    assert versions.datacenter(model) is datacenter
+    assert model_tables.lookup_gpu_brands(model) == brand
+    assert model_tables.lookup_compute_capability(model) == arch
+    assert model_tables.is_datacenter_gpu(model) is datacenter

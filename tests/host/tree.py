@@ -7,8 +7,9 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from gpu_oci_hook.formats import elf, ldcache
-from gpu_oci_hook.host.inventory import DriverFile, Inventory, load
+from gpu_oci_hook.host.driver.inventory_cache import load_inventory
 from gpu_oci_hook.host.root import Host
+from gpu_oci_hook.model.machine import DriverFile, Inventory
 
 VERSION = "550.163.01"
 LIBDIR = "/usr/lib/x86_64-linux-gnu"
@@ -54,7 +55,7 @@ def library(
     """One shared object of ours."""
     path = root / directory.lstrip("/") / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(elf.write(soname=soname, needed=needed, arch=arch))
+    path.write_bytes(elf.build_shared_object(soname=soname, needed=needed, arch=arch))
     return path
 
 
@@ -75,14 +76,14 @@ def cache(root: Path, entries: list[tuple[str, str]], path: str = "/etc/ld.so.ca
     """A loader's cache with these (SONAME, path)."""
     place = root / path.lstrip("/")
     place.parent.mkdir(parents=True, exist_ok=True)
-    made = ldcache.merge(None, [(soname, file, flags) for soname, file in entries])
-    place.write_bytes(ldcache.dump(made))
+    made = ldcache.merge_ld_cache(None, [(soname, file, flags) for soname, file in entries])
+    place.write_bytes(ldcache.dump_ld_cache(made))
 
 
 def inventory(root: Path, *, version: str | None = VERSION, paths: tuple[str, ...] = (), below: str = "/") -> Inventory:
     """The inventory of a tree, nothing remembered."""
     host = Host(str(root))
-    return load(host, host.below(below), paths, version, Memory())
+    return load_inventory(host, host.sub_host(below), paths, version, Memory())
 
 
 def libraries(found: Inventory) -> dict[tuple[str, str], DriverFile]:
@@ -92,4 +93,4 @@ def libraries(found: Inventory) -> dict[tuple[str, str], DriverFile]:
 
 def said(found: Inventory, place: str) -> str:
     """What the report says about a place."""
-    return next(text for label, text in found.places if label == place or label.startswith(place + " "))
+    return next(text for label, text in found.search_report if label == place or label.startswith(place + " "))

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import gpu_oci_hook
-from gpu_oci_hook.container.directory import mount_number
-from gpu_oci_hook.linux import mounts
+from gpu_oci_hook.files import mounts
+from gpu_oci_hook.files.directory import read_mount_id
 
 SOURCE = Path(gpu_oci_hook.__file__).resolve().parents[1]
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can mount")
@@ -35,17 +35,17 @@ def test_the_kernel_tells_what_a_descriptor_is_a_part_of() -> None:
     for path, kind in (("/proc", "proc"), ("/dev/shm", "tmpfs")):
         fd = os.open(path, os.O_PATH)
         try:
-            found = mounts.of(fd)
+            found = mounts.read_mount_of_fd(fd)
         finally:
             os.close(fd)
-        assert found is not None and found.kind == kind
+        assert found is not None and found.filesystem_type == kind
 
 
 def test_what_is_no_descriptor_lies_in_no_mount() -> None:
-    assert mount_number(999_999) == b""
-    assert mounts.of(999_999) is None
-    assert mounts.numbered(b"") is None
-    assert mounts.numbered(b"0") is None
+    assert read_mount_id(999_999) == b""
+    assert mounts.read_mount_of_fd(999_999) is None
+    assert mounts.read_mount_info(b"") is None
+    assert mounts.read_mount_info(b"0") is None
 
 
 @ROOT
@@ -54,9 +54,9 @@ def test_a_file_is_laid_over_another_and_cannot_be_written(tmp_path: Path, stran
     (tmp_path / "source").write_text("source")
     (tmp_path / "target").write_text("target")
     said = run(
-        f"{strange}from gpu_oci_hook.linux import mounts\n"
+        f"{strange}from gpu_oci_hook.files import mounts\n"
         f"fd = os.open({str(tmp_path)!r}, os.O_PATH)\n"
-        f"mounts.lay({str(tmp_path / 'source')!r}, fd, 'target')\n"
+        f"mounts.bind_file_over({str(tmp_path / 'source')!r}, fd, 'target')\n"
         f"print(open({str(tmp_path / 'target')!r}).read())\n"
         f"try: open({str(tmp_path / 'target')!r}, 'w')\n"
         "except OSError as error: print(error.errno)\n"
@@ -70,9 +70,9 @@ def test_a_file_is_laid_over_another_and_cannot_be_written(tmp_path: Path, stran
 def test_what_the_kernel_refuses_is_an_error_with_its_number(tmp_path: Path, strange: str) -> None:
     (tmp_path / "target").touch()
     said = run(
-        f"{strange}from gpu_oci_hook.linux import mounts\n"
+        f"{strange}from gpu_oci_hook.files import mounts\n"
         f"fd = os.open({str(tmp_path)!r}, os.O_PATH)\n"
-        f"try: mounts.lay({str(tmp_path / 'nothing')!r}, fd, 'target')\n"
+        f"try: mounts.bind_file_over({str(tmp_path / 'nothing')!r}, fd, 'target')\n"
         "except OSError as error: print(error.errno)\n"
     )
     assert said == "2"
@@ -91,12 +91,12 @@ def test_what_the_kernel_refuses_is_an_error_with_its_number(tmp_path: Path, str
 )
 def test_only_what_the_runtime_has_made_read_only_is_written_to(tmp_path: Path, prepare: str, written: bool) -> None:
     said = run(
-        "from gpu_oci_hook.container.rootfs import Rootfs\n"
+        "from gpu_oci_hook.files.rootfs import Rootfs\n"
         f"root = Rootfs({str(tmp_path)!r})\n"
-        "print(root.writable())\n"
-        "layer = root.writable_layer()\n"
-        "written = layer is not None and layer.write('/a/b', b'x') and root.read('/a/b', 9) == b'x'\n"
-        "print(written and not root.writable())\n",
+        "print(root.is_writable())\n"
+        "layer = root.open_writable_layer()\n"
+        "written = layer is not None and layer.write_file('/a/b', b'x') and root.read_file('/a/b', 9) == b'x'\n"
+        "print(written and not root.is_writable())\n",
         prepare=prepare.format(tmp_path),
     )
     assert said.split() == ["False", str(written)]

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from gpu_oci_hook import simulate
+from gpu_oci_hook.simulate import host_tree, kernel
 
 SOURCE = Path(__file__).with_name("double.c")
 MODES = (
@@ -46,7 +46,7 @@ class Double:
         reverse: MIG devices in the opposite order, to tell NVML's order from ours.
     """
 
-    def __init__(self, report: simulate.Report, *, reverse: bool = False) -> None:
+    def __init__(self, report: host_tree.SimulatedHost, *, reverse: bool = False) -> None:
         root = Path(report.directory + report.driver_root.rstrip("/"))
         self.path = Path(f"{root}{report.libraries['libnvidia-ml.so.1']}")
         self.reverse = reverse
@@ -58,15 +58,13 @@ class Double:
         os.replace(fresh, self.path)
         self.set("normal")
 
-    def set(self, mode: str, *, gpus: tuple[simulate.Gpu, ...] | None = None) -> None:
+    def set(self, mode: str, *, gpus: tuple[kernel.SimulatedGpu, ...] | None = None) -> None:
         """What it does from now on; `gpus` in place of those of the host."""
         assert mode in MODES
         lines = [f"mode {mode}", f"driver {self.report.driver}"]
         cards = self.report.gpus if gpus is None else gpus
         for card in cards:
-            lines.append(
-                f"gpu {card.pci} {card.uuid} {card.minor} {int(bool(card.mig))} {40 << 30} {card.model}"
-            )
+            lines.append(f"gpu {card.pci} {card.uuid} {card.minor} {int(bool(card.mig))} {40 << 30} {card.model}")
         for card in cards:
             for one in reversed(card.mig) if self.reverse else card.mig:
                 lines.append(f"mig {card.index} {one.gi} {one.ci} {one.uuid}")

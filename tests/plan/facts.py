@@ -7,12 +7,13 @@ import stat
 from collections.abc import Iterable
 from typing import Any
 
-from gpu_oci_hook.config import Config
+from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.container.image import Image
-from gpu_oci_hook.host.extra import Extra
-from gpu_oci_hook.host.inventory import DriverFile, Gpu, Inventory, Node
-from gpu_oci_hook.plan.facts import Facts
-from gpu_oci_hook.request import devices, read
+from gpu_oci_hook.model.machine import DeviceNode, DriverFile, Gpu, Inventory
+from gpu_oci_hook.model.optional_devices import OptionalItems
+from gpu_oci_hook.model.plan_input import PlanInput
+from gpu_oci_hook.request import selectors
+from gpu_oci_hook.request.read import read_request
 
 VERSION = "550.163.01"
 OWN = "/usr/lib/x86_64-linux-gnu"
@@ -29,28 +30,28 @@ class Target:
         self.there = there
         self.files = files
 
-    def destination(self, path: str) -> str:
+    def resolve_destination(self, path: str) -> str:
         for link, target in self.links.items():
             if path == link or path.startswith(link + "/"):
                 return target + path[len(link) :]
         return path
 
-    def resolve(self, path: str) -> str | None:
-        found = self.destination(path)
+    def resolve_path(self, path: str) -> str | None:
+        found = self.resolve_destination(path)
         return found if found in (*self.there, *self.files) else None
 
-    def names(self, path: str, limit: int = 20000) -> list[str]:
+    def list_names(self, path: str, limit: int = 20000) -> list[str]:
         below = [name[len(path) + 1 :] for name in self.there + self.files if name.startswith(f"{path}/")]
         return sorted({name.partition("/")[0] for name in below})[:limit]
 
-    def status(self, path: str, *, follow: bool = False) -> os.stat_result | None:
+    def stat_path(self, path: str, *, follow: bool = False) -> os.stat_result | None:
         if path not in (*self.there, *self.files):
             return None
         kind = stat.S_IFDIR if path in self.there else stat.S_IFREG
         return os.stat_result((kind | 0o755, 1, 1, 1, 0, 0, 7, 0, 0, 0))
 
-    def statuses(self, path: str, names: Iterable[str]) -> dict[str, os.stat_result]:
-        found = {name: self.status(f"{path}/{name}") for name in names}
+    def stat_names(self, path: str, names: Iterable[str]) -> dict[str, os.stat_result]:
+        found = {name: self.stat_path(f"{path}/{name}") for name in names}
         return {name: status for name, status in found.items() if status is not None}
 
 
@@ -75,7 +76,12 @@ def library(
 def other(kind: str, capability: str, container: str) -> DriverFile:
     path = f"/drv{container}"
     return DriverFile(
-        kind=kind, capability=capability, path=path, source=path, name=container.rpartition("/")[2], container=container
+        kind=kind,
+        capability=capability,
+        path=path,
+        source=path,
+        name=container.rpartition("/")[2],
+        container_path=container,
     )
 
 
@@ -107,8 +113,8 @@ def gpu(index: int) -> Gpu:
     return Gpu(index=index, uuid=uuid, pci=f"0000:0{index + 1}:00.0", minor=minor, model="NVIDIA A100")
 
 
-def node(path: str, major: int, minor: int, *, gid: int = 0, mode: int = 0o666, exists: bool = True) -> Node:
-    return Node(
+def node(path: str, major: int, minor: int, *, gid: int = 0, mode: int = 0o666, exists: bool = True) -> DeviceNode:
+    return DeviceNode(
         path=path, major=major, minor=minor, mode=mode, uid=0, gid=gid, exists=exists, source=f"/sim{path}"
     )  # fmt: skip
 
@@ -131,9 +137,9 @@ def facts(
     target: Target | None = None,
     inside: bool = False,
     **config: object,
-) -> Facts:
+) -> PlanInput:
     """A machine with two GPUs and every kind of file; the container asks for `asked`."""
-    made = Facts()
+    made = PlanInput()
     words = [f"NVIDIA_VISIBLE_DEVICES={asked}", *env]
     if capabilities:
         words.append(f"NVIDIA_DRIVER_CAPABILITIES={capabilities}")
@@ -144,21 +150,21 @@ def facts(
     }
     made.spec["process"] = {"env": words}
     made.config = Config(**config)
-    made.request = read(made.spec, made.config)
-    made.inventory = Inventory(version=VERSION, libraries=VERSION, files=FILES)
+    made.request = read_request(made.spec, made.config)
+    made.inventory = Inventory(version=VERSION, library_version=VERSION, files=FILES)
     made.gpus = [gpu(0), gpu(1)]
-    made.chosen = devices.resolve(made.request.asks, made.gpus)
-    made.nodes = list(CONTROL)
-    made.gpu_nodes = {one.minor: node(f"/dev/nvidia{one.minor}", 195, one.minor) for one, _ in made.chosen}
-    made.absent_nodes = []
+    made.chosen_gpus = selectors.resolve_gpus(made.request.device_requests, made.gpus)
+    made.control_nodes = list(CONTROL)
+    made.gpu_nodes = {one.minor: node(f"/dev/nvidia{one.minor}", 195, one.minor) for one, _ in made.chosen_gpus}
+    made.absent_control_nodes = []
     made.image = image or Image(library_dir=OWN, library_dir32="/usr/lib/i386-linux-gnu")
-    made.target = target or Target()
-    made.rootfs = "/b/rootfs"
-    made.generated = "/b/gpu-oci-hook"
-    made.prepared = "/state"
-    made.inside = inside
-    made.params = None
-    made.mount_program = True
-    made.datacenter = True
-    made.extra = Extra()
+    made.rootfs_reader = target or Target()
+    made.rootfs_path = "/b/rootfs"
+    made.generated_dir = "/b/gpu-oci-hook"
+    made.shared_dir = "/state"
+    made.process_in_user_namespace = inside
+    made.driver_params = None
+    made.has_mount_program = True
+    made.datacenter_only = True
+    made.optional_items = OptionalItems()
     return made

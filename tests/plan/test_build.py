@@ -8,21 +8,21 @@ import pytest
 
 from gpu_oci_hook.container.image import Image
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.plan import build
-from gpu_oci_hook.plan.edits import (
-    DeviceNode,
-    DeviceRule,
-    Directory,
+from gpu_oci_hook.model.edits import (
+    AddDeviceNode,
+    AddDeviceRule,
+    AddFile,
+    AddGroup,
+    AddHook,
+    AddLink,
+    AddMount,
     DropHook,
     DropMount,
-    Env,
-    File,
-    Gid,
-    Hook,
-    Link,
-    Mount,
     Plan,
+    PrepareDirectory,
+    SetEnvVariable,
 )
+from gpu_oci_hook.plan import build
 
 from .facts import FILES, LIBRARIES, OWN, VERSION, Target, facts, library, node
 
@@ -36,7 +36,7 @@ def of(plan: Plan, kind: type) -> list[Any]:
 
 
 def plan(asked: str = "0", capabilities: str = "", **more: Any) -> Plan:
-    return build.build(facts(asked, capabilities, **more))
+    return build.build_plan(facts(asked, capabilities, **more))
 
 
 def reasons(made: Plan) -> dict[str, str]:
@@ -45,14 +45,14 @@ def reasons(made: Plan) -> dict[str, str]:
 
 def mounted(made: Plan) -> dict[str, str]:
     """Destination to reason of everything that is mounted."""
-    return {edit.destination: edit.reason for edit in of(made, Mount)}
+    return {edit.destination: edit.reason for edit in of(made, AddMount)}
 
 
 def libraries(made: Plan) -> set[str]:
     """The stems of the 64-bit libraries that go in."""
     return {
         edit.destination.rpartition("/")[2].partition(".so")[0]
-        for edit in of(made, Mount)
+        for edit in of(made, AddMount)
         if edit.source.startswith("/drv/x86_64/")
     }
 
@@ -65,16 +65,16 @@ PLAIN = [("/dev/nvidia1", 195, 1), ("/dev/nvidiactl", 195, 255), ("/dev/nvidia-u
 
 def test_a_plain_container_gets_nodes_and_one_rule_for_each() -> None:
     made = plan()
-    assert [(edit.path, edit.major, edit.minor) for edit in of(made, DeviceNode)] == PLAIN
-    assert [(edit.major, edit.minor, edit.access) for edit in of(made, DeviceRule)] == [
+    assert [(edit.path, edit.major, edit.minor) for edit in of(made, AddDeviceNode)] == PLAIN
+    assert [(edit.major, edit.minor, edit.access) for edit in of(made, AddDeviceRule)] == [
         (major, minor, "rw") for _, major, minor in PLAIN
     ]
     assert not [path for path in mounted(made) if path.startswith("/dev/")]
 
 
 def test_a_plain_container_gets_rules_even_if_its_spec_has_none() -> None:
-    assert len(of(plan(spec={"linux": {}}), DeviceRule)) == len(PLAIN)
-    assert len(of(plan(spec={"linux": {"namespaces": None, "resources": None}}), DeviceRule)) == len(PLAIN)
+    assert len(of(plan(spec={"linux": {}}), AddDeviceRule)) == len(PLAIN)
+    assert len(of(plan(spec={"linux": {"namespaces": None, "resources": None}}), AddDeviceRule)) == len(PLAIN)
 
 
 @pytest.mark.parametrize(
@@ -92,39 +92,39 @@ def test_in_a_user_namespace_nodes_are_bound_and_rules_follow_the_engine(
     linux: dict[str, Any], inside: bool, rules: bool
 ) -> None:
     made = plan(spec={"linux": linux}, inside=inside)
-    assert not of(made, DeviceNode)
-    bound = [edit for edit in of(made, Mount) if edit.destination.startswith("/dev/")]
+    assert not of(made, AddDeviceNode)
+    bound = [edit for edit in of(made, AddMount) if edit.destination.startswith("/dev/")]
     assert [(edit.source, edit.destination) for edit in bound] == [(f"/sim{path}", path) for path, _, _ in PLAIN]
     for edit in bound:
         assert "nodev" not in edit.options
         assert {"bind", "nosuid", "noexec"} <= set(edit.options)
-        assert not edit.make_way
-    assert len(of(made, DeviceRule)) == (len(PLAIN) if rules else 0)
+        assert not edit.clear_mount_point
+    assert len(of(made, AddDeviceRule)) == (len(PLAIN) if rules else 0)
 
 
 def test_a_joined_user_namespace_counts_as_one() -> None:
     linux = {"namespaces": [{"type": "user", "path": "/proc/7/ns/user"}]}
-    assert not of(plan(spec={"linux": linux}), DeviceNode)
+    assert not of(plan(spec={"linux": linux}), AddDeviceNode)
 
 
 def test_a_node_that_cannot_be_bound_is_named() -> None:
     made = facts(spec={"linux": USER})
     made.gpu_nodes[1] = node("/dev/nvidia1", 195, 1, exists=False)
     with pytest.raises(Fault, match=r"/sim/dev/nvidia1 is missing.*user namespace"):
-        build.build(made)
+        build.build_plan(made)
 
 
 def test_a_node_that_the_host_lacks_costs_nothing_in_a_plain_container() -> None:
     made = facts()
-    made.nodes = [("compute", node("/dev/nvidia-uvm", 510, 0, exists=False))]
-    assert "/dev/nvidia-uvm" in [edit.path for edit in of(build.build(made), DeviceNode)]
+    made.control_nodes = [("compute", node("/dev/nvidia-uvm", 510, 0, exists=False))]
+    assert "/dev/nvidia-uvm" in [edit.path for edit in of(build.build_plan(made), AddDeviceNode)]
 
 
 def test_the_group_of_a_node_becomes_an_additional_group_once() -> None:
     made = facts()
     made.gpu_nodes[1] = node("/dev/nvidia1", 195, 1, gid=44, mode=0o660)
-    made.nodes = [("", node("/dev/nvidiactl", 195, 255, gid=44, mode=0o660))]
-    assert [(edit.gid, edit.reason) for edit in of(build.build(made), Gid)] == [
+    made.control_nodes = [("", node("/dev/nvidiactl", 195, 255, gid=44, mode=0o660))]
+    assert [(edit.gid, edit.reason) for edit in of(build.build_plan(made), AddGroup)] == [
         (44, "/dev/nvidia1 is for group 44 (mode 0660)")
     ]
 
@@ -132,7 +132,7 @@ def test_the_group_of_a_node_becomes_an_additional_group_once() -> None:
 def test_the_group_of_a_node_that_anybody_may_use_is_not_needed() -> None:
     made = facts()
     made.gpu_nodes[1] = node("/dev/nvidia1", 195, 1, gid=44, mode=0o666)
-    assert not of(build.build(made), Gid)
+    assert not of(build.build_plan(made), AddGroup)
 
 
 def test_every_gpu_that_is_not_given_is_withheld_by_name() -> None:
@@ -144,16 +144,16 @@ def test_every_gpu_that_is_not_given_is_withheld_by_name() -> None:
 
 
 def test_none_gives_the_control_nodes_alone() -> None:
-    assert [edit.path for edit in of(plan("none"), DeviceNode)] == [path for path, _, _ in PLAIN[1:]]
+    assert [edit.path for edit in of(plan("none"), AddDeviceNode)] == [path for path, _, _ in PLAIN[1:]]
 
 
 @pytest.mark.parametrize("capabilities", ["compute", "video"])
 def test_a_missing_uvm_module_is_named(capabilities: str) -> None:
     made = facts("0", capabilities)
-    made.nodes = made.nodes[:1]
-    made.absent_nodes = [("compute", "/dev/nvidia-uvm", "nvidia-uvm")]
+    made.control_nodes = made.control_nodes[:1]
+    made.absent_control_nodes = [("compute", "/dev/nvidia-uvm", "nvidia-uvm")]
     with pytest.raises(Fault) as caught:
-        build.build(made)
+        build.build_plan(made)
     text = str(caught.value)
     assert f"/dev/nvidia-uvm is required for {capabilities}" in text
     assert "the kernel module nvidia_uvm is not loaded (no nvidia-uvm in /proc/devices)" in text
@@ -162,23 +162,23 @@ def test_a_missing_uvm_module_is_named(capabilities: str) -> None:
 
 def test_a_missing_uvm_module_is_nothing_to_a_container_without_compute() -> None:
     made = facts("0", "utility")
-    made.absent_nodes = [("compute", "/dev/nvidia-uvm", "nvidia-uvm")]
-    assert reasons(build.build(made))["/dev/nvidia-uvm"] == "needs capability compute"
+    made.absent_control_nodes = [("compute", "/dev/nvidia-uvm", "nvidia-uvm")]
+    assert reasons(build.build_plan(made))["/dev/nvidia-uvm"] == "needs capability compute"
 
 
 @pytest.mark.parametrize("capabilities", ["display", "graphics"])
 def test_a_missing_modeset_module_is_a_warning(capabilities: str) -> None:
     made = facts("0", capabilities)
-    made.absent_nodes = [("display", "/dev/nvidia-modeset", "nvidia-modeset")]
-    done = build.build(made)
+    made.absent_control_nodes = [("display", "/dev/nvidia-modeset", "nvidia-modeset")]
+    done = build.build_plan(made)
     assert any("nvidia_modeset is not loaded" in warning for warning in done.warnings)
     assert "not loaded" in reasons(done)["/dev/nvidia-modeset"]
 
 
 def test_a_missing_modeset_module_is_no_warning_for_compute() -> None:
     made = facts("0", "compute")
-    made.absent_nodes = [("display", "/dev/nvidia-modeset", "nvidia-modeset")]
-    done = build.build(made)
+    made.absent_control_nodes = [("display", "/dev/nvidia-modeset", "nvidia-modeset")]
+    done = build.build_plan(made)
     assert not done.warnings
     assert reasons(done)["/dev/nvidia-modeset"] == "needs capability display"
 
@@ -232,14 +232,14 @@ def test_libraries_that_need_each_other_and_themselves_come_to_an_end() -> None:
     deep, deeper = f"libnvidia-deep.so.{VERSION}", f"libnvidia-deeper.so.{VERSION}"
     circle = library("libnvidia-deeper", "graphics", soname="", needs=(deep, deeper))
     made.inventory.files = (*FILES[:8], circle)
-    assert libraries(build.build(made)) == {"libnvidia-ngx", "libnvidia-deep", "libnvidia-deeper"}
+    assert libraries(build.build_plan(made)) == {"libnvidia-ngx", "libnvidia-deep", "libnvidia-deeper"}
 
 
 def test_32_bit_libraries_go_in_with_compat32_alone_and_to_a_directory_of_their_own() -> None:
     name = f"libcuda.so.{VERSION}"
     assert reasons(plan("0", "compute"))["libcuda.so.1 (i386)"] == "needs capability compat32"
     made = plan("0", "compute,compat32")
-    assert {edit.destination: edit.source for edit in of(made, Mount) if edit.source.endswith(name)} == {
+    assert {edit.destination: edit.source for edit in of(made, AddMount) if edit.source.endswith(name)} == {
         f"{LIBRARIES}/{name}": f"/drv/x86_64/{name}",
         f"/usr/local/nvidia/lib/{name}": f"/drv/i386/{name}",
     }
@@ -249,7 +249,7 @@ def test_32_bit_libraries_go_in_with_compat32_alone_and_to_a_directory_of_their_
 def test_32_bit_libraries_never_fall_together_with_those_of_64_bit(prefix: str) -> None:
     made = facts("0", "all", spec={"mounts": [{"destination": "/run", "type": "tmpfs"}]})
     made.image.writable = prefix.startswith("/usr")
-    places = [edit.destination for edit in of(build.build(made), Mount)]
+    places = [edit.destination for edit in of(build.build_plan(made), AddMount)]
     assert len(places) == len(set(places))
     name = f"libcuda.so.{VERSION}"
     assert {path for path in places if path.endswith(name)} == {f"{prefix}/lib64/{name}", f"{prefix}/lib/{name}"}
@@ -257,7 +257,7 @@ def test_32_bit_libraries_never_fall_together_with_those_of_64_bit(prefix: str) 
 
 def test_compat32_alone_brings_nothing_that_was_not_asked_for() -> None:
     made = plan("0", "compat32")
-    assert not [edit for edit in of(made, Mount) if edit.source.startswith("/drv/i386/")]
+    assert not [edit for edit in of(made, AddMount) if edit.source.startswith("/drv/i386/")]
 
 
 @pytest.mark.parametrize("asked", ["0", "all", "none", "1"])
@@ -267,14 +267,14 @@ def test_every_file_and_every_gpu_is_either_given_or_withheld_with_a_reason(
     asked: str, capabilities: str, config: dict[str, object]
 ) -> None:
     made = plan(asked, capabilities, **config)
-    sources = {edit.source for edit in of(made, Mount)}
+    sources = {edit.source for edit in of(made, AddMount)}
     names = reasons(made)
     for file in FILES:
-        name = file.container or (f"{file.soname} (i386)" if file.arch == "i386" else file.soname)
+        name = file.container_path or (f"{file.soname} (i386)" if file.arch == "i386" else file.soname)
         assert (file.source in sources) != (name in names), name
     assert all(edit.reason for edit in made.edits)
     assert all(one.reason and one.name and one.kind for one in made.withheld)
-    given = {edit.path for edit in of(made, DeviceNode)}
+    given = {edit.path for edit in of(made, AddDeviceNode)}
     for path in ("/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-modeset"):
         assert (path in given) != any(name.split(" ")[0] == path for name in names), path
 
@@ -287,31 +287,31 @@ def test_what_the_administrator_switched_off_is_withheld_by_his_word() -> None:
 
 def test_a_required_library_that_is_missing_is_named() -> None:
     made = facts("0", "video")
-    made.inventory.missing = (("compute", "libcuda.so.1", "only /x/libcuda.so.470 is there"),)
+    made.inventory.missing_libraries = (("compute", "libcuda.so.1", "only /x/libcuda.so.470 is there"),)
     with pytest.raises(Fault, match=r"libcuda.so.1 is required for capability compute.*libcuda.so.470"):
-        build.build(made)
+        build.build_plan(made)
     made = facts("0", "utility")
-    made.inventory.missing = (("compute", "libcuda.so.1", "it is nowhere"),)
-    build.build(made)
+    made.inventory.missing_libraries = (("compute", "libcuda.so.1", "it is nowhere"),)
+    build.build_plan(made)
 
 
 # --- mounts, links, loader -----------------------------------------------------------------------------
 
 
 def test_options_of_each_kind_of_mount() -> None:
-    by = {edit.destination: edit for edit in of(plan("0", "all"), Mount)}
+    by = {edit.destination: edit for edit in of(plan("0", "all"), AddMount)}
     library = by[f"{LIBRARIES}/libcuda.so.{VERSION}"]
     assert library.options == ("ro", "nosuid", "nodev", "rbind", "rprivate")
     socket = by["/var/run/nvidia-persistenced/socket"]
     assert "ro" not in socket.options
     assert "rbind" in socket.options
-    assert not by["/tmp/nvidia-mps"].make_way
+    assert not by["/tmp/nvidia-mps"].clear_mount_point
 
 
 def beside(made: Plan, directory: str) -> dict[str, str]:
     """The prepared directory that is mounted in a place: name to link text, "" for a library itself."""
-    (found,) = [edit for edit in of(made, Directory) if edit.destination == directory]
-    assert found.source in [edit.source for edit in of(made, Mount) if edit.destination == directory]
+    (found,) = [edit for edit in of(made, PrepareDirectory) if edit.destination == directory]
+    assert found.source in [edit.source for edit in of(made, AddMount) if edit.destination == directory]
     return dict(found.entries)
 
 
@@ -320,13 +320,13 @@ def test_a_library_has_its_soname_and_its_development_link_beside_it() -> None:
     assert entries[f"libcuda.so.{VERSION}"] == ""
     assert entries["libcuda.so.1"] == f"libcuda.so.{VERSION}"
     assert entries["libcuda.so"] == "libcuda.so.1"
-    for edit in of(plan(), Mount):
+    for edit in of(plan(), AddMount):
         if edit.destination.startswith(f"{LIBRARIES}/"):
             assert entries[edit.destination.rpartition("/")[2]] == "", "a library has no place to be mounted on"
 
 
 def test_the_directory_comes_before_the_libraries_that_are_mounted_in_it() -> None:
-    paths = [edit.destination for edit in of(plan("0", "all"), Mount)]
+    paths = [edit.destination for edit in of(plan("0", "all"), AddMount)]
     for path in paths:
         above = path.rpartition("/")[0]
         if above in paths:
@@ -336,13 +336,13 @@ def test_the_directory_comes_before_the_libraries_that_are_mounted_in_it() -> No
 def test_prepared_directories_of_one_name_have_one_content() -> None:
     found: dict[str, object] = {}
     for capabilities in ("", *ALL, "all"):
-        for edit in of(plan("0", capabilities), Directory):
+        for edit in of(plan("0", capabilities), PrepareDirectory):
             assert found.setdefault(edit.source, edit.entries) == edit.entries
     assert len(found) > 3
 
 
 def test_the_main_libraries_are_linked_where_programs_look_that_do_not_ask_the_loader() -> None:
-    links = {edit.path: edit.target for edit in of(plan("0", "all"), Link)}
+    links = {edit.path: edit.target for edit in of(plan("0", "all"), AddLink)}
     assert links[f"{OWN}/libcuda.so.1"] == f"{LIBRARIES}/libcuda.so.1"
     assert links[f"{OWN}/libnvidia-ml.so.1"] == f"{LIBRARIES}/libnvidia-ml.so.1"
     assert f"{OWN}/libnvidia-encode.so.1" not in links
@@ -350,7 +350,7 @@ def test_the_main_libraries_are_linked_where_programs_look_that_do_not_ask_the_l
 
 def test_a_leftover_in_the_image_gives_way_and_a_librarys_own_file_does_not() -> None:
     target = Target(there=(f"{OWN}/libnvidia-encode.so.1",), files=(f"{OWN}/libnvidia-ptxjitcompiler.so.1",))
-    links = {edit.path: edit.reason for edit in of(plan("0", "all", target=target), Link)}
+    links = {edit.path: edit.reason for edit in of(plan("0", "all", target=target), AddLink)}
     assert "leftover" in links[f"{OWN}/libnvidia-encode.so.1"]
     assert f"{OWN}/libnvidia-ptxjitcompiler.so.1" not in links
 
@@ -358,7 +358,7 @@ def test_a_leftover_in_the_image_gives_way_and_a_librarys_own_file_does_not() ->
 def test_where_no_link_can_be_written_the_prepared_directory_has_them_all() -> None:
     image = Image(library_dir=OWN, writable=False)
     made = plan(image=image, spec={"mounts": [{"destination": "/dev", "type": "tmpfs"}]})
-    assert not of(made, Link)
+    assert not of(made, AddLink)
     entries = beside(made, "/dev/gpu-oci-hook/lib64")
     assert {f"libcuda.so.{VERSION}", "libcuda.so.1", "libcuda.so"} <= set(entries)
 
@@ -368,10 +368,10 @@ def test_the_users_own_mount_on_a_librarys_place_wins_and_is_said(name: str) -> 
     path = f"{OWN}/{name}"
     made = plan(spec={"mounts": [{"destination": path, "type": "bind", "source": "/home/me/libcuda"}]})
     assert reasons(made)["libcuda.so.1"] == f"the container has its own mount on {path}"
-    assert not [edit for edit in of(made, Mount) if "libcuda.so" in edit.source]
-    assert path not in [edit.path for edit in of(made, Link)]
+    assert not [edit for edit in of(made, AddMount) if "libcuda.so" in edit.source]
+    assert path not in [edit.path for edit in of(made, AddLink)]
     assert not [name for name in beside(made, LIBRARIES) if name.startswith("libcuda.so")]
-    (cache,) = [edit.content for edit in of(made, File) if edit.path.endswith("ld.so.cache")]
+    (cache,) = [edit.content for edit in of(made, AddFile) if edit.path.endswith("ld.so.cache")]
     assert path.encode() + b"\0" in cache, "the loader is to find the user's"
     assert f"{LIBRARIES}/libcuda.so".encode() not in cache
 
@@ -379,8 +379,8 @@ def test_the_users_own_mount_on_a_librarys_place_wins_and_is_said(name: str) -> 
 def test_a_choice_of_mounts_makes_no_directory_that_stays() -> None:
     path = f"{OWN}/libcuda.so.1"
     made = plan(spec={"mounts": [{"destination": path, "type": "bind", "source": "/home/me/libcuda"}]})
-    (directory,) = of(made, Directory)
-    assert directory.source.startswith(f"{facts().generated}/libraries-")
+    (directory,) = of(made, PrepareDirectory)
+    assert directory.source.startswith(f"{facts().generated_dir}/libraries-")
 
 
 def test_the_users_own_mount_on_a_programs_place_wins_and_is_said() -> None:
@@ -400,12 +400,10 @@ def test_the_users_own_mount_on_a_programs_place_wins_and_is_said() -> None:
         ({"/etc/OpenCL": "/usr/bin/nvidia-smi"}, "/etc/OpenCL/vendors/nvidia.icd"),
     ],
 )
-def test_links_of_the_image_that_bring_two_files_together_cost_the_second_one(
-    links: dict[str, str], lost: str
-) -> None:
+def test_links_of_the_image_that_bring_two_files_together_cost_the_second_one(links: dict[str, str], lost: str) -> None:
     made = plan("0", "all", target=Target(links))
     assert "another driver file" in reasons(made)[lost]
-    where = [edit.destination for edit in of(made, Mount)]
+    where = [edit.destination for edit in of(made, AddMount)]
     assert len(where) == len(set(where))
 
 
@@ -421,11 +419,11 @@ def test_on_a_root_that_cannot_be_written_the_cache_is_mounted_and_nothing_is_wr
         target=Target(there=("/etc/ld.so.cache", "/etc/ld.so.conf")),
         spec={"mounts": [{"destination": "/dev", "type": "tmpfs"}]},
     )
-    assert [edit.path for edit in of(made, File)] == ["/etc/ld.so.cache"]
-    assert all(edit.mounted for edit in of(made, File))
-    assert not [edit for edit in of(made, Mount) if edit.make_way]
+    assert [edit.path for edit in of(made, AddFile)] == ["/etc/ld.so.cache"]
+    assert all(edit.bind_mounted for edit in of(made, AddFile))
+    assert not [edit for edit in of(made, AddMount) if edit.clear_mount_point]
     assert "/etc/ld.so.cache" in mounted(made)
-    assert not of(made, Env)
+    assert not of(made, SetEnvVariable)
 
 
 def test_where_the_loaders_cache_cannot_be_had_the_environment_stands_in() -> None:
@@ -434,23 +432,23 @@ def test_where_the_loaders_cache_cannot_be_had_the_environment_stands_in() -> No
         spec={"mounts": [{"destination": "/dev", "type": "tmpfs"}]},
         env=("LD_LIBRARY_PATH=/opt/own",),
     )
-    (found,) = of(made, Env)
+    (found,) = of(made, SetEnvVariable)
     assert (found.name, found.value) == ("LD_LIBRARY_PATH", "/dev/gpu-oci-hook/lib64:/opt/own")
     assert "/etc/ld.so.cache" in reasons(made)
 
 
 COMPAT = Image(
-    library_dir=OWN, compat=(("/usr/local/cuda-12.6/compat/libcuda.so.560.35.03", "560.35.03"),),
+    library_dir=OWN, compat_libcudas=(("/usr/local/cuda-12.6/compat/libcuda.so.560.35.03", "560.35.03"),),
     compat_dir="/usr/local/cuda-12.6/compat", compat_names=("libcuda.so.1", "libcuda.so.560.35.03"),
 )  # fmt: skip
 
 
 def test_compat_libraries_come_first_in_the_loaders_order() -> None:
     made = plan("0", "compute", image=COMPAT)
-    drop_in = next(edit for edit in of(made, File) if edit.path.endswith("00-gpu-oci-hook.conf"))
+    drop_in = next(edit for edit in of(made, AddFile) if edit.path.endswith("00-gpu-oci-hook.conf"))
     lines = drop_in.content.decode().splitlines()
     assert lines.index("/usr/local/cuda-12.6/compat") < lines.index(LIBRARIES)
-    cache = next(edit for edit in of(made, File) if edit.path.endswith("ld.so.cache"))
+    cache = next(edit for edit in of(made, AddFile) if edit.path.endswith("ld.so.cache"))
     assert b"/usr/local/cuda-12.6/compat/libcuda.so.1\0" in cache.content
     assert f"{LIBRARIES}/libcuda.so.1\0".encode() not in cache.content
 
@@ -459,7 +457,7 @@ def test_compat_libraries_come_first_in_the_loaders_order() -> None:
 def test_compat_is_nothing_to_a_container_without_compute(policy: str) -> None:
     made = plan("0", "utility", image=COMPAT, cuda_compat=policy)
     assert reasons(made)["/usr/local/cuda-12.6/compat/libcuda.so.560.35.03"] == "needs capability compute"
-    assert b"compat" not in b"".join(edit.content for edit in of(made, File))
+    assert b"compat" not in b"".join(edit.content for edit in of(made, AddFile))
 
 
 def test_compat_that_is_not_used_is_withheld_with_its_reason() -> None:
@@ -468,7 +466,7 @@ def test_compat_that_is_not_used_is_withheld_with_its_reason() -> None:
 
 
 def again(made: Plan, **more: Any) -> list[dict[str, Any]]:
-    return [{"destination": edit.destination, "source": edit.source, "type": "bind"} for edit in of(made, Mount)]
+    return [{"destination": edit.destination, "source": edit.source, "type": "bind"} for edit in of(made, AddMount)]
 
 
 def test_mounts_of_an_earlier_run_are_known_again() -> None:
@@ -500,13 +498,13 @@ PARAMS = b"EnableMSI: 1\nModifyDeviceFiles: 1\nDeviceFileUID: 0\n"
 
 def hidden(asked: str, params: bytes | None = PARAMS, *, program: bool = True, **more: Any) -> Plan:
     made = facts(asked, **{"spec": {"mounts": [PROC]}, **more})
-    made.params, made.mount_program = params, program
-    return build.build(made)
+    made.driver_params, made.has_mount_program = params, program
+    return build.build_plan(made)
 
 
 def test_a_subset_of_the_gpus_hides_the_modules_parameters() -> None:
     made = hidden("0")
-    (hook,) = of(made, Hook)
+    (hook,) = of(made, AddHook)
     assert hook.stage == "createContainer"
     assert hook.path == "/usr/bin/mount"
     assert hook.args == (
@@ -515,18 +513,18 @@ def test_a_subset_of_the_gpus_hides_the_modules_parameters() -> None:
     )  # fmt: skip
     assert all(entry.partition("=")[2] for entry in hook.env)
     assert hook.env
-    (file,) = [edit for edit in of(made, File) if edit.mounted]
+    (file,) = [edit for edit in of(made, AddFile) if edit.bind_mounted]
     assert file.content == b"EnableMSI: 1\nModifyDeviceFiles: 0\nDeviceFileUID: 0\n"
 
 
 def test_in_a_user_namespace_the_file_is_nobodys_and_is_not_remounted() -> None:
-    (hook,) = of(hidden("0", spec={"mounts": [PROC], "linux": {"namespaces": [{"type": "user"}]}}), Hook)
+    (hook,) = of(hidden("0", spec={"mounts": [PROC], "linux": {"namespaces": [{"type": "user"}]}}), AddHook)
     assert "-o" not in hook.args
 
 
 def test_a_root_that_shares_its_mounts_with_the_host_gets_no_hook() -> None:
     made = hidden("0", spec={"mounts": [PROC], "linux": {"rootfsPropagation": "rshared"}})
-    assert not of(made, Hook)
+    assert not of(made, AddHook)
     assert any("shares its mounts" in one.reason for one in made.withheld)
 
 
@@ -536,7 +534,7 @@ def test_a_root_that_shares_its_mounts_with_the_host_gets_no_hook() -> None:
 )
 def test_no_hook_where_there_is_nothing_to_hide(asked: str, params: bytes | None) -> None:
     made = hidden(asked, params)
-    assert not of(made, Hook)
+    assert not of(made, AddHook)
     reason = reasons(made).get("/proc/driver/nvidia/params (ModifyDeviceFiles: 0)", "")
     assert ("shows containers no such file" in reason) is (params is None)
 
@@ -552,13 +550,13 @@ def test_no_hook_where_there_is_nothing_to_hide(asked: str, params: bytes | None
 )
 def test_a_hook_that_cannot_be_is_said(mounts: list[dict[str, str]], program: bool, said: str) -> None:
     made = hidden("0", program=program, spec={"mounts": mounts})
-    assert not of(made, Hook)
+    assert not of(made, AddHook)
     assert said in reasons(made)["/proc/driver/nvidia/params (ModifyDeviceFiles: 0)"]
 
 
 def test_the_administrator_may_leave_the_parameters_alone() -> None:
     made = hidden("0", hide_device_files=False)
-    assert not of(made, Hook)
+    assert not of(made, AddHook)
     assert "hide-device-files" in reasons(made)["/proc/driver/nvidia/params (ModifyDeviceFiles: 0)"]
 
 
@@ -591,9 +589,9 @@ def test_other_hooks_stay() -> None:
 @pytest.mark.parametrize("stage", ["prestart", "createRuntime", "createContainer", "startContainer"])
 @pytest.mark.parametrize("program", ["/usr/bin/nvidia-cdi-hook", "/usr/local/bin/nvidia-ctk"])
 def test_a_bundle_that_a_cdi_file_has_done_is_recognised(stage: str, program: str) -> None:
-    assert build.already_done({"hooks": {stage: [{"path": "/bin/x"}, {"path": program}]}}) == program
+    assert build.find_injecting_cdi_hook({"hooks": {stage: [{"path": "/bin/x"}, {"path": program}]}}) == program
 
 
 @pytest.mark.parametrize("spec", [{}, {"hooks": None}, {"hooks": {"prestart": [{"path": "/bin/x"}]}}, [], None])
 def test_a_bundle_that_nobody_has_done(spec: object) -> None:
-    assert build.already_done(spec) == ""
+    assert build.find_injecting_cdi_hook(spec) == ""

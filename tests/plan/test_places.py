@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from gpu_oci_hook.plan.places import Places
+from gpu_oci_hook.plan.layout import Layout
 
 from .facts import Target
 
@@ -17,8 +17,8 @@ def mount(destination: str, kind: str = "bind") -> dict[str, str]:
     return {"destination": destination, "type": kind, "source": "/vol"}
 
 
-def places(*mounts: dict[str, Any], writable: bool = True, target: Target | None = None) -> Places:
-    return Places({"mounts": list(mounts)}, target or Target(), [], writable=writable)
+def places(*mounts: dict[str, Any], writable: bool = True, target: Target | None = None) -> Layout:
+    return Layout({"mounts": list(mounts)}, target or Target(), [], writable=writable)
 
 
 @pytest.mark.parametrize(
@@ -59,61 +59,59 @@ def places(*mounts: dict[str, Any], writable: bool = True, target: Target | None
         (({**mount("/usr/local", "tmpfs"), "options": ["rbind"]},), True, "/usr/lib/gpu-oci-hook/lib64"),
     ],
 )
-def test_the_directory_for_libraries(
-    mounts: tuple[dict[str, Any], ...], writable: bool, directory: str
-) -> None:
+def test_the_directory_for_libraries(mounts: tuple[dict[str, Any], ...], writable: bool, directory: str) -> None:
     found = places(*mounts, writable=writable)
-    assert found.libraries == directory
-    assert found.libraries32 == directory.removesuffix("64")
+    assert found.driver_library_dir == directory
+    assert found.driver_library_dir32 == directory.removesuffix("64")
 
 
 def test_a_root_that_cannot_be_written_may_have_the_directories_already() -> None:
     """CUDA images of old have them."""
     there = ("/usr/local/nvidia/lib", "/usr/local/nvidia/lib64")
     found = places(writable=False, target=Target(there=there))
-    assert found.libraries == NVIDIA
-    assert places(writable=False, target=Target(there=there[:1])).libraries == ""
+    assert found.driver_library_dir == NVIDIA
+    assert places(writable=False, target=Target(there=there[:1])).driver_library_dir == ""
 
 
 def test_a_file_in_the_directorys_place_is_passed_by() -> None:
     found = places(target=Target(files=(NVIDIA,)))
-    assert found.libraries == "/usr/lib/gpu-oci-hook/lib64"
+    assert found.driver_library_dir == "/usr/lib/gpu-oci-hook/lib64"
 
 
 def test_mounts_of_an_earlier_run_of_ours_do_not_count() -> None:
     ours = [("/run/gpu-oci-hook/libraries-1", NVIDIA), ("/drv/libcuda.so.1", f"{NVIDIA}/libcuda.so.1")]
     mounts = [{"destination": destination, "source": source, "type": "bind"} for source, destination in ours]
-    assert Places({"mounts": mounts}, Target(), ours, writable=True).libraries == NVIDIA
-    assert Places({"mounts": mounts}, Target(), ours[:1], writable=True).libraries != NVIDIA
+    assert Layout({"mounts": mounts}, Target(), ours, writable=True).driver_library_dir == NVIDIA
+    assert Layout({"mounts": mounts}, Target(), ours[:1], writable=True).driver_library_dir != NVIDIA
 
 
 def test_odd_mounts_are_nobodys_business() -> None:
-    found = Places(
+    found = Layout(
         {"mounts": [None, 7, {}, {"destination": 7}, {"destination": "usr/lib"}, {"destination": None}]},
         Target(), [], writable=True,
     )  # fmt: skip
-    assert found.libraries == NVIDIA
+    assert found.driver_library_dir == NVIDIA
 
 
 @pytest.mark.parametrize("mounts", [None, 7, "x", {}, [[]]])
 def test_a_list_of_mounts_that_is_none(mounts: object) -> None:
-    assert Places({"mounts": mounts}, Target(), [], writable=True).libraries == NVIDIA
+    assert Layout({"mounts": mounts}, Target(), [], writable=True).driver_library_dir == NVIDIA
 
 
 def test_a_mount_point_in_the_image_is_free_of_links() -> None:
     target = Target({"/var/run": "/run"})
-    assert places(target=target).mount_point("/var/run/x/socket") == ("/run/x/socket", "")
+    assert places(target=target).find_mount_point("/var/run/x/socket") == ("/run/x/socket", "")
 
 
 def test_a_link_in_the_place_of_a_file_is_not_followed_and_in_that_of_a_directory_it_is() -> None:
     target = Target({"/usr/bin/nvidia-smi": "/etc", "/tmp/nvidia-mps": "/var/mps"})
     found = places(target=target)
-    assert found.mount_point("/usr/bin/nvidia-smi") == ("/usr/bin/nvidia-smi", "")
-    assert found.mount_point("/tmp/nvidia-mps", follow=True) == ("/var/mps", "")
+    assert found.find_mount_point("/usr/bin/nvidia-smi") == ("/usr/bin/nvidia-smi", "")
+    assert found.find_mount_point("/tmp/nvidia-mps", follow=True) == ("/var/mps", "")
 
 
 def test_a_mount_point_below_somebody_elses_mount_is_refused() -> None:
-    destination, reason = places(mount("/usr/bin")).mount_point("/usr/bin/nvidia-smi")
+    destination, reason = places(mount("/usr/bin")).find_mount_point("/usr/bin/nvidia-smi")
     assert destination == ""
     assert "another mount" in reason
 
@@ -121,29 +119,32 @@ def test_a_mount_point_below_somebody_elses_mount_is_refused() -> None:
 def test_a_link_of_the_image_into_somebody_elses_mount_is_seen_through() -> None:
     """The runtime would make the mount point in the volume, which is a directory of the user's."""
     target = Target({"/usr/bin": "/data/bin"})
-    destination, reason = places(mount("/data"), target=target).mount_point("/usr/bin/nvidia-smi")
+    destination, reason = places(mount("/data"), target=target).find_mount_point("/usr/bin/nvidia-smi")
     assert destination == ""
     assert "another mount" in reason
 
 
 def test_a_spec_that_mounts_through_a_link_of_the_image_is_seen_through() -> None:
     target = Target({"/lib": "/usr/lib", "/var/run": "/run", "/opt/n": "/usr/local/nvidia"})
-    assert places(mount("/opt/n"), target=target).libraries == "/usr/lib/gpu-oci-hook/lib64"
-    assert places(mount("/var/run", "tmpfs"), writable=False, target=target).libraries == "/run/gpu-oci-hook/lib64"
-    assert places(mount("/lib/x/libcuda.so.1"), target=target).mounted("/usr/lib/x/libcuda.so.1")
+    assert places(mount("/opt/n"), target=target).driver_library_dir == "/usr/lib/gpu-oci-hook/lib64"
+    assert (
+        places(mount("/var/run", "tmpfs"), writable=False, target=target).driver_library_dir
+        == "/run/gpu-oci-hook/lib64"
+    )
+    assert places(mount("/lib/x/libcuda.so.1"), target=target).is_mount_destination("/usr/lib/x/libcuda.so.1")
 
 
 def test_a_link_of_the_image_into_a_tmpfs_is_fresh() -> None:
     target = Target({"/usr/bin": "/run/bin"})
     found = places(mount("/run", "tmpfs"), writable=False, target=target)
-    assert found.mount_point("/usr/bin/nvidia-smi") == ("/run/bin/nvidia-smi", "")
+    assert found.find_mount_point("/usr/bin/nvidia-smi") == ("/run/bin/nvidia-smi", "")
 
 
 def test_a_root_that_cannot_be_written_has_only_the_mount_points_that_are_there() -> None:
     target = Target(there=("/etc/ld.so.cache",))
     found = places(writable=False, target=target)
-    assert found.mount_point("/etc/ld.so.cache") == ("/etc/ld.so.cache", "")
-    destination, reason = found.mount_point("/etc/other")
+    assert found.find_mount_point("/etc/ld.so.cache") == ("/etc/ld.so.cache", "")
+    destination, reason = found.find_mount_point("/etc/other")
     assert destination == ""
     assert "cannot be written and has no /etc/other" in reason
 
@@ -170,12 +171,12 @@ def test_a_link_of_the_image_never_has_us_hide_what_is_there(
     links: dict[str, str], there: tuple[str, ...], directory: str
 ) -> None:
     found = places(mount("/dev", "tmpfs"), target=Target(links, there))
-    assert found.libraries == directory
+    assert found.driver_library_dir == directory
 
 
 def test_a_link_of_the_image_into_dev_gets_no_mount_point() -> None:
     found = places(mount("/dev", "tmpfs"), target=Target({"/etc/vulkan": "/dev/null"}))
-    where, why = found.mount_point("/etc/vulkan/icd.d/nvidia_icd.json")
+    where, why = found.find_mount_point("/etc/vulkan/icd.d/nvidia_icd.json")
     assert where == ""
     assert "/dev/null/icd.d/nvidia_icd.json" in why
 
@@ -184,10 +185,10 @@ def test_a_link_of_the_image_into_dev_gets_no_mount_point() -> None:
 def test_no_link_of_the_image_brings_a_directory_to_a_place_of_the_runtimes(target: str) -> None:
     """The runtime would make the container's nodes in a directory of the host's."""
     found = places(target=Target({"/tmp/nvidia-mps": target, "/usr/local": target}))
-    where, why = found.mount_point("/tmp/nvidia-mps", follow=True)
+    where, why = found.find_mount_point("/tmp/nvidia-mps", follow=True)
     assert where == ""
     assert f"leads from /tmp/nvidia-mps to {target}, which is the runtime's" in why
-    assert target == "/" or found.libraries.startswith("/usr/lib/gpu-oci-hook")
+    assert target == "/" or found.driver_library_dir.startswith("/usr/lib/gpu-oci-hook")
 
 
 def test_thousands_of_mounts_cost_a_look_each() -> None:
@@ -202,5 +203,5 @@ def test_thousands_of_mounts_cost_a_look_each() -> None:
 
     found = places(*(mount(f"/data/{number}") for number in range(5000)))
     found._mounts = Counting(found._mounts)
-    assert found.cover("/data/4999/x") == "foreign" and found.cover("/usr/lib/x") == "image"
+    assert found.classify_path("/data/4999/x") == "foreign" and found.classify_path("/usr/lib/x") == "image"
     assert asked < 50

@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from gpu_oci_hook.config import Config
+from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats import fastjson
-from gpu_oci_hook.request import Request, read
+from gpu_oci_hook.model.request import Request
+from gpu_oci_hook.request.read import read_request
 
 DEVICES = "NVIDIA_VISIBLE_DEVICES="
 NOTE = "cdi.k8s.io/plugin_1"
@@ -29,12 +30,16 @@ def spec(*env: str, mounts: tuple[str, ...] = (), notes: dict[str, Any] | None =
 
 def asked(request: Request) -> tuple[list[str], list[str]]:
     """What is asked of us and of others."""
-    own = [ask.word for ask in request.asks] if request.asks or not request.driver else ["none"]
-    return own, [ask.word for ask in request.foreign]
+    own = (
+        [ask.selector for ask in request.device_requests]
+        if request.device_requests or not request.needs_driver
+        else ["none"]
+    )
+    return own, [ask.selector for ask in request.cdi_devices]
 
 
 def words(made: object, **config: Any) -> tuple[list[str], list[str]]:
-    return asked(read(made, Config(**config)))
+    return asked(read_request(made, Config(**config)))
 
 
 # --- names ------------------------------------------------------------------------------------------
@@ -91,9 +96,9 @@ def test_none_beside_a_gpu_is_an_error_however_it_is_said() -> None:
 
 
 def test_void_beside_names_is_nothing() -> None:
-    request = read(spec(DEVICES + "vendor.com/dev=a,void"), Config())
+    request = read_request(spec(DEVICES + "vendor.com/dev=a,void"), Config())
     assert asked(request) == ([], [])
-    assert not request.driver
+    assert not request.needs_driver
     assert request.warnings
 
 
@@ -145,25 +150,25 @@ def test_an_annotations_word_that_is_no_qualified_name_is_an_error_with_the_name
 ) -> None:
     with pytest.raises(Fault, match="is no CDI name") as caught:
         words(spec(notes={NOTE: value}))
-    assert caught.value.where == f"annotation {NOTE}" and caught.value.cure.startswith(cure)
+    assert caught.value.where == f"annotation {NOTE}" and caught.value.hint.startswith(cure)
 
 
 def test_an_annotation_that_nobody_heeds_may_say_what_it_likes() -> None:
-    request = read(spec("NVIDIA_VISIBLE_DEVICES=void", notes={NOTE: "bad name"}), Config())
+    request = read_request(spec("NVIDIA_VISIBLE_DEVICES=void", notes={NOTE: "bad name"}), Config())
     assert asked(request) == ([], []) and request.withheld
 
 
 def test_a_cdi_name_that_the_environment_may_not_ask_for_has_its_warning() -> None:
-    request = read(spec("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0,vendor.com/dev=a"), Config(env="never"))
+    request = read_request(spec("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0,vendor.com/dev=a"), Config(env="never"))
     assert asked(request) == ([], [])
     assert request.warnings == ['the container starts without them: [request] env is "never"']
 
 
 @pytest.mark.parametrize("value", ["", " , ", 7, None, ["nvidia.com/gpu=0"]])
 def test_an_annotation_that_says_nothing_asks_for_nothing(value: object) -> None:
-    request = read(spec(notes={NOTE: value}), Config())
+    request = read_request(spec(notes={NOTE: value}), Config())
     assert asked(request) == ([], [])
-    assert not request.driver
+    assert not request.needs_driver
 
 
 def test_the_prefixes_are_the_configurations() -> None:
@@ -185,7 +190,9 @@ def test_annotations_of_an_engine_that_lets_only_its_client_write_them_need_no_o
 def test_podman_hands_on_an_images_annotations_so_they_may_what_the_environment_may(
     env: str, root: bool, counts: bool
 ) -> None:
-    request = read(spec(notes={NOTE: "nvidia.com/gpu=0,vendor.com/dev=a", **LIBPOD}, root=root), Config(env=env))
+    request = read_request(
+        spec(notes={NOTE: "nvidia.com/gpu=0,vendor.com/dev=a", **LIBPOD}, root=root), Config(env=env)
+    )
     assert asked(request) == ((["0"], ["vendor.com/dev=a"]) if counts else ([], []))
     assert [name for name, _ in request.withheld] == ([] if counts else ["nvidia.com/gpu=0", "vendor.com/dev=a"])
     assert counts or "does not count" in request.warnings[0]
@@ -214,7 +221,7 @@ def of_crio(**notes: str) -> dict[str, str]:
 
 def test_cri_o_has_resolved_its_annotations_already_and_others_are_the_pods() -> None:
     kubelets = of_crio(**{"cdi.k8s.io/x": "nvidia.com/gpu=0"})
-    request = read(spec(notes={**kubelets, "cdi.k8s.io/pods": "nvidia.com/gpu=all"}), Config())
+    request = read_request(spec(notes={**kubelets, "cdi.k8s.io/pods": "nvidia.com/gpu=all"}), Config())
     assert asked(request) == ([], [])
     assert len(request.withheld) == 2
 
@@ -272,58 +279,58 @@ def test_who_wins(made: object, own: list[str], foreign: list[str]) -> None:
 
 
 def test_what_void_withholds_is_told() -> None:
-    request = read(spec(DEVICES + "void", notes=NIC), Config())
+    request = read_request(spec(DEVICES + "void", notes=NIC), Config())
     assert request.withheld[0][0] == "vendor.com/nic=n"
 
 
 def test_who_may_not_ask_by_the_environment_gets_no_other_vendors_device_either() -> None:
-    request = read(spec(DEVICES + "vendor.com/dev=a"), Config(env="never"))
+    request = read_request(spec(DEVICES + "vendor.com/dev=a"), Config(env="never"))
     assert asked(request) == ([], [])
-    assert not request.driver
+    assert not request.needs_driver
     assert "devices asked for by" in request.withheld[0][0]
     assert "starts without them" in request.warnings[0]
     assert words(spec(DEVICES + "vendor.com/dev=a", root=True), env="privileged") == ([], ["vendor.com/dev=a"])
 
 
 def test_mounts_that_may_not_ask_ask_for_nothing() -> None:
-    request = read(spec(mounts=("cdi/vendor.com/dev/a",)), Config(volume_mounts=False))
+    request = read_request(spec(mounts=("cdi/vendor.com/dev/a",)), Config(volume_mounts=False))
     assert asked(request) == ([], [])
     assert request.withheld
 
 
 def test_the_management_name_is_known_in_annotations_too() -> None:
     notes = {NOTE: "management.nvidia.com/gpu=all"}
-    assert read(spec(notes=notes, root=True), Config()).management
+    assert read_request(spec(notes=notes, root=True), Config()).management_origin
     with pytest.raises(Fault, match="CAP_SYS_ADMIN"):
-        read(spec(notes=notes), Config())
+        read_request(spec(notes=notes), Config())
 
 
 def test_annotations_longer_than_any_engines_are_a_sentence() -> None:
     long = ",".join(f"vendor.com/dev=a{number}" for number in range(20000))
     with pytest.raises(Fault, match="longer than 256 KiB"):
-        read(spec(notes={NOTE: long}), Config())
+        read_request(spec(notes={NOTE: long}), Config())
     # Of one that does not count nothing is taken apart.
     podmans = {NOTE: long, "io.container.manager": "libpod"}
-    assert len(read(spec(notes=podmans), Config(env="never")).withheld) == 1
+    assert len(read_request(spec(notes=podmans), Config(env="never")).withheld) == 1
 
 
 def test_kubelets_annotations_are_taken_apart_once(monkeypatch: pytest.MonkeyPatch) -> None:
     parsed = 0
-    loads = fastjson.loads
+    loads = fastjson.parse_json
 
     def counted(data: bytes) -> object:
         nonlocal parsed
         parsed += 1
         return loads(data)
 
-    monkeypatch.setattr(fastjson, "loads", counted)
+    monkeypatch.setattr(fastjson, "parse_json", counted)
     keys = {f"site.org/{number}": "vendor.com/dev=a" for number in range(100)}
     notes = {**keys, "io.kubernetes.cri-o.Annotations": json.dumps({"site.org/7": "vendor.com/dev=a"})}
-    request = read(spec(notes=notes), Config(annotation_prefixes=("site.org/",)))
+    request = read_request(spec(notes=notes), Config(annotation_prefixes=("site.org/",)))
     assert asked(request) == ([], ["vendor.com/dev=a"]) and parsed == 1
 
 
 def test_another_vendors_device_alone_needs_no_driver() -> None:
-    request = read(spec(DEVICES + "vendor.com/dev=a", "NVIDIA_DRIVER_CAPABILITIES=nonsense"), Config())
-    assert not request.driver
+    request = read_request(spec(DEVICES + "vendor.com/dev=a", "NVIDIA_DRIVER_CAPABILITIES=nonsense"), Config())
+    assert not request.needs_driver
     assert request.capabilities == ()

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.host.inventory import Gpu
-from gpu_oci_hook.request import Ask
-from gpu_oci_hook.request.devices import pci_address, ranges, resolve
+from gpu_oci_hook.model.machine import Gpu
+from gpu_oci_hook.model.request import DeviceRequest
+from gpu_oci_hook.request.selectors import format_ranges, normalize_pci_address, resolve_gpus
 
 MANY = [
     Gpu(index=n, uuid=f"GPU-{n:08d}-aaaa-0000-0000-000000000000", pci=f"0000:{n:02x}:00.0", minor=n, model="x")
@@ -22,7 +22,7 @@ GPUS = [
 
 
 def chosen(*words: str) -> list[int]:
-    return [gpu.index for gpu, _ in resolve(tuple(Ask(word, "here") for word in words), GPUS)]
+    return [gpu.index for gpu, _ in resolve_gpus(tuple(DeviceRequest(word, "here") for word in words), GPUS)]
 
 
 @pytest.mark.parametrize(
@@ -71,14 +71,14 @@ def test_an_unknown_index_is_a_short_sentence_on_any_machine() -> None:
 @pytest.mark.parametrize("word", ["777", "GPU-ffff", "0001:aa:00.0", "two", "0-777"])
 def test_on_a_machine_with_many_gpus_an_unknown_word_costs_one_short_line(word: str) -> None:
     with pytest.raises(Fault) as caught:
-        resolve((Ask(word, "here"),), MANY)
+        resolve_gpus((DeviceRequest(word, "here"),), MANY)
     assert len(str(caught.value)) < 300
-    assert "to 199" in caught.value.cure or "and 196 more" in caught.value.cure
+    assert "to 199" in caught.value.hint or "and 196 more" in caught.value.hint
 
 
 def test_of_uuids_that_begin_alike_only_a_few_are_told() -> None:
     with pytest.raises(Fault, match=r"beginning of 200 UUIDs: .* and 196 more") as caught:
-        resolve((Ask("GPU-0000", "here"),), MANY)
+        resolve_gpus((DeviceRequest("GPU-0000", "here"),), MANY)
     assert len(str(caught.value)) < 400
 
 
@@ -92,7 +92,7 @@ def test_of_uuids_that_begin_alike_only_a_few_are_told() -> None:
     ],
 )
 def test_indices_are_told_as_ranges(numbers: list[int], said: str) -> None:
-    assert ranges(numbers) == said
+    assert format_ranges(numbers) == said
 
 
 @pytest.mark.parametrize(("word", "meant"), [("gpu0", "0"), ("GPU3", "3"), ("mig0:1", "0:1")])
@@ -113,21 +113,21 @@ def test_a_kind_without_a_device_is_told_how_to_name_one() -> None:
 def test_a_range_that_goes_too_far_says_which_gpus_there_are_not(word: str, absent: str) -> None:
     with pytest.raises(Fault, match=absent) as caught:
         chosen(word)
-    assert "This machine has 0 to 3" in caught.value.cure
+    assert "This machine has 0 to 3" in caught.value.hint
 
 
 @pytest.mark.parametrize("word", ["GPU-", "GPU-4", "gpu-44b"])
 def test_a_beginning_that_is_too_short_says_how_long_it_has_to_be(word: str) -> None:
     with pytest.raises(Fault, match="too short") as caught:
         chosen(word)
-    assert caught.value.cure == "Give at least 4 digits after GPU-"
+    assert caught.value.hint == "Give at least 4 digits after GPU-"
 
 
 @pytest.mark.parametrize(("word", "meant"), [("al", "all"), ("alll", "all"), ("NONE", "none"), ("viod", "void")])
 def test_a_mistyped_word_is_told_what_it_may_have_meant(word: str, meant: str) -> None:
     with pytest.raises(Fault, match=f'Did you mean "{meant}"') as caught:
         chosen(word)
-    assert 'PCI address, "all" and "none"' in caught.value.cure
+    assert 'PCI address, "all" and "none"' in caught.value.hint
 
 
 def test_a_beginning_of_two_uuids_fails_and_names_both() -> None:
@@ -148,8 +148,8 @@ def test_the_place_of_device_mounts_is_no_device() -> None:
 
 
 def test_the_first_word_that_names_a_gpu_is_its_origin() -> None:
-    asks = (Ask("all", "first"), Ask("0", "second"))
-    assert {origin for _, origin in resolve(asks, GPUS)} == {"first"}
+    asks = (DeviceRequest("all", "first"), DeviceRequest("0", "second"))
+    assert {origin for _, origin in resolve_gpus(asks, GPUS)} == {"first"}
 
 
 @pytest.mark.parametrize(
@@ -168,13 +168,13 @@ def test_the_first_word_that_names_a_gpu_is_its_origin() -> None:
     ],
 )
 def test_pci_addresses_of_all_tools_are_one(text: str, address: str) -> None:
-    assert pci_address(text) == address
+    assert normalize_pci_address(text) == address
 
 
 @pytest.mark.parametrize("word", ["1", "0-2"])
 def test_a_gpu_that_cannot_be_used_leaves_its_index_to_nobody(word: str) -> None:
     with pytest.raises(Fault) as caught:
-        resolve((Ask(word, "here"),), [GPUS[0], *GPUS[2:]])
+        resolve_gpus((DeviceRequest(word, "here"),), [GPUS[0], *GPUS[2:]])
     said = "has a gap: GPU 1 cannot be used" if "-" in word else "there is no GPU 1. This machine has 0, 2 to 3"
     assert said in str(caught.value)
-    assert [gpu.index for gpu, _ in resolve((Ask("2-3", "here"),), [GPUS[0], *GPUS[2:]])] == [2, 3]
+    assert [gpu.index for gpu, _ in resolve_gpus((DeviceRequest("2-3", "here"),), [GPUS[0], *GPUS[2:]])] == [2, 3]

@@ -6,9 +6,11 @@ from typing import Any
 
 import pytest
 
-from gpu_oci_hook.config import Config
+from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.request import MANAGEMENT, Request, read
+from gpu_oci_hook.model.request import Request
+from gpu_oci_hook.request.environment import MANAGEMENT_DEVICE
+from gpu_oci_hook.request.read import read_request
 
 GPU = "NVIDIA_VISIBLE_DEVICES=0"
 
@@ -22,11 +24,11 @@ def asked(*env: str, mounts: tuple[str, ...] = (), privileged: bool = False, **c
     }
     if privileged:
         made["process"]["capabilities"] = {"bounding": ["CAP_SYS_ADMIN"]}
-    return read(made, Config(**config))
+    return read_request(made, Config(**config))
 
 
 def spans(request: Request) -> list[tuple[int, int]]:
-    return [(span.first, span.last) for span in request.channels]
+    return [(span.first, span.last) for span in request.imex_channels]
 
 
 def features(request: Request) -> list[str]:
@@ -51,7 +53,7 @@ def test_channels_are_numbers_ranges_all_or_none(said: str, expected: list[tuple
     request = asked(GPU, f"NVIDIA_IMEX_CHANNELS={said}")
     assert spans(request) == expected
     assert (not request.withheld, not request.warnings) == (True, True)
-    assert [span.every for span in request.channels] == [said == "all"] * len(expected)
+    assert [span.is_all for span in request.imex_channels] == [said == "all"] * len(expected)
 
 
 @pytest.mark.parametrize(
@@ -73,16 +75,18 @@ def test_a_word_that_is_no_channel_is_an_error_with_the_valid_ones(said: str, se
     with pytest.raises(Fault) as caught:
         asked(GPU, f"NVIDIA_IMEX_CHANNELS={said}")
     assert sentence in str(caught.value)
-    assert caught.value.cure and caught.value.where.startswith("NVIDIA_IMEX_CHANNELS=")
+    assert caught.value.hint and caught.value.where.startswith("NVIDIA_IMEX_CHANNELS=")
 
 
 def test_channels_come_by_mounts_too_and_mounts_outweigh_the_variable() -> None:
     request = asked(GPU, "NVIDIA_IMEX_CHANNELS=9", mounts=("imex/0", "imex/4-5"))
     assert spans(request) == [(0, 0), (4, 5)]
-    assert all(span.origin.startswith("mount /var/run/nvidia-container-devices/imex/") for span in request.channels)
-    assert [ask.word for ask in request.asks] == ["0"], "a channel's mount is no GPU's"
+    assert all(
+        span.origin.startswith("mount /var/run/nvidia-container-devices/imex/") for span in request.imex_channels
+    )
+    assert [ask.selector for ask in request.device_requests] == ["0"], "a channel's mount is no GPU's"
     request = asked(mounts=("0", "imex/0"))
-    assert ([ask.word for ask in request.asks], spans(request)) == (["0"], [(0, 0)])
+    assert ([ask.selector for ask in request.device_requests], spans(request)) == (["0"], [(0, 0)])
 
 
 def test_mounts_that_may_not_ask_leave_the_word_to_the_variable() -> None:
@@ -93,19 +97,19 @@ def test_mounts_that_may_not_ask_leave_the_word_to_the_variable() -> None:
 
 def test_without_the_driver_a_container_gets_no_channel_and_is_told_how() -> None:
     for request in (asked("NVIDIA_IMEX_CHANNELS=0"), asked(mounts=("imex/0",)), asked("NVIDIA_IMEX_CHANNELS=x")):
-        assert not request.driver and not request.channels
+        assert not request.needs_driver and not request.imex_channels
         assert "say NVIDIA_VISIBLE_DEVICES=none for the driver without a GPU" in dict(request.withheld)["IMEX channels"]
     assert spans(asked("NVIDIA_VISIBLE_DEVICES=none", "NVIDIA_IMEX_CHANNELS=0")) == [(0, 0)]
 
 
 def test_a_legacy_image_asks_for_no_channels() -> None:
-    assert not asked("CUDA_VERSION=9.0").channels
+    assert not asked("CUDA_VERSION=9.0").imex_channels
 
 
 @pytest.mark.parametrize("env", ["privileged", "never"])
 def test_who_may_not_ask_for_gpus_by_environment_may_not_ask_for_anything_else(env: str) -> None:
     request = asked(GPU, "NVIDIA_IMEX_CHANNELS=0", "NVIDIA_GDS=enabled", mounts=("0",), env=env)
-    assert request.driver and not request.channels and not request.features
+    assert request.needs_driver and not request.imex_channels and not request.features
     assert [name for name, _ in request.withheld] == ["IMEX channels", "GPUDirect Storage"]
     assert len(request.warnings) == 2 and all("[request] env is" in warning for warning in request.warnings)
     by_mount = asked(GPU, mounts=("0", "imex/0"), env=env)
@@ -117,10 +121,10 @@ def test_who_may_not_ask_for_gpus_by_environment_may_not_ask_for_anything_else(e
 
 def test_the_administrator_gives_all_channels_or_none() -> None:
     always = asked(GPU, imex_channels="always")
-    assert [(span.every, span.required) for span in always.channels] == [(True, False)]
+    assert [(span.is_all, span.required) for span in always.imex_channels] == [(True, False)]
     never = asked(GPU, "NVIDIA_IMEX_CHANNELS=0", imex_channels="never")
-    assert not never.channels and '[inject] imex-channels is "never"' in dict(never.withheld)["IMEX channels"]
-    assert not asked("A=b", imex_channels="always").channels, "a container without the driver gets nothing"
+    assert not never.imex_channels and '[inject] imex-channels is "never"' in dict(never.withheld)["IMEX channels"]
+    assert not asked("A=b", imex_channels="always").imex_channels, "a container without the driver gets nothing"
 
 
 @pytest.mark.parametrize("word", ["GDS", "MOFED", "GDRCOPY", "NVSWITCH"])
@@ -149,14 +153,14 @@ def test_a_feature_is_switched_by_config(key: str) -> None:
 
 def test_management_is_everything_for_a_privileged_container() -> None:
     for request in (
-        asked(f"NVIDIA_VISIBLE_DEVICES={MANAGEMENT}", privileged=True),
+        asked(f"NVIDIA_VISIBLE_DEVICES={MANAGEMENT_DEVICE}", privileged=True),
         asked(mounts=("cdi/management.nvidia.com/gpu/all",), privileged=True),
     ):
-        assert request.driver and request.management and not request.asks
+        assert request.needs_driver and request.management_origin and not request.device_requests
         assert set(request.capabilities) >= {"compute", "utility", "graphics"}
         assert request.capabilities_origin == "a management container gets every one that is supported"
     few = asked(
-        f"NVIDIA_VISIBLE_DEVICES={MANAGEMENT}", "NVIDIA_DRIVER_CAPABILITIES=utility", privileged=True,
+        f"NVIDIA_VISIBLE_DEVICES={MANAGEMENT_DEVICE}", "NVIDIA_DRIVER_CAPABILITIES=utility", privileged=True,
         supported_capabilities=("utility", "compute"),
     )  # fmt: skip
     assert few.capabilities == ("compute", "utility")
@@ -164,7 +168,7 @@ def test_management_is_everything_for_a_privileged_container() -> None:
 
 @pytest.mark.parametrize("mounted", [True, False], ids=["mount", "env"])
 def test_no_image_can_make_a_container_a_management_container(mounted: bool) -> None:
-    env = () if mounted else (f"NVIDIA_VISIBLE_DEVICES={MANAGEMENT}",)
+    env = () if mounted else (f"NVIDIA_VISIBLE_DEVICES={MANAGEMENT_DEVICE}",)
     mounts = ("cdi/management.nvidia.com/gpu/all",) if mounted else ()
     with pytest.raises(Fault, match=r"the container lacks CAP_SYS_ADMIN\. Run it privileged"):
         asked(*env, mounts=mounts)
@@ -180,21 +184,28 @@ def test_management_is_no_device_like_any_other_beside_gpus_that_somebody_else_h
         "mounts": [{"source": "/dev/null", "destination": f"/var/run/nvidia-container-devices/{word}"}],
     }
     with pytest.raises(Fault, match=r"the container lacks CAP_SYS_ADMIN\. Run it privileged"):
-        read(made, Config())
-    request = read({**made, "process": {"capabilities": {"bounding": ["CAP_SYS_ADMIN"]}}}, Config())
-    assert [ask.word for ask in request.asks] == ["0"] and not request.management and not request.foreign
+        read_request(made, Config())
+    request = read_request({**made, "process": {"capabilities": {"bounding": ["CAP_SYS_ADMIN"]}}}, Config())
+    assert (
+        [ask.selector for ask in request.device_requests] == ["0"]
+        and not request.management_origin
+        and not request.cdi_devices
+    )
 
 
 def test_a_capability_of_a_user_namespace_makes_no_management_container() -> None:
     """It is one over that namespace alone: whoever has it there could not make these nodes."""
     made = {
-        "process": {"env": [f"NVIDIA_VISIBLE_DEVICES={MANAGEMENT}"], "capabilities": {"bounding": ["CAP_SYS_ADMIN"]}},
+        "process": {
+            "env": [f"NVIDIA_VISIBLE_DEVICES={MANAGEMENT_DEVICE}"],
+            "capabilities": {"bounding": ["CAP_SYS_ADMIN"]},
+        },
         "linux": {"namespaces": [{"type": "mount"}, {"type": "user"}]},
     }
     with pytest.raises(Fault, match=r"has CAP_SYS_ADMIN in its user namespace only\. Run it privileged"):
-        read(made, Config())
-    request = read(made, Config(env="privileged"))
-    assert not request.driver
+        read_request(made, Config())
+    request = read_request(made, Config(env="privileged"))
+    assert not request.needs_driver
     assert request.withheld[0][1] == (
         '[request] env is "privileged" and the container has CAP_SYS_ADMIN in its user namespace only'
     )
@@ -202,4 +213,4 @@ def test_a_capability_of_a_user_namespace_makes_no_management_container() -> Non
 
 def test_management_stands_alone() -> None:
     with pytest.raises(Fault, match="means every device already"):
-        asked(f"NVIDIA_VISIBLE_DEVICES=0,{MANAGEMENT}", privileged=True)
+        asked(f"NVIDIA_VISIBLE_DEVICES=0,{MANAGEMENT_DEVICE}", privileged=True)

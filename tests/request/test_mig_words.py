@@ -6,11 +6,13 @@ from collections.abc import Callable
 
 import pytest
 
-from gpu_oci_hook.config import Config
+from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.host.inventory import Gpu
-from gpu_oci_hook.host.mig import Mig
-from gpu_oci_hook.request import Ask, devices, mig, read
+from gpu_oci_hook.model.machine import Gpu
+from gpu_oci_hook.model.mig import MigDevice
+from gpu_oci_hook.model.request import DeviceRequest
+from gpu_oci_hook.request import mig_selectors, selectors
+from gpu_oci_hook.request.read import read_request
 
 GPUS = [
     Gpu(index=0, uuid="GPU-11111111-aaaa-0000-0000-000000000001", pci="0000:01:00.0", minor=1, model="A"),
@@ -35,32 +37,32 @@ class Fake:
         self.known = remembers
         self.uuids = dict(UUIDS)
 
-    def of(self, gpu: Gpu) -> list[Mig]:
+    def list_for_gpu(self, gpu: Gpu) -> list[MigDevice]:
         there = [key for key in self.uuids if key[0] == gpu.index]
         return [
-            Mig(gpu=gpu, index=index, gi=key[1], ci=key[2], uuid=self.uuids[key] if self.known else "")
+            MigDevice(gpu=gpu, index=index, gi=key[1], ci=key[2], uuid=self.uuids[key] if self.known else "")
             for index, key in enumerate(there)
         ]
 
-    def remembered(self, uuid: str) -> Mig | None:
-        found = [one for gpu in GPUS for one in self.of(gpu) if one.uuid.lower() == uuid.lower()]
+    def find_cached_device(self, uuid: str) -> MigDevice | None:
+        found = [one for gpu in GPUS for one in self.list_for_gpu(gpu) if one.uuid.lower() == uuid.lower()]
         return found[0] if found and self.known else None
 
-    def identified(self) -> list[Mig]:
+    def list_with_uuids(self) -> list[MigDevice]:
         if not self.known:
             self.asked += 1
             if self.silent:
-                raise Fault(self.silent, cure="a cure of its own")
+                raise Fault(self.silent, hint="a cure of its own")
             self.known = True
-        return [one for gpu in GPUS for one in self.of(gpu)]
+        return [one for gpu in GPUS for one in self.list_for_gpu(gpu)]
 
-    def forget(self) -> None:
+    def discard_cached_uuids(self) -> None:
         self.known = False
 
 
 def chosen(*words: str, fake: Fake | None = None) -> list[str]:
-    asks = tuple(Ask(word, "here") for word in words)
-    return [one.name for one, _ in mig.resolve(asks, GPUS, DIVIDED, fake or Fake())]  # type: ignore[arg-type]
+    asks = tuple(DeviceRequest(word, "here") for word in words)
+    return [one.name for one, _ in mig_selectors.resolve_mig_devices(asks, GPUS, DIVIDED, fake or Fake())]  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -126,9 +128,9 @@ def test_on_a_machine_with_many_mig_devices_an_unknown_word_costs_one_short_line
     fake.uuids = {(gpu.index, gi, 0): f"MIG-aaaa{gpu.index:02d}{gi:02d}" for gpu in gpus for gi in range(7)}
     with pytest.raises(Fault) as caught:
         fake_gpus = frozenset(gpu.index for gpu in gpus)
-        mig.resolve((Ask(word, "here"),), gpus, fake_gpus, fake)  # type: ignore[arg-type]
+        mig_selectors.resolve_mig_devices((DeviceRequest(word, "here"),), gpus, fake_gpus, fake)  # type: ignore[arg-type]
     assert len(str(caught.value)) < 400
-    assert "more" in caught.value.cure
+    assert "more" in caught.value.hint
 
 
 def test_a_gpu_without_mig_devices_is_said_to_have_none() -> None:
@@ -182,25 +184,25 @@ def test_a_machine_without_mig_devices_asks_nobody_and_says_so() -> None:
 
 
 def test_all_means_the_parts_of_divided_gpus_and_the_others_whole() -> None:
-    asks = (Ask("all", "here"),)
-    assert [gpu.index for gpu, _ in devices.resolve(asks, GPUS, DIVIDED)] == [2]
-    asks = (Ask("all", "here"), Ask("0", "there"), Ask("0:1", "elsewhere"))
-    assert [(gpu.index, why) for gpu, why in devices.resolve(asks, GPUS, DIVIDED)] == [(0, "there"), (2, "here")]
+    asks = (DeviceRequest("all", "here"),)
+    assert [gpu.index for gpu, _ in selectors.resolve_gpus(asks, GPUS, DIVIDED)] == [2]
+    asks = (DeviceRequest("all", "here"), DeviceRequest("0", "there"), DeviceRequest("0:1", "elsewhere"))
+    assert [(gpu.index, why) for gpu, why in selectors.resolve_gpus(asks, GPUS, DIVIDED)] == [(0, "there"), (2, "here")]
 
 
 def test_the_parents_of_mig_devices_go_in_and_are_told_from_whole_gpus() -> None:
     fake = Fake()
-    asks = (Ask("2", "here"), Ask("0:1", "there"), Ask("0:0", "there"))
-    parts = mig.resolve(asks, GPUS, DIVIDED, fake)  # type: ignore[arg-type]
-    given, parents = mig.with_parents(devices.resolve(asks, GPUS), parts)
+    asks = (DeviceRequest("2", "here"), DeviceRequest("0:1", "there"), DeviceRequest("0:0", "there"))
+    parts = mig_selectors.resolve_mig_devices(asks, GPUS, DIVIDED, fake)  # type: ignore[arg-type]
+    given, parents = mig_selectors.add_parent_gpus(selectors.resolve_gpus(asks, GPUS), parts)
     assert [(gpu.index, why) for gpu, why in given] == [(0, "MIG devices 0:0, 0:1 are parts of it: there"), (2, "here")]
     assert parents == {0}
-    given, parents = mig.with_parents([(GPUS[0], "whole")], parts)
+    given, parents = mig_selectors.add_parent_gpus([(GPUS[0], "whole")], parts)
     assert ([why for _, why in given], parents) == (["whole"], frozenset())
 
 
 def test_a_whole_gpu_in_mig_mode_is_warned_about_with_the_names_of_its_parts() -> None:
-    (text,) = mig.undivided(GPUS, frozenset({0}), Fake())  # type: ignore[arg-type]
+    (text,) = mig_selectors.report_whole_mig_gpus(GPUS, frozenset({0}), Fake())  # type: ignore[arg-type]
     assert "GPU 0 is in MIG mode" in text
     assert "0:0, 0:1, 0:2" in text
 
@@ -215,7 +217,7 @@ def rights(*env: str, privileged: bool = True) -> tuple[tuple[str, str], ...]:
             "capabilities": {"bounding": ["CAP_SYS_ADMIN"] if privileged else ["CAP_CHOWN"]},
         }
     }
-    return read(spec, Config()).mig_rights
+    return read_request(spec, Config()).mig_rights
 
 
 VISIBLE = "NVIDIA_VISIBLE_DEVICES=all"
@@ -247,8 +249,8 @@ def test_who_may_not_ask_for_gpus_by_environment_may_not_ask_for_rights_either(e
         "process": {"env": list(BOTH), "capabilities": {"bounding": ["CAP_SYS_ADMIN"] * (env == "never")}},
         "mounts": [{"source": "/dev/null", "destination": "/var/run/nvidia-container-devices/0"}],
     }
-    request = read(made, Config(env=env))
-    assert request.driver and not request.mig_rights
+    request = read_request(made, Config(env=env))
+    assert request.needs_driver and not request.mig_rights
     assert [name for name, _ in request.withheld] == [
         "the right to configure MIG", "the right to monitor MIG",
     ]  # fmt: skip

@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpu_oci_hook.config import Config
+from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.request import read
-from gpu_oci_hook.request.demands import legacy_cuda
+from gpu_oci_hook.request.read import read_request
+from gpu_oci_hook.request.require_variables import parse_legacy_cuda_version
 
 
 def spec(*env: object, bounding: tuple[str, ...] = (), mounts: tuple[object, ...] = ()) -> dict[str, object]:
@@ -20,10 +20,10 @@ def spec(*env: object, bounding: tuple[str, ...] = (), mounts: tuple[object, ...
 
 
 def words(request_spec: object, **config: object) -> list[str] | str:
-    request = read(request_spec, Config(**config))
-    if not request.driver:
+    request = read_request(request_spec, Config(**config))
+    if not request.needs_driver:
         return "nothing"
-    return [ask.word for ask in request.asks] or "none"
+    return [ask.selector for ask in request.device_requests] or "none"
 
 
 def null(name: str, root: str = "/var/run/nvidia-container-devices") -> dict[str, object]:
@@ -57,7 +57,7 @@ def test_the_variable_means_what_the_contract_says(env: tuple[object, ...], aske
 
 
 def test_the_last_of_two_values_wins_and_the_person_is_told() -> None:
-    request = read(spec("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=void"), Config())
+    request = read_request(spec("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=void"), Config())
     assert any("set twice" in warning for warning in request.warnings)
 
 
@@ -80,7 +80,7 @@ def test_who_may_ask_by_environment_is_the_administrators_word(
 ) -> None:
     given_spec = spec("NVIDIA_VISIBLE_DEVICES=all", bounding=bounding)
     assert words(given_spec, env=policy) == asked
-    request = read(given_spec, Config(env=policy))
+    request = read_request(given_spec, Config(env=policy))
     assert bool(request.withheld) == (asked == "nothing")
     assert len(request.warnings) == (asked == "nothing")
 
@@ -106,13 +106,13 @@ def test_mounts_ask_before_the_environment_and_only_below_their_directory(
 
 
 def test_mounts_can_be_switched_off_and_explain_says_so() -> None:
-    request = read(spec("A=b", mounts=(null("0"),)), Config(volume_mounts=False))
-    assert not request.driver
+    request = read_request(spec("A=b", mounts=(null("0"),)), Config(volume_mounts=False))
+    assert not request.needs_driver
     assert "volume-mounts" in request.withheld[0][1]
 
 
 def test_legacy_images_get_everything_supported_and_are_held_to_their_cuda() -> None:
-    request = read(spec("CUDA_VERSION=9.0.116"), Config())
+    request = read_request(spec("CUDA_VERSION=9.0.116"), Config())
     assert request.capabilities == ("compute", "compat32", "graphics", "utility", "video", "display", "ngx")
     assert request.requirements == (("CUDA_VERSION", "cuda>=9.0"),)
     assert words(spec("CUDA_VERSION=9.0"), legacy_images=False) == "nothing"
@@ -132,7 +132,7 @@ def test_legacy_images_get_everything_supported_and_are_held_to_their_cuda() -> 
 )
 def test_capabilities_are_what_the_variable_says(value: str | None, capabilities: tuple[str, ...]) -> None:
     env = [] if value is None else [f"NVIDIA_DRIVER_CAPABILITIES={value}"]
-    assert read(spec("NVIDIA_VISIBLE_DEVICES=0", *env), Config()).capabilities == capabilities
+    assert read_request(spec("NVIDIA_VISIBLE_DEVICES=0", *env), Config()).capabilities == capabilities
 
 
 def test_an_unknown_capability_names_the_valid_ones_and_the_nearest() -> None:
@@ -147,7 +147,7 @@ def test_a_capability_that_the_administrator_excludes_fails_by_name_and_all_mean
     supported = ("compute", "utility")
     with pytest.raises(Fault, match='"graphics", which'):
         words(spec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=graphics"), supported_capabilities=supported)
-    request = read(
+    request = read_request(
         spec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all"), Config(supported_capabilities=supported)
     )
     assert request.capabilities == supported
@@ -159,15 +159,15 @@ def test_a_container_that_asks_for_nothing_may_have_any_nonsense_in_its_capabili
 
 @pytest.mark.parametrize("value", ["1", "true", "YES", "on"])
 def test_requirements_can_be_switched_off_by_the_container(value: str) -> None:
-    request = read(
+    request = read_request(
         spec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_CUDA=cuda>=99", f"NVIDIA_DISABLE_REQUIRE={value}"), Config()
     )
-    assert request.requirements_off == f"NVIDIA_DISABLE_REQUIRE={value}"
+    assert request.requirements_disabled_by == f"NVIDIA_DISABLE_REQUIRE={value}"
     assert not request.warnings
 
 
 def test_requirement_variables_are_all_taken_but_jetpacks() -> None:
-    request = read(
+    request = read_request(
         spec(
             "NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_B=driver>=1", "NVIDIA_REQUIRE_A=cuda>=1",
             "NVIDIA_REQUIRE_JETPACK=csv-mounts=all", "NVIDIA_REQUIRE_EMPTY=",
@@ -186,7 +186,7 @@ def test_requirement_variables_are_all_taken_but_jetpacks() -> None:
     ],
 )  # fmt: skip
 def test_a_legacy_cuda_version_is_read_leniently_but_not_guessed(text: str, version: str) -> None:
-    assert legacy_cuda(text) == version
+    assert parse_legacy_cuda_version(text) == version
 
 
 JSON = st.recursive(
@@ -197,23 +197,23 @@ JSON = st.recursive(
 
 
 def test_void_beside_other_words_is_warned_about() -> None:
-    request = read(spec("NVIDIA_VISIBLE_DEVICES=0,void"), Config())
-    assert not request.driver
+    request = read_request(spec("NVIDIA_VISIBLE_DEVICES=0,void"), Config())
+    assert not request.needs_driver
     assert request.warnings == [
         'NVIDIA_VISIBLE_DEVICES has "void" beside other words (0,void): the container gets nothing'
     ]
-    assert read(spec("NVIDIA_VISIBLE_DEVICES=void"), Config()).warnings == []
+    assert read_request(spec("NVIDIA_VISIBLE_DEVICES=void"), Config()).warnings == []
 
 
 def test_compat32_alone_is_warned_about() -> None:
     for said, warned in (("compat32", True), ("compat32,compute", False)):
-        request = read(spec("NVIDIA_VISIBLE_DEVICES=0", f"NVIDIA_DRIVER_CAPABILITIES={said}"), Config())
+        request = read_request(spec("NVIDIA_VISIBLE_DEVICES=0", f"NVIDIA_DRIVER_CAPABILITIES={said}"), Config())
         assert any("brings no library" in text for text in request.warnings) is warned
 
 
 def test_an_empty_capability_variable_is_not_said_to_be_unset() -> None:
     for env, said in ((("NVIDIA_DRIVER_CAPABILITIES=",), "empty"), ((), "not set")):
-        request = read(spec("NVIDIA_VISIBLE_DEVICES=0", *env), Config())
+        request = read_request(spec("NVIDIA_VISIBLE_DEVICES=0", *env), Config())
         assert request.capabilities_origin == f"NVIDIA_DRIVER_CAPABILITIES is {said}: the default"
 
 
@@ -228,7 +228,7 @@ def test_any_json_in_any_place_is_read_or_refused_with_a_sentence(
         env,
     ):
         try:
-            read(value, Config())
+            read_request(value, Config())
         except Fault as fault:
             assert "\n" not in str(fault)
 
@@ -238,13 +238,13 @@ def test_a_variable_longer_than_any_program_can_be_given_is_refused_unread(name:
     long = f"{name}=" + "0," * (64 << 10)
     asking = spec("NVIDIA_VISIBLE_DEVICES=all", long)
     with pytest.raises(Fault, match=f"{name} is longer than 128 KiB"):
-        read(asking, Config())
-    assert not read(asking, Config(env="never")).driver
+        read_request(asking, Config())
+    assert not read_request(asking, Config(env="never")).needs_driver
 
 
 def test_what_an_image_repeats_without_end_is_said_once_and_shortly() -> None:
     again = [f"NVIDIA_VISIBLE_DEVICES={'x' * 5000}{number}" for number in range(1000)]
-    request = read(spec(*again, f"NVIDIA_VISIBLE_DEVICES=0{',0' * 5000}"), Config())
+    request = read_request(spec(*again, f"NVIDIA_VISIBLE_DEVICES=0{',0' * 5000}"), Config())
     assert len(request.warnings) == 1
     assert "process.env[1001] (0,0" in request.warnings[0]
     assert len(request.warnings[0]) < 1000
@@ -253,7 +253,7 @@ def test_what_an_image_repeats_without_end_is_said_once_and_shortly() -> None:
 
 def test_a_word_that_neither_disables_the_requirements_nor_says_no_is_told() -> None:
     env = ("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_CUDA=cuda>=99", "NVIDIA_DISABLE_REQUIRE=maybe")
-    request = read(spec(*env), Config())
-    assert request.requirements_off == ""
+    request = read_request(spec(*env), Config())
+    assert request.requirements_disabled_by == ""
     assert request.warnings == ["NVIDIA_DISABLE_REQUIRE=maybe is neither yes nor no: requirements are checked"]
-    assert not read(spec(*env[:2], "NVIDIA_DISABLE_REQUIRE=0"), Config()).warnings
+    assert not read_request(spec(*env[:2], "NVIDIA_DISABLE_REQUIRE=0"), Config()).warnings

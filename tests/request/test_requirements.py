@@ -7,18 +7,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.request.requirements import Values, check, compare, parse, unanswered
-
-HOST = Values(
-    "GPU 0", cuda="12.5", cuda_at_least="12.5", driver="555.42.02", arch="8.0", brand=("geforce",)
+from gpu_oci_hook.request.require_expressions import (
+    HostProperties,
+    compare_versions,
+    evaluate_requirements,
+    make_unknown_property_fault,
+    parse_requirement,
 )
-BLANK = Values("GPU 0", cuda="", cuda_at_least="13.1", driver="600.10", arch="", brand=())
+
+HOST = HostProperties("GPU 0", cuda="12.5", cuda_at_least="12.5", driver="555.42.02", arch="8.0", brand=("geforce",))
+BLANK = HostProperties("GPU 0", cuda="", cuda_at_least="13.1", driver="600.10", arch="", brand=())
 
 
-def verdict(*expressions: str, host: Values = HOST) -> str:
+def verdict(*expressions: str, host: HostProperties = HOST) -> str:
     pairs = tuple((f"NVIDIA_REQUIRE_{n}", text) for n, text in enumerate(expressions))
     try:
-        unknown = check(pairs, [host], [])
+        unknown = evaluate_requirements(pairs, [host], [])
     except Fault as fault:
         return str(fault)
     return "unknown " + " ".join(unknown) if unknown else "met"
@@ -100,7 +104,7 @@ def test_a_syntax_error_has_its_column(expression: str, column: int) -> None:
 
 def test_an_unknown_property_is_not_checked_and_warned_about() -> None:
     warnings: list[str] = []
-    assert parse("V", "os=linux,cuda>=1", warnings)[0][0].name == "cuda"
+    assert parse_requirement("V", "os=linux,cuda>=1", warnings)[0][0].name == "cuda"
     assert len(warnings) == 1
 
 
@@ -119,31 +123,29 @@ def test_an_unknown_value_is_asked_for_only_when_it_decides() -> None:
 
 def test_what_stays_unknown_is_a_failure_that_says_why() -> None:
     pairs = (("NVIDIA_REQUIRE_ARCH", "arch>=8"),)
-    text = str(unanswered(pairs, [BLANK], ("arch",), "NVML did not answer"))
+    text = str(make_unknown_property_fault(pairs, [BLANK], ("arch",), "NVML did not answer"))
     assert "arch is not known: NVML did not answer" in text
     assert "arch unknown" in text
 
 
-@given(
-    st.lists(st.integers(0, 999), min_size=1, max_size=4), st.lists(st.integers(0, 999), min_size=1, max_size=4)
-)
+@given(st.lists(st.integers(0, 999), min_size=1, max_size=4), st.lists(st.integers(0, 999), min_size=1, max_size=4))
 def test_dotted_numbers_compare_part_by_part_with_zeros_for_absent_parts(left: list[int], right: list[int]) -> None:
     padded = [part + [0] * (4 - len(part)) for part in (left, right)]
     expected = (padded[0] > padded[1]) - (padded[0] < padded[1])
-    assert compare(".".join(map(str, left)), ".".join(map(str, right))) == expected
+    assert compare_versions(".".join(map(str, left)), ".".join(map(str, right))) == expected
 
 
 @given(st.text(alphabet="cudarivebn=<>!,. 0123456789\u00e9\n", max_size=40))
 def test_any_text_is_parsed_or_refused_with_a_sentence(text: str) -> None:
     try:
-        parse("V", text, [])
+        parse_requirement("V", text, [])
     except Fault as fault:
         assert "\n" not in str(fault)
 
 
 def test_many_properties_that_nobody_knows_are_one_warning() -> None:
     warnings: list[str] = []
-    assert parse("NVIDIA_REQUIRE_X", "a=1 cuda>1,b=2 " + "c=3 " * 1000, warnings)[0][0].name == "cuda"
+    assert parse_requirement("NVIDIA_REQUIRE_X", "a=1 cuda>1,b=2 " + "c=3 " * 1000, warnings)[0][0].name == "cuda"
     assert warnings == [
         'NVIDIA_REQUIRE_X: "a=1" and 1001 more names no property that we know (cuda, driver, arch, brand): not checked'
     ]

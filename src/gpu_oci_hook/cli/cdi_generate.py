@@ -11,26 +11,38 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from gpu_oci_hook import state
-from gpu_oci_hook.cdi import options as choices
-from gpu_oci_hook.cdi import origin, reading, versions
-from gpu_oci_hook.cdi import output as files
-from gpu_oci_hook.cdi import refresh as keeping
-from gpu_oci_hook.cdi.recipe import Recipe, make
-from gpu_oci_hook.cli import cdi_options, output
-from gpu_oci_hook.cli.cdi_options import Chosen, declared, text
-from gpu_oci_hook.cli.common import LAUNCHER, Silent, settings_for
-from gpu_oci_hook.config import Config
-from gpu_oci_hook.errors import Fault, clipped, nearest, printable
-from gpu_oci_hook.request.capabilities import KNOWN
+from gpu_oci_hook.cdi.own_kinds import ALL_DEVICE, GPU_MODE, NAME_STRATEGIES, NONE_DEVICE, ContentOptions
+from gpu_oci_hook.cdi.provenance import PROGRAM_NAME, format_cdi_command
+from gpu_oci_hook.cdi.spec.reading import read_spec_file
+from gpu_oci_hook.cdi.spec.versions import find_engine_max_version, parse_known_version
+from gpu_oci_hook.cli.cdi_generate_options import (
+    OptionValues,
+    add_generate_options,
+    format_option_arguments,
+    load_persisted_options,
+    read_option_values,
+    require_nonempty,
+)
+from gpu_oci_hook.cli.config_overrides import LAUNCHER_MARKER, ReadOnlyCache, load_command_config
+from gpu_oci_hook.cli.printing import print_document, print_line, print_warning
+from gpu_oci_hook.config.keys import Config
+from gpu_oci_hook.errors import Fault, clip_text, find_close_match, make_printable
+from gpu_oci_hook.files import state_dir
+from gpu_oci_hook.generate.emit import choose_output_format
+from gpu_oci_hook.generate.generate import SpecRecipe, build_spec
+from gpu_oci_hook.generate.refresh import DEFAULT_INTERVAL, RefreshResult, refresh_spec_file, watch_spec_file
+from gpu_oci_hook.generate.spec_writer import classify_existing_file, write_spec_file
+from gpu_oci_hook.request.capabilities import KNOWN_CAPABILITIES
 
-INSTALLED = f"/usr/local/bin/{origin.PROGRAM}"
-DIRECTORY = "/var/run/cdi"
+DEFAULT_HOOK_PATH = f"/usr/local/bin/{PROGRAM_NAME}"
+DEFAULT_SPEC_DIR = "/var/run/cdi"
 
 
 @click.command()
-@click.option("--output", "path", type=text, metavar="FILE", help="Write a file.  [default: -, standard output]")
-@declared
+@click.option(
+    "--output", "path", type=require_nonempty, metavar="FILE", help="Write a file.  [default: -, standard output]"
+)
+@add_generate_options
 @click.pass_context
 def generate(context: click.Context, /, path: str | None, force: bool, **_: Any) -> None:
     """Write this machine's GPUs as a CDI file, which engines give to containers by themselves.
@@ -40,32 +52,34 @@ def generate(context: click.Context, /, path: str | None, force: bool, **_: Any)
     cdi refresh --output FILE writes it anew with them. What is there and neither ours nor of the same kind stays.
     """
     path = "" if path in (None, "-") else str(path)
-    chosen = cdi_options.chosen(context)
-    settings = _settings(chosen)
-    recipe = _signed(_recipe(path, chosen), path, chosen)
-    made = make(recipe, settings, Silent())
-    for sentence in (*made.warnings, *([made.refused] if made.refused else [])):
-        output.warning(sentence)
+    chosen = read_option_values(context)
+    settings = _load_config(chosen)
+    recipe = _with_rewrite_command(_build_recipe(path, chosen), path, chosen)
+    made = build_spec(recipe, settings, ReadOnlyCache())
+    for sentence in (*made.warnings, *([made.unreadable_warning] if made.unreadable_warning else [])):
+        print_warning(sentence)
     if not path:
-        output.document(made.data.decode())
+        print_document(made.data.decode())
         return
     if not force:
-        _spare(path, made.spec["kind"])
-    output.line(f"{files.write(path, made.data)} {path}: {made.summary()}")
+        _check_replaceable(path, made.spec["kind"])
+    print_line(f"{write_spec_file(path, made.data)} {path}: {made.summarise()}")
 
 
 @click.command()
-@click.option("--output", "path", type=text, metavar="FILE", help=f"[default: {DIRECTORY}/VENDOR-CLASS.yaml]")
+@click.option(
+    "--output", "path", type=require_nonempty, metavar="FILE", help=f"[default: {DEFAULT_SPEC_DIR}/VENDOR-CLASS.yaml]"
+)
 @click.option("--watch", is_flag=True, help="Stay, and look again and again; SIGTERM ends it.")
 @click.option(
     "--interval",
-    default=keeping.INTERVAL,
+    default=DEFAULT_INTERVAL,
     show_default=True,
     type=click.FloatRange(min=0.1),
     metavar="SECONDS",
     help="Between two looks of --watch.",
 )
-@declared
+@add_generate_options
 @click.pass_context
 def refresh(context: click.Context, /, path: str | None, watch: bool, interval: float, force: bool, **_: Any) -> None:
     """Write the CDI file anew when the machine has changed; writes nothing when it has not.
@@ -77,135 +91,151 @@ def refresh(context: click.Context, /, path: str | None, watch: bool, interval: 
         raise click.BadParameter("a file is kept, and standard output is none", param_hint="'--output'")
     if not watch and context.get_parameter_source("interval") is ParameterSource.COMMANDLINE:
         raise click.UsageError("--interval is for --watch, and there is none")
-    chosen = cdi_options.chosen(context)
+    chosen = read_option_values(context)
     given = {name for name in chosen if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
-    kept: Chosen = {}
+    kept: OptionValues = {}
 
-    def look() -> keeping.Result:
+    def look() -> RefreshResult:
         nonlocal kept
         warnings: list[str] = []
         if path:
-            told, warning = cdi_options.kept(path, given)
+            told, warning = load_persisted_options(path, given)
             warnings += [warning] if warning else []
             kept = told or kept  # a watch removes the file with the driver, and writes it again as it was
         merged = {**chosen, **kept}
-        settings = _settings(merged, say=False)
-        recipe = _recipe(path or "", merged, say=not watch)
-        place = path or f"{DIRECTORY}/{recipe.options.kind(settings).replace('/', '-')}.{recipe.form}"
-        found = keeping.refresh(place, _signed(recipe, place, merged), settings, state.Memory(), force=force)
-        options = " ".join(cdi_options.words(kept)) if found.done in ("wrote", "removed") else ""
-        said = f"{found.text} ({options}, as before)" if options else found.text
-        return replace(found, text=said, warnings=(*settings.warnings, *warnings, *found.warnings))
+        settings = _load_config(merged, warn=False)
+        recipe = _build_recipe(path or "", merged, warn=not watch)
+        place = (
+            path
+            or f"{DEFAULT_SPEC_DIR}/{recipe.options.build_cdi_kind(settings).replace('/', '-')}.{recipe.output_format}"
+        )
+        found = refresh_spec_file(
+            place, _with_rewrite_command(recipe, place, merged), settings, state_dir.StateCache(), force=force
+        )
+        options = " ".join(format_option_arguments(kept)) if found.action in ("wrote", "removed") else ""
+        said = f"{found.message} ({options}, as before)" if options else found.message
+        return replace(found, message=said, warnings=(*settings.warnings, *warnings, *found.warnings))
 
     if watch:
-        keeping.watch(look, _log, interval=interval)
+        watch_spec_file(look, _log_line, interval=interval)
         return
     result = look()
     for sentence in result.warnings:
-        output.warning(sentence)
-    if result.refused and result.done == "wrote":  # a timer looks every minute, and once it is written it was said
-        output.warning(result.refused)
-    output.line(result.text)
+        print_warning(sentence)
+    if (
+        result.unreadable_warning and result.action == "wrote"
+    ):  # a timer looks every minute, and once it is written it was said
+        print_warning(result.unreadable_warning)
+    print_line(result.message)
 
 
-def _log(text: str) -> None:
+def _log_line(text: str) -> None:
     """A line for whoever reads the watch's log; without a reader the watch goes on."""
     try:
-        click.echo(printable(text), err=True)
+        click.echo(make_printable(text), err=True)
     except OSError:
         pass
 
 
-def _settings(chosen: Chosen, *, say: bool = True) -> Config:
-    return settings_for(chosen["config_path"], chosen["root"], chosen["driver_root"], say=say)
+def _load_config(options: OptionValues, *, warn: bool = True) -> Config:
+    return load_command_config(options["config_path"], options["root"], options["driver_root"], warn=warn)
 
 
-def _signed(recipe: Recipe, path: str, chosen: Chosen) -> Recipe:
+def _with_rewrite_command(recipe: SpecRecipe, path: str, options: OptionValues) -> SpecRecipe:
     """The recipe of a file that names the command which writes it anew; without a file, which prints it."""
     verb = ["refresh", "--output", os.path.abspath(path)] if path else ["generate"]
-    return replace(recipe, options=replace(recipe.options, command=origin.command([*verb, *cdi_options.words(chosen)])))
+    return replace(
+        recipe,
+        options=replace(recipe.options, rewrite_command=format_cdi_command([*verb, *format_option_arguments(options)])),
+    )
 
 
-def _spare(path: str, kind: str) -> None:
+def _check_replaceable(path: str, kind: str) -> None:
     """Keeps `generate` from replacing what somebody else needs.
 
     Raises:
         Fault: what is there is neither ours nor a CDI file of this kind.
     """
-    owner = files.whose(path)
+    owner = classify_existing_file(path)
     cure = "Choose another --output, or replace it with --force"
     if owner == "other":
-        raise Fault("what is there is no CDI file and stays as it is", where=path, cure=cure)
+        raise Fault("what is there is no CDI file and stays as it is", where=path, hint=cure)
     if owner == "cdi":
-        data = reading.read(path).data
+        data = read_spec_file(path).data
         theirs = data.get("kind") if isinstance(data, dict) else None
         if theirs != kind:
-            what = f"a CDI file for {clipped(theirs)}" if isinstance(theirs, str) else "a CDI file that cannot be read"
-            raise Fault(f"{what} is there and stays as it is", where=path, cure=cure)
+            what = (
+                f"a CDI file for {clip_text(theirs)}" if isinstance(theirs, str) else "a CDI file that cannot be read"
+            )
+            raise Fault(f"{what} is there and stays as it is", where=path, hint=cure)
 
 
-def _recipe(path: str, chosen: Chosen, *, say: bool = True) -> Recipe:
+def _build_recipe(path: str, options: OptionValues, *, warn: bool = True) -> SpecRecipe:
     """The options as a recipe; says what is odd about them.
 
     Raises:
         Fault: an option that cannot be.
     """
-    form, warning = files.form_of(path, chosen["form"])
-    target, maximum = chosen["target"], chosen["maximum"]
+    form, warning = choose_output_format(path, options["form"])
+    target, maximum = options["target"], options["maximum"]
     if target and maximum:
-        raise Fault("--target and --max-version say the same thing", cure="Leave one of them out")
+        raise Fault("--target and --max-version say the same thing", hint="Leave one of them out")
     if target:
-        maximum = versions.greatest(target)
+        maximum = find_engine_max_version(target)
     elif maximum:
-        maximum = versions.known(maximum, "--max-version")
-    hook, absent = _hook(chosen["hook"], none=chosen["no_hook"])
-    nowhere = _hook_log(chosen["hook_log"], hook)
-    if say:
+        maximum = parse_known_version(maximum, "--max-version")
+    hook, absent = _resolve_hook_program(options["hook"], disabled=options["no_hook"])
+    nowhere = _check_hook_log(options["hook_log"], hook)
+    if warn:
         for sentence in (warning, absent, nowhere):
             if sentence:
-                output.warning(sentence)
-    words = tuple(word for given in chosen["devices"] for word in given.replace(",", " ").split())
-    if chosen["mode"] != choices.GPU and (words or chosen["ways"]):
-        raise Fault(f"--device and --name choose among GPUs, and --mode {chosen['mode']} has none")
-    made = choices.Options(
-        mode=chosen["mode"],
-        words=words or (choices.ALL, choices.NONE),
-        names=_checked(chosen["ways"], choices.NAMES, "--name", "way to name devices") or ("index", "uuid"),
-        capabilities=_checked(
-            tuple(chosen["capabilities"].replace(",", " ").split()), (*KNOWN, "all"), "--capabilities", "capability"
+                print_warning(sentence)
+    words = tuple(word for given in options["devices"] for word in given.replace(",", " ").split())
+    if options["mode"] != GPU_MODE and (words or options["ways"]):
+        raise Fault(f"--device and --name choose among GPUs, and --mode {options['mode']} has none")
+    made = ContentOptions(
+        mode=options["mode"],
+        selectors=words or (ALL_DEVICE, NONE_DEVICE),
+        name_strategies=_parse_choices(options["ways"], NAME_STRATEGIES, "--name", "way to name devices")
+        or ("index", "uuid"),
+        capabilities=_parse_choices(
+            tuple(options["capabilities"].replace(",", " ").split()),
+            (*KNOWN_CAPABILITIES, "all"),
+            "--capabilities",
+            "capability",
         ),
-        vendor=chosen["vendor"],
-        category=chosen["category"],
-        hook=hook,
-        hook_log=chosen["hook_log"],
-        allow_incomplete=chosen["allow_incomplete"],
+        vendor=options["vendor"],
+        category=options["category"],
+        hook_path=hook,
+        hook_log=options["hook_log"],
+        allow_incomplete=options["allow_incomplete"],
     )
-    return Recipe(made, form=form, maximum=maximum, reader=target)
+    return SpecRecipe(made, output_format=form, max_version=maximum, target_engine=target)
 
 
-def _checked(words: tuple[str, ...], valid: tuple[str, ...], where: str, what: str) -> tuple[str, ...]:
+def _parse_choices(words: tuple[str, ...], valid: tuple[str, ...], where: str, what: str) -> tuple[str, ...]:
     words = tuple(word for given in words for word in given.replace(",", " ").split())
     for word in words:
         if word not in valid:
-            near = nearest(word[:100], valid)
+            near = find_close_match(word[:100], valid)
             hint = f'. Did you mean "{near}"?' if near else ""
-            raise Fault(f'"{word}" is no {what}', where=where, cure=f"Valid are {', '.join(valid)}{hint}")
+            raise Fault(f'"{word}" is no {what}', where=where, hint=f"Valid are {', '.join(valid)}{hint}")
     return words
 
 
-def _hook(wanted: str, *, none: bool) -> tuple[str, str]:
+def _resolve_hook_program(program: str, *, disabled: bool) -> tuple[str, str]:
     """The hook's program and a warning, each "" for none.
 
     Raises:
         Fault: it is not named by an absolute path.
     """
-    if none:
-        if wanted:
-            raise Fault("--hook and --no-hook exclude each other", cure="Leave one of them out")
+    if disabled:
+        if program:
+            raise Fault("--hook and --no-hook exclude each other", hint="Leave one of them out")
         return "", ""
-    if wanted and not wanted.startswith("/"):
-        raise Fault(f'"{wanted}" is no absolute path, and engines look for hooks nowhere else', where="--hook")
-    path = wanted or next((place for place in _launchers() if _is_launcher(place)), INSTALLED)
+    if program and not program.startswith("/"):
+        raise Fault(f'"{program}" is no absolute path, and engines look for hooks nowhere else', where="--hook")
+    path = program or next((place for place in _list_launcher_paths() if _is_launcher(place)), DEFAULT_HOOK_PATH)
     if os.path.isdir(path):
         what, cure = "is a directory", "name the program"
     elif os.access(path, os.X_OK):
@@ -214,11 +244,11 @@ def _hook(wanted: str, *, none: bool) -> tuple[str, str]:
         what, cure = "is not executable", f"chmod 755 {path}"
     else:
         what = "is not there"
-        cure = "write it before a container" if wanted else "run gpu-oci-hook install, or name another one with --hook"
+        cure = "write it before a container" if program else "run gpu-oci-hook install, or name another one with --hook"
     return path, f"the hook's program {path} {what}, and no container would start with it: {cure}"
 
 
-def _hook_log(path: str, hook: str) -> str:
+def _check_hook_log(path: str, hook: str) -> str:
     """A warning about the hook's log, "" for none.
 
     Raises:
@@ -227,21 +257,21 @@ def _hook_log(path: str, hook: str) -> str:
     if not path:
         return ""
     if not hook:
-        raise Fault("--hook-log and --no-hook exclude each other", cure="Leave one of them out")
+        raise Fault("--hook-log and --no-hook exclude each other", hint="Leave one of them out")
     if not path.startswith("/"):
-        raise Fault(f'"{clipped(path)}" is no absolute path, and a hook needs one', where="--hook-log")
+        raise Fault(f'"{clip_text(path)}" is no absolute path, and a hook needs one', where="--hook-log")
     directory = os.path.dirname(path)
     return "" if os.path.isdir(directory) else f"--hook-log {path}: there is no directory {directory}, and no log then"
 
 
-def _launchers() -> list[str]:
+def _list_launcher_paths() -> list[str]:
     """Where `install` may have written our launcher: beside the running one, and where it writes by default."""
-    return [os.path.abspath(sys.argv[0]), INSTALLED, f"/usr/bin/{origin.PROGRAM}"]
+    return [os.path.abspath(sys.argv[0]), DEFAULT_HOOK_PATH, f"/usr/bin/{PROGRAM_NAME}"]
 
 
 def _is_launcher(path: str) -> bool:
     try:
         with Path(path).open("rb") as file:
-            return os.path.basename(path) == origin.PROGRAM and LAUNCHER in file.read(1024)
+            return os.path.basename(path) == PROGRAM_NAME and LAUNCHER_MARKER in file.read(1024)
     except OSError:
         return False

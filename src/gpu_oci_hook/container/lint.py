@@ -12,93 +12,107 @@ import stat
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
-from gpu_oci_hook.container.image import COMPAT, driver_version
-from gpu_oci_hook.errors import Fault, clipped, printable
-from gpu_oci_hook.formats import ARCHITECTURES, ldcache
-from gpu_oci_hook.request import DEVICES, EXTRAS, MIG_RIGHTS, capabilities
+from gpu_oci_hook.container.image import COMPAT_DIRECTORY
+from gpu_oci_hook.errors import Fault, clip_text, make_printable
+from gpu_oci_hook.formats.architectures import ARCHITECTURES
+from gpu_oci_hook.formats.driver_version import is_driver_version
+from gpu_oci_hook.formats.ldcache import parse_ld_cache
+from gpu_oci_hook.request.capabilities import CAPABILITIES_VARIABLE
+from gpu_oci_hook.request.environment import MIG_RIGHT_VARIABLES, VISIBLE_DEVICES
+from gpu_oci_hook.request.read import FEATURE_VARIABLES
 
 if TYPE_CHECKING:
-    from gpu_oci_hook.container.directory import Directory
     from gpu_oci_hook.container.image import Image
-    from gpu_oci_hook.container.rootfs import Rootfs
-    from gpu_oci_hook.host.inventory import DriverFile
+    from gpu_oci_hook.files.directory import Directory
+    from gpu_oci_hook.files.rootfs import Rootfs
+    from gpu_oci_hook.model.machine import DriverFile
 
 LIBC_LIMIT = 8 << 20
-SHOWN = 10
-NAMES = 1000  # of an environment that are looked at
+MAX_SHOWN_PATHS = 10
+MAX_VARIABLES = 1000  # of an environment that are looked at
 # The CUDA toolkit's directories with a libcuda to link against, which answers every call with error 34.
-STUBS = "/usr/local/cuda/lib64/stubs"
-TARGET_STUBS = "/usr/local/cuda/targets/{}/lib/stubs"
+STUBS_DIRECTORY = "/usr/local/cuda/lib64/stubs"
+TARGET_STUBS_DIRECTORY = "/usr/local/cuda/targets/{}/lib/stubs"
 _SYMBOL_VERSION = re.compile(rb"GLIBC_2\.(\d{1,3})(?:\.\d{1,3})?\0")
 
 
-def misspelt(environment: Iterable[str]) -> list[str]:
+def find_misspelt_variables(environment: Iterable[str]) -> list[str]:
     """A sentence for each variable whose name is nearly one of ours: it means nothing, and nobody else would say so."""
-    known = (DEVICES, capabilities.VARIABLE, "NVIDIA_DISABLE_REQUIRE", *EXTRAS, *(name for name, _ in MIG_RIGHTS))
+    known = (
+        VISIBLE_DEVICES,
+        CAPABILITIES_VARIABLE,
+        "NVIDIA_DISABLE_REQUIRE",
+        *FEATURE_VARIABLES,
+        *(name for name, _ in MIG_RIGHT_VARIABLES),
+    )
     said = []
-    for name in list(environment)[:NAMES]:
+    for name in list(environment)[:MAX_VARIABLES]:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.9) if name.startswith("N") else []
         if near and name not in known:
-            said.append(f"{clipped(name)} means nothing: did you mean {near[0]}?")
+            said.append(f"{clip_text(name)} means nothing: did you mean {near[0]}?")
     return said
 
 
-def findings(
-    rootfs: Rootfs, image: Image, files: Iterable[DriverFile], env: Mapping[str, str], mounted: Iterable[str] = ()
+def lint_image(
+    rootfs: Rootfs,
+    image: Image,
+    files: Iterable[DriverFile],
+    env: Mapping[str, str],
+    mount_destinations: Iterable[str] = (),
 ) -> list[str]:
     """Warnings about an image.
 
     Arguments:
         files: the driver files that would go in.
         env: the container's environment.
-        mounted: where the bundle mounts something: the runtime has made empty files there as mount points.
+        mount_destinations: where the bundle mounts something: the runtime has made empty files there as mount points.
     """
     files = list(files)
-    version = _host_version(files)
-    libraries = list(_libraries(rootfs, image))
+    version = _find_host_driver_version(files)
+    libraries = list(_list_libraries(rootfs, image))
     result = [
-        *_leftovers(rootfs, files, libraries, version, frozenset(map(rootfs.resolve, mounted))),
-        *_libcudas(image, libraries, version),
-        *_stubs(rootfs, image, env),
-        *_musl(rootfs, image, files),
-        *_glibc(rootfs, image, files),
-        *_manifests(rootfs, image, files),
+        *_lint_leftovers(rootfs, files, libraries, version, frozenset(map(rootfs.resolve_path, mount_destinations))),
+        *_lint_libcudas(image, libraries, version),
+        *_lint_stubs(rootfs, image, env),
+        *_lint_musl(rootfs, image, files),
+        *_lint_glibc(rootfs, image, files),
+        *_lint_manifests(rootfs, image, files),
     ]
-    return [printable(text) for text in dict.fromkeys(result)]
+    return [make_printable(text) for text in dict.fromkeys(result)]
 
 
-def libc_version(rootfs: Rootfs, image: Image) -> str | None:
+def read_libc_version(rootfs: Rootfs, image: Image) -> str | None:
     """The newest GLIBC_2.x that the image's libc.so.6 names ("2.31"); None when there is none to be read."""
     tuple_ = ARCHITECTURES[image.arch].triple if image.arch in ARCHITECTURES else ""
     for directory in (image.library_dir, f"/lib/{tuple_}", f"/usr/lib/{tuple_}", "/lib64", "/usr/lib64",
                       "/lib", "/usr/lib"):  # fmt: skip
-        data = rootfs.read(f"{directory}/libc.so.6", LIBC_LIMIT)
+        data = rootfs.read_file(f"{directory}/libc.so.6", LIBC_LIMIT)
         minors = _SYMBOL_VERSION.findall(data) if data else []
         if minors:
             return f"2.{max(map(int, minors))}"
     return None
 
 
-def _host_version(files: Iterable[DriverFile]) -> str:
+def _find_host_driver_version(files: Iterable[DriverFile]) -> str:
     """The version that the driver's libraries carry in their names."""
     for file in files:
         version = file.name.partition(".so.")[2]
-        if file.kind == "library" and driver_version(version):
+        if file.kind == "library" and is_driver_version(version):
             return version
     return ""
 
 
-def _libraries(rootfs: Rootfs, image: Image) -> Iterable[tuple[str, str, int]]:
+def _list_libraries(rootfs: Rootfs, image: Image) -> Iterable[tuple[str, str, int]]:
     """(path, name, size) of the regular files with ".so" in their names, in the loader's directories."""
-    for directory in _directories(rootfs, image):
-        for name in directory.names():
+    for directory in _open_library_directories(rootfs, image):
+        for name in directory.list_names():
             if ".so" in name:
-                info = directory.status(name)
+                info = directory.stat_name(name)
                 if info is not None and stat.S_ISREG(info.st_mode):
                     yield f"{directory.path.rstrip('/')}/{name}", name, info.st_size
 
 
-def _directories(rootfs: Rootfs, image: Image) -> Iterable[Directory]:
+def _open_library_directories(rootfs: Rootfs, image: Image) -> Iterable[Directory]:
     """The loader's directories, each once."""
     wanted = [image.library_dir, image.library_dir32, "/usr/local/lib"]
     wanted += ["/usr/local/nvidia/lib64", "/usr/local/nvidia/lib"]
@@ -108,7 +122,7 @@ def _directories(rootfs: Rootfs, image: Image) -> Iterable[Directory]:
     seen = set()
     for path in wanted:
         try:
-            directory = rootfs.directory(path, create=False)
+            directory = rootfs.open_directory(path, create=False)
         except Fault:
             continue
         if directory.path in seen:
@@ -117,7 +131,7 @@ def _directories(rootfs: Rootfs, image: Image) -> Iterable[Directory]:
         yield directory
 
 
-def _leftovers(
+def _lint_leftovers(
     rootfs: Rootfs,
     files: list[DriverFile],
     libraries: list[tuple[str, str, int]],
@@ -131,29 +145,29 @@ def _leftovers(
         stem, _, own = name.partition(".so")
         ours = stem in stems or stem == "libcuda"
         if (size == 0 and (ours or stem.startswith("libnvidia-"))) or (
-            size and ours and driver_version(own[1:]) and own[1:] != version
+            size and ours and is_driver_version(own[1:]) and own[1:] != version
         ):
             found.append(path)
     for file in files:
         if file.kind == "binary":
-            info = rootfs.status(file.container)
+            info = rootfs.stat_path(file.container_path)
             if info is not None and stat.S_ISREG(info.st_mode) and info.st_size == 0:
-                found.append(file.container)
-    found = [path for path in found if not mounted or rootfs.resolve(path) not in mounted]
+                found.append(file.container_path)
+    found = [path for path in found if not mounted or rootfs.resolve_path(path) not in mounted]
     if not found:
         return []
     files_ = "file" if len(found) == 1 else "files"
     return [
-        f"image contains {len(found)} leftover driver {files_} (committed from a GPU container?): {_some(found)}"
+        f"image contains {len(found)} leftover driver {files_} (committed from a GPU container?): {_join_first_paths(found)}"
     ]
 
 
-def _libcudas(image: Image, libraries: list[tuple[str, str, int]], version: str) -> list[str]:
+def _lint_libcudas(image: Image, libraries: list[tuple[str, str, int]], version: str) -> list[str]:
     result = []
     found = []
     for path, name, size in libraries:
         own = name.removeprefix("libcuda.so.")
-        if size and own != name and driver_version(own):
+        if size and own != name and is_driver_version(own):
             found.append(path)
             if own != version:
                 what = f"of driver {own}"
@@ -161,33 +175,31 @@ def _libcudas(image: Image, libraries: list[tuple[str, str, int]], version: str)
                     f"image has its own {path} {what}, the host has {version or 'another'}: "
                     "error 803 risk for programs that load it"
                 )
-    found += [path for path, _ in image.compat if path not in found]
-    if len(image.compat) > 1:
-        names = ", ".join(path for path, _ in image.compat)
-        result.append(f"{COMPAT} has more than one libcuda, which one is meant is ambiguous: {names}")
+    found += [path for path, _ in image.compat_libcudas if path not in found]
+    if len(image.compat_libcudas) > 1:
+        names = ", ".join(path for path, _ in image.compat_libcudas)
+        result.append(f"{COMPAT_DIRECTORY} has more than one libcuda, which one is meant is ambiguous: {names}")
     if len(found) > 1:
-        result.append(f"image contains {len(found)} libcudas beside the host's: {_some(found)}")
+        result.append(f"image contains {len(found)} libcudas beside the host's: {_join_first_paths(found)}")
     return result
 
 
-def _stubs(rootfs: Rootfs, image: Image, env: Mapping[str, str]) -> list[str]:
+def _lint_stubs(rootfs: Rootfs, image: Image, env: Mapping[str, str]) -> list[str]:
     result = []
     for directory in env.get("LD_LIBRARY_PATH", "").split(":"):
         if "stubs" in directory.split("/"):
-            result.append(
-                f"LD_LIBRARY_PATH has {directory}: error 34 risk, the stub libcuda there does nothing"
-            )
-    targets = ARCHITECTURES[image.arch].toolkit if image.arch in ARCHITECTURES else ()
-    for directory in (STUBS, *[TARGET_STUBS.format(target) for target in targets]):
-        if rootfs.status(f"{directory}/libcuda.so.1", follow=True) is not None:
+            result.append(f"LD_LIBRARY_PATH has {directory}: error 34 risk, the stub libcuda there does nothing")
+    targets = ARCHITECTURES[image.arch].toolkit_targets if image.arch in ARCHITECTURES else ()
+    for directory in (STUBS_DIRECTORY, *[TARGET_STUBS_DIRECTORY.format(target) for target in targets]):
+        if rootfs.stat_path(f"{directory}/libcuda.so.1", follow=True) is not None:
             result.append(f"{directory} has a libcuda.so.1: error 34 risk, programs may load the stub")
-    if image.cache is not None and b"/stubs/libcuda.so" in image.cache:
+    if image.ld_cache is not None and b"/stubs/libcuda.so" in image.ld_cache:
         result.append("the image's loader cache names a stub libcuda: error 34 risk")
     return result
 
 
-def _musl(rootfs: Rootfs, image: Image, files: list[DriverFile]) -> list[str]:
-    if image.libc != "musl" or rootfs.status("/lib/libgcompat.so.0", follow=True) is not None:
+def _lint_musl(rootfs: Rootfs, image: Image, files: list[DriverFile]) -> list[str]:
+    if image.libc != "musl" or rootfs.stat_path("/lib/libgcompat.so.0", follow=True) is not None:
         return []
     result = [
         f"{file.name} is a glibc binary; needs gcompat"
@@ -199,32 +211,32 @@ def _musl(rootfs: Rootfs, image: Image, files: list[DriverFile]) -> list[str]:
     return result
 
 
-def _glibc(rootfs: Rootfs, image: Image, files: list[DriverFile]) -> list[str]:
+def _lint_glibc(rootfs: Rootfs, image: Image, files: list[DriverFile]) -> list[str]:
     """Driver libraries that ask for symbols which the image's libc does not have yet."""
     if image.libc != "glibc":
         return []
     wanted = [(f.soname or f.name, f.glibc) for f in files if f.glibc and f.arch in ("", image.arch)]
     if not wanted:
         return []
-    own = libc_version(rootfs, image)
+    own = read_libc_version(rootfs, image)
     if own is None:
         return []
     return [
         f"{name} needs GLIBC_{least}, image provides {own}: will not load"
         for name, least in wanted
-        if _key(least) > _key(own)
+        if _make_version_key(least) > _make_version_key(own)
     ]
 
 
-def _manifests(rootfs: Rootfs, image: Image, files: list[DriverFile]) -> list[str]:
+def _lint_manifests(rootfs: Rootfs, image: Image, files: list[DriverFile]) -> list[str]:
     """Manifests of Vulkan, EGL and OpenCL whose library will not load: loaders leave such a driver out silently."""
     manifests = [file for file in files if file.kind == "config" and file.needs and file.arch == image.arch]
-    own = libc_version(rootfs, image) if image.libc == "glibc" and manifests else None
+    own = read_libc_version(rootfs, image) if image.libc == "glibc" and manifests else None
     if own is None:
         return []
-    there = {name for directory in _directories(rootfs, image) for name in directory.names()}
+    there = {name for directory in _open_library_directories(rootfs, image) for name in directory.list_names()}
     try:
-        there |= {entry.name for entry in ldcache.parse(image.cache or b"").entries}
+        there |= {entry.name for entry in parse_ld_cache(image.ld_cache or b"").entries}
     except Fault:
         pass  # the loader will not find anything in it either
     libraries = {file.soname: file for file in files if file.kind == "library" and file.arch == image.arch}
@@ -237,7 +249,7 @@ def _manifests(rootfs: Rootfs, image: Image, files: list[DriverFile]) -> list[st
             library = libraries.get(soname)
             if library is None:
                 continue
-            if library.glibc and _key(library.glibc) > _key(own):
+            if library.glibc and _make_version_key(library.glibc) > _make_version_key(own):
                 reasons.append(f"{soname} needs GLIBC_{library.glibc}, image provides {own}")
             # What the driver opens by name, and what the host lacks, is not the image's business.
             lacking = [n for n in library.needs if n not in libraries and n not in there and "nvidia" not in n]
@@ -249,10 +261,10 @@ def _manifests(rootfs: Rootfs, image: Image, files: list[DriverFile]) -> list[st
     return result
 
 
-def _key(version: str) -> tuple[int, ...]:
+def _make_version_key(version: str) -> tuple[int, ...]:
     return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
-def _some(paths: list[str]) -> str:
-    rest = len(paths) - SHOWN
-    return ", ".join(paths[:SHOWN]) + (f" and {rest} more" if rest > 0 else "")
+def _join_first_paths(paths: list[str]) -> str:
+    rest = len(paths) - MAX_SHOWN_PATHS
+    return ", ".join(paths[:MAX_SHOWN_PATHS]) + (f" and {rest} more" if rest > 0 else "")

@@ -13,19 +13,19 @@ from __future__ import annotations
 import os
 import struct
 
-from gpu_oci_hook.errors import Fault, words
-from gpu_oci_hook.formats import ARCHITECTURES, Architecture
+from gpu_oci_hook.errors import Fault, describe_os_error
+from gpu_oci_hook.formats.architectures import ARCHITECTURES, Architecture
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-_MOST_HEADERS = 128
-_MOST_DYNAMIC = 64 << 10
-_MOST_VERSIONS = 64 << 10
-_MOST_NEEDED = 512
-_LONGEST_NAME = 1024
-_WINDOW = 8 << 10
+_MAX_HEADERS = 128
+_MAX_DYNAMIC_SIZE = 64 << 10
+_MAX_VERSIONS_SIZE = 64 << 10
+_MAX_NEEDED = 512
+_MAX_NAME_LENGTH = 1024
+_WINDOW_SIZE = 8 << 10
 
 _PT_LOAD, _PT_DYNAMIC, _PT_GNU_STACK = 1, 2, 0x6474E551
 _DT_NULL, _DT_NEEDED, _DT_HASH, _DT_STRTAB, _DT_SYMTAB = 0, 1, 4, 5, 6
@@ -33,10 +33,10 @@ _DT_STRSZ, _DT_SYMENT, _DT_SONAME = 10, 11, 14
 _DT_VERSYM, _DT_VERNEED, _DT_VERNEEDNUM = 0x6FFFFFF0, 0x6FFFFFFE, 0x6FFFFFFF
 
 
-_ARCHES = {(known.bits, known.machine): name for name, known in ARCHITECTURES.items()}
+_ARCH_BY_MACHINE = {(known.bits, known.elf_machine): name for name, known in ARCHITECTURES.items()}
 
 
-class Library:
+class SharedObject:
     """What a shared object says of itself.
 
     soname: its DT_SONAME, or "". needed: its DT_NEEDED, in order. arch: "x86_64", "i386", "aarch64", "armhf",
@@ -53,37 +53,37 @@ class Library:
         self.glibc = glibc
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Library) and all(getattr(self, n) == getattr(other, n) for n in self.__slots__)
+        return isinstance(other, SharedObject) and all(getattr(self, n) == getattr(other, n) for n in self.__slots__)
 
     __hash__ = None  # type: ignore[assignment]
 
 
-def read(source: int | bytes) -> Library:
+def read_shared_object(source: int | bytes) -> SharedObject:
     """The facts of the shared object or program in these bytes, or behind this file descriptor (by pread).
 
     Raises Fault when it is no ELF file, is damaged, or cannot be read. A statically linked program is fine:
     it needs nothing.
     """
-    file = _File(source)
-    ident = file.take(0, 16)
+    file = _ElfFile(source)
+    ident = file.read_exactly(0, 16)
     if ident[:4] != b"\x7fELF" or ident[4] not in (1, 2) or ident[5] not in (1, 2):
-        raise _garbage("it does not begin as one")
+        raise _make_elf_fault("it does not begin as one")
     bits = 32 * ident[4]
     order = "<" if ident[5] == 1 else ">"
     wide = bits == 64
     shape = struct.Struct(order + ("HHIQQQIHHHHHH" if wide else "HHIIIIIHHHHHH"))
-    header = shape.unpack(file.take(16, shape.size))
+    header = shape.unpack(file.read_exactly(16, shape.size))
     kind, machine, phoff, phentsize, phnum = header[0], header[1], header[4], header[8], header[9]
     if kind not in (2, 3):
-        raise _garbage("it is neither a shared object nor a program")
+        raise _make_elf_fault("it is neither a shared object nor a program")
     # Big-endian files are told apart here only to say that they are none of ours.
-    arch = _ARCHES.get((bits, machine), "") if order == "<" else ""
+    arch = _ARCH_BY_MACHINE.get((bits, machine), "") if order == "<" else ""
     shape = struct.Struct(order + ("IIQQQQQQ" if wide else "IIIIIIII"))
-    if phnum > _MOST_HEADERS or (phnum and phentsize != shape.size):
-        raise _garbage("its program headers are damaged")
+    if phnum > _MAX_HEADERS or (phnum and phentsize != shape.size):
+        raise _make_elf_fault("its program headers are damaged")
     loads: list[tuple[int, int, int]] = []
     dynamic: tuple[int, int] | None = None
-    for fields in shape.iter_unpack(file.take(phoff, phnum * shape.size)):
+    for fields in shape.iter_unpack(file.read_exactly(phoff, phnum * shape.size)):
         if wide:
             segment, _, offset, address, _, size, _, _ = fields
         else:
@@ -93,11 +93,11 @@ def read(source: int | bytes) -> Library:
         elif segment == _PT_DYNAMIC and dynamic is None:
             dynamic = (offset, size)
     if dynamic is None:
-        return Library("", (), arch, bits, "")
-    return _dynamic(file, _Map(loads), dynamic, order, arch, bits)
+        return SharedObject("", (), arch, bits, "")
+    return _read_dynamic_segment(file, _SegmentMap(loads), dynamic, order, arch, bits)
 
 
-def write(
+def build_shared_object(
     *,
     soname: str,
     needed: Sequence[str] = (),
@@ -118,11 +118,11 @@ def write(
     """
     machine = ARCHITECTURES.get(arch)
     if machine is None:
-        raise Fault(f"cannot make a library for {arch!r}", cure=f"Known are {', '.join(ARCHITECTURES)}")
-    return _Writer(machine, soname, list(needed), list(symbols), glibc).build()
+        raise Fault(f"cannot make a library for {arch!r}", hint=f"Known are {', '.join(ARCHITECTURES)}")
+    return _SharedObjectBuilder(machine, soname, list(needed), list(symbols), glibc).build_file()
 
 
-class _File:
+class _ElfFile:
     """Bytes or a file descriptor, read piece by piece; a piece that is not all there is a Fault."""
 
     def __init__(self, source: int | bytes) -> None:
@@ -130,7 +130,7 @@ class _File:
         self.start = 0
         self.window = b""
 
-    def some(self, offset: int, size: int) -> bytes:
+    def read_up_to(self, offset: int, size: int) -> bytes:
         if offset < 0 or offset >= 1 << 62:
             return b""
         if isinstance(self.source, bytes):
@@ -140,38 +140,38 @@ class _File:
             inside = offset - self.start
             if inside >= 0 and inside + size <= len(self.window):
                 return self.window[inside : inside + size]
-            if size > _WINDOW:
+            if size > _WINDOW_SIZE:
                 return os.pread(self.source, size, offset)
-            self.start, self.window = offset, os.pread(self.source, _WINDOW, offset)
+            self.start, self.window = offset, os.pread(self.source, _WINDOW_SIZE, offset)
             return self.window[:size]
         except OSError as error:
-            raise Fault(f"cannot read a library: {words(error)}") from error
+            raise Fault(f"cannot read a library: {describe_os_error(error)}") from error
 
-    def take(self, offset: int, size: int) -> bytes:
-        piece = self.some(offset, size)
+    def read_exactly(self, offset: int, size: int) -> bytes:
+        piece = self.read_up_to(offset, size)
         if len(piece) != size:
-            raise _garbage("it ends too early")
+            raise _make_elf_fault("it ends too early")
         return piece
 
 
-class _Map:
+class _SegmentMap:
     """Addresses of the loaded image to offsets in the file."""
 
     def __init__(self, loads: list[tuple[int, int, int]]) -> None:
         self.loads = loads
 
-    def offset(self, address: int) -> int:
+    def to_file_offset(self, address: int) -> int:
         for start, offset, size in self.loads:
             if start <= address < start + size:
                 return address - start + offset
-        raise _garbage("it points outside of its segments")
+        raise _make_elf_fault("it points outside of its segments")
 
 
-def _dynamic(
-    file: _File, places: _Map, dynamic: tuple[int, int], order: str, arch: str, bits: int
-) -> Library:
+def _read_dynamic_segment(
+    file: _ElfFile, segments: _SegmentMap, dynamic: tuple[int, int], order: str, arch: str, bits: int
+) -> SharedObject:
     pair = struct.Struct(order + ("qQ" if bits == 64 else "iI"))
-    data = file.some(dynamic[0], min(dynamic[1], _MOST_DYNAMIC))
+    data = file.read_up_to(dynamic[0], min(dynamic[1], _MAX_DYNAMIC_SIZE))
     needed: list[int] = []
     single: dict[int, int] = {}
     for tag, value in pair.iter_unpack(data[: len(data) // pair.size * pair.size]):
@@ -181,41 +181,41 @@ def _dynamic(
             needed.append(value)
         else:
             single[tag] = value
-    if len(needed) > _MOST_NEEDED:
-        raise _garbage("it needs too many libraries")
+    if len(needed) > _MAX_NEEDED:
+        raise _make_elf_fault("it needs too many libraries")
     if _DT_STRTAB not in single:
         if needed or _DT_SONAME in single:
-            raise _garbage("it has names but no table of them")
-        return Library("", (), arch, bits, "")
-    strings = places.offset(single[_DT_STRTAB])
+            raise _make_elf_fault("it has names but no table of them")
+        return SharedObject("", (), arch, bits, "")
+    strings = segments.to_file_offset(single[_DT_STRTAB])
     length = single.get(_DT_STRSZ, 0)
 
     def name(at: int) -> str:
-        piece = file.some(strings + at, min(_LONGEST_NAME, length - at)) if at < length else b""
+        piece = file.read_up_to(strings + at, min(_MAX_NAME_LENGTH, length - at)) if at < length else b""
         end = piece.find(b"\0")
         if end < 0:
-            raise _garbage("one of its names does not end")
+            raise _make_elf_fault("one of its names does not end")
         return os.fsdecode(piece[:end])
 
     soname = name(single[_DT_SONAME]) if _DT_SONAME in single else ""
     glibc = ""
     if _DT_VERNEED in single:
-        data = file.some(places.offset(single[_DT_VERNEED]), _MOST_VERSIONS)
-        versions = [_numbers(name(at)) for at in _versions(data, order)]
+        data = file.read_up_to(segments.to_file_offset(single[_DT_VERNEED]), _MAX_VERSIONS_SIZE)
+        versions = [_parse_glibc_version(name(at)) for at in _list_version_offsets(data, order)]
         glibc = ".".join(str(n) for n in max(versions, default=()))
-    return Library(soname, tuple(name(at) for at in needed), arch, bits, glibc)
+    return SharedObject(soname, tuple(name(at) for at in needed), arch, bits, glibc)
 
 
-def _versions(data: bytes, order: str) -> list[int]:
+def _list_version_offsets(data: bytes, order: str) -> list[int]:
     """String offsets of all versions in a DT_VERNEED table, whose records have 16 bytes in either class."""
     found: list[int] = []
     at = 0
-    while at + 16 <= len(data) and len(found) < _MOST_NEEDED:
+    while at + 16 <= len(data) and len(found) < _MAX_NEEDED:
         count, aux, following = struct.unpack_from(order + "xxHxxxxII", data, at)
         inner = at + aux
-        for _ in range(min(count, _MOST_NEEDED - len(found))):
+        for _ in range(min(count, _MAX_NEEDED - len(found))):
             if inner + 16 > len(data):
-                raise _garbage("its table of versions is damaged")
+                raise _make_elf_fault("its table of versions is damaged")
             text, step = struct.unpack_from(order + "xxxxxxxxII", data, inner)
             found.append(text)
             if not step:
@@ -224,10 +224,10 @@ def _versions(data: bytes, order: str) -> list[int]:
         if not following:
             return found
         at += following
-    raise _garbage("its table of versions does not end")
+    raise _make_elf_fault("its table of versions does not end")
 
 
-def _numbers(version: str) -> tuple[int, ...]:
+def _parse_glibc_version(version: str) -> tuple[int, ...]:
     """ "GLIBC_2.34" as (2, 34); anything else (GLIBC_PRIVATE, GLIBC_ABI_..., CXXABI_...) as ()."""
     if not version.startswith("GLIBC_") or not version.isascii():
         return ()
@@ -235,12 +235,10 @@ def _numbers(version: str) -> tuple[int, ...]:
     return tuple(int(p) for p in parts) if all(p.isdigit() and len(p) < 6 for p in parts) else ()
 
 
-class _Writer:
+class _SharedObjectBuilder:
     """Lays out one file: a segment to read and run (headers, tables, code), one to write (dynamic table)."""
 
-    def __init__(
-        self, machine: Architecture, soname: str, needed: list[str], symbols: list[str], glibc: str
-    ) -> None:
+    def __init__(self, machine: Architecture, soname: str, needed: list[str], symbols: list[str], glibc: str) -> None:
         self.machine = machine
         self.wide = machine.bits == 64
         self.word = "Q" if self.wide else "I"
@@ -252,12 +250,12 @@ class _Writer:
             self.needed = [*needed, "libc.so.6"]
         self.strings = bytearray(b"\0")
 
-    def build(self) -> bytes:
-        names = [self._string(s) for s in self.symbols]
-        dynamic = [(_DT_NEEDED, self._string(n)) for n in self.needed]
+    def build_file(self) -> bytes:
+        names = [self._add_string(s) for s in self.symbols]
+        dynamic = [(_DT_NEEDED, self._add_string(n)) for n in self.needed]
         if self.soname:
-            dynamic.append((_DT_SONAME, self._string(self.soname)))
-        verneed = self._verneed() if self.glibc else b""
+            dynamic.append((_DT_SONAME, self._add_string(self.soname)))
+        verneed = self._pack_verneed() if self.glibc else b""
         header_size, ph_size = (64, 56) if self.wide else (52, 32)
         image = bytearray(header_size + 4 * ph_size)
 
@@ -267,14 +265,14 @@ class _Writer:
             return len(image) - len(data)
 
         step = 16  # one function each, so that no two symbols have one address
-        code = place(b"".join(self.machine.code.ljust(step, b"\0") for _ in names))
+        code = place(b"".join(self.machine.return_zero_code.ljust(step, b"\0") for _ in names))
         # One bucket: a chain through all symbols. Symbol 0 is the null symbol.
         count = len(names) + 1
         chain = [*(range(2, count)), 0] if names else []
         table = struct.pack(f"<{3 + count}I", 1, count, 1 if names else 0, 0, *chain)
         dynamic.append((_DT_HASH, place(table)))
         entry = 24 if self.wide else 16
-        exported = [self._symbol(n, code + i * step) for i, n in enumerate(names)]
+        exported = [self._pack_symbol(n, code + i * step) for i, n in enumerate(names)]
         dynamic.append((_DT_SYMTAB, place(bytes(entry) + b"".join(exported))))
         dynamic.append((_DT_SYMENT, entry))
         if verneed:
@@ -290,28 +288,28 @@ class _Writer:
         size = len(image) - at
         # The loader writes into the dynamic table, so it gets a page of its own: one page up in memory, no
         # gap in the file.
-        page = self.machine.page
-        image[:header_size] = self._header(header_size, ph_size)
+        page = self.machine.max_page_size
+        image[:header_size] = self._pack_header(header_size, ph_size)
         image[header_size : header_size + 4 * ph_size] = (
-            self._segment(_PT_LOAD, 5, 0, 0, end, page)
-            + self._segment(_PT_LOAD, 6, at, at + page, size, page)
-            + self._segment(_PT_DYNAMIC, 6, at, at + page, size, 8)
-            + self._segment(_PT_GNU_STACK, 6, 0, 0, 0, 16)
+            self._pack_program_header(_PT_LOAD, 5, 0, 0, end, page)
+            + self._pack_program_header(_PT_LOAD, 6, at, at + page, size, page)
+            + self._pack_program_header(_PT_DYNAMIC, 6, at, at + page, size, 8)
+            + self._pack_program_header(_PT_GNU_STACK, 6, 0, 0, 0, 16)
         )
         return bytes(image)
 
-    def _string(self, text: str) -> int:
+    def _add_string(self, text: str) -> int:
         self.strings += os.fsencode(text) + b"\0"
         return len(self.strings) - len(os.fsencode(text)) - 1
 
-    def _header(self, header_size: int, ph_size: int) -> bytes:
+    def _pack_header(self, header_size: int, ph_size: int) -> bytes:
         ident = b"\x7fELF" + bytes([self.machine.bits // 32, 1, 1]) + bytes(9)
         w = self.word
         return ident + struct.pack(
             f"<HHI{w}{w}{w}IHHHHHH",
             *(
                 3,
-                self.machine.machine,
+                self.machine.elf_machine,
                 1,
                 0,
                 header_size,
@@ -326,24 +324,24 @@ class _Writer:
             ),
         )
 
-    def _segment(self, kind: int, flags: int, offset: int, address: int, size: int, align: int) -> bytes:
+    def _pack_program_header(self, kind: int, flags: int, offset: int, address: int, size: int, align: int) -> bytes:
         if self.wide:
             return struct.pack("<IIQQQQQQ", kind, flags, offset, address, address, size, size, align)
         return struct.pack("<IIIIIIII", kind, offset, address, address, size, size, flags, align)
 
-    def _symbol(self, name: int, address: int) -> bytes:
+    def _pack_symbol(self, name: int, address: int) -> bytes:
         # Global function (0x12); any section number but 0 (undefined) will do, as there are no sections.
         if self.wide:
-            return struct.pack("<IBBHQQ", name, 0x12, 0, 1, address, len(self.machine.code))
-        return struct.pack("<IIIBBH", name, address, len(self.machine.code), 0x12, 0, 1)
+            return struct.pack("<IBBHQQ", name, 0x12, 0, 1, address, len(self.machine.return_zero_code))
+        return struct.pack("<IIIBBH", name, address, len(self.machine.return_zero_code), 0x12, 0, 1)
 
-    def _verneed(self) -> bytes:
+    def _pack_verneed(self) -> bytes:
         version = f"GLIBC_{self.glibc}"
-        need = struct.pack("<HHIII", 1, 1, self._string("libc.so.6"), 16, 0)
-        return need + struct.pack("<IHHII", _hash(version), 0, 2, self._string(version), 0)
+        need = struct.pack("<HHIII", 1, 1, self._add_string("libc.so.6"), 16, 0)
+        return need + struct.pack("<IHHII", _compute_sysv_hash(version), 0, 2, self._add_string(version), 0)
 
 
-def _hash(name: str) -> int:
+def _compute_sysv_hash(name: str) -> int:
     """The hash function of the System V ABI, which version records carry."""
     value = 0
     for char in os.fsencode(name):
@@ -353,5 +351,5 @@ def _hash(name: str) -> int:
     return value
 
 
-def _garbage(why: str) -> Fault:
+def _make_elf_fault(why: str) -> Fault:
     return Fault(f"this is no usable shared object: {why}")

@@ -13,15 +13,15 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_SPACE = " \t\n\r"
+_WHITESPACE = " \t\n\r"
 
 
-def _no_constant(name: str) -> object:
+def _reject_constant(name: str) -> object:
     """RFC 8259 knows no NaN and no Infinity; neither do the runtimes that read the file after us."""
     raise ValueError(f"{name} is no JSON")
 
 
-class _Context:
+class _ScannerContext:
     """The attributes that `_json.make_scanner` reads from a `json.JSONDecoder`."""
 
     strict = True
@@ -29,11 +29,11 @@ class _Context:
     object_pairs_hook = None
     parse_float = float
     parse_int = int
-    parse_constant = staticmethod(_no_constant)
+    parse_constant = staticmethod(_reject_constant)
     memo: dict[str, str] = {}
 
 
-def _no_default(value: object) -> object:
+def _reject_value(value: object) -> object:
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
@@ -43,18 +43,18 @@ try:
     import _json
 
     # typeshed's stubs describe the classes of the C module, not the protocol that they ask for
-    _scan = _json.make_scanner(_Context())  # type: ignore[arg-type]
+    _scan = _json.make_scanner(_ScannerContext())  # type: ignore[arg-type]
     _encode = _json.make_encoder(
-        None, _no_default, _json.encode_basestring_ascii, None, ":", ",", False, False, False
+        None, _reject_value, _json.encode_basestring_ascii, None, ":", ",", False, False, False
     )
 except (ImportError, AttributeError, TypeError):  # not CPython, or one whose accelerator has changed
     import json as _slow
 
-    _scan = _slow.JSONDecoder(parse_constant=_no_constant).scan_once  # type: ignore[attr-defined]
+    _scan = _slow.JSONDecoder(parse_constant=_reject_constant).scan_once  # type: ignore[attr-defined]
     _encode = None
 
 
-def loads(data: bytes) -> object:
+def parse_json(data: bytes) -> object:
     """The JSON value in UTF-8 bytes.
 
     Raises:
@@ -64,7 +64,7 @@ def loads(data: bytes) -> object:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         raise Fault(f"it is not UTF-8 (byte {error.start})") from None
-    start = len(text) - len(text.lstrip(_SPACE))
+    start = len(text) - len(text.lstrip(_WHITESPACE))
     try:
         try:
             value, end = _scan(text, start)
@@ -74,28 +74,28 @@ def loads(data: bytes) -> object:
 
             value, end = _scan(text, start)
     except StopIteration as stop:
-        raise Fault(f"it is not JSON: a value is expected at {_place(text, stop.value)}") from None
+        raise Fault(f"it is not JSON: a value is expected at {_describe_position(text, stop.value)}") from None
     except RecursionError:
         raise Fault("it is nested too deeply") from None
     except ValueError as error:  # json.JSONDecodeError among them
         at = getattr(error, "pos", None)
         reason = getattr(error, "msg", str(error))
-        place = "" if at is None else f" at {_place(text, at)}"
+        place = "" if at is None else f" at {_describe_position(text, at)}"
         raise Fault(f"it is not JSON: {reason}{place}") from None
-    rest = text[end:].lstrip(_SPACE)
+    rest = text[end:].lstrip(_WHITESPACE)
     if rest:
-        raise Fault(f"it is not JSON: extra data at {_place(text, len(text) - len(rest))}")
+        raise Fault(f"it is not JSON: extra data at {_describe_position(text, len(text) - len(rest))}")
     return value
 
 
-def config_json(data: bytes, path: str) -> dict[str, object]:
+def parse_config_json(data: bytes, path: str) -> dict[str, object]:
     """The object in a config.json's bytes.
 
     Raises:
         Fault: not JSON, or not an object.
     """
     try:
-        found = loads(data)
+        found = parse_json(data)
     except Fault as fault:
         raise Fault(f"the bundle's configuration is refused: {fault}", where=path) from None
     if not isinstance(found, dict):
@@ -103,7 +103,7 @@ def config_json(data: bytes, path: str) -> dict[str, object]:
     return found
 
 
-def dumps(value: object) -> bytes:
+def dump_json(value: object) -> bytes:
     """The value as compact JSON in ASCII bytes, keys in their order.
 
     Raises:
@@ -117,7 +117,7 @@ def dumps(value: object) -> bytes:
         raise Fault(f"it cannot be written as JSON: {error}") from None
 
 
-def _place(text: str, at: int) -> str:
+def _describe_position(text: str, at: int) -> str:
     line = text.count("\n", 0, at) + 1
     column = at - text.rfind("\n", 0, at)
     return f"line {line} column {column}"

@@ -16,14 +16,14 @@ import os
 import sys
 
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.formats import ARCHITECTURES
+from gpu_oci_hook.formats.architectures import ARCHITECTURES
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    Row = tuple[int, bytes, bytes, int, int]
-    Key = tuple[int, ...]
+    CacheRow = tuple[int, bytes, bytes, int, int]
+    LibcmpKey = tuple[int, ...]
 
 NEW_MAGIC = b"glibc-ld.so.cache"
 _MAGIC = NEW_MAGIC + b"1.1"
@@ -32,15 +32,15 @@ _EXTENSION_MAGIC = 0xEAA42174
 _GENERATOR_TAG, _HWCAPS_TAG = 0, 1
 _ENDIAN = {"little": 2, "big": 3}
 # Architecture numbers, as flags have them, whose characters are unsigned.
-_UNSIGNED = {known.flags & 0xFF00 for known in ARCHITECTURES.values() if known.unsigned}
+_UNSIGNED = {known.cache_flags & 0xFF00 for known in ARCHITECTURES.values() if known.unsigned_char}
 
 # A cache of a large desktop has about 5000 entries. The bounds are for images that want us to work for hours.
-_MOST_ENTRIES = 65536
-_LONGEST_STRING = 4096
-_MOST_TEXT = 32 << 20
+_MAX_ENTRIES = 65536
+_MAX_STRING_LENGTH = 4096
+_MAX_TEXT_SIZE = 32 << 20
 
 
-class Entry:
+class CacheEntry:
     """One line of the cache.
 
     flags: type and architecture (see `Architecture`). name: what a program asks for, usually a SONAME. path: the file.
@@ -61,16 +61,16 @@ class Entry:
         return f"Entry({self.flags:#x}, {self.name!r}, {self.path!r}, {self.osversion}, {self.hwcap:#x})"
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Entry) and self._all() == other._all()
+        return isinstance(other, CacheEntry) and self._as_tuple() == other._as_tuple()
 
     def __hash__(self) -> int:
-        return hash(self._all())
+        return hash(self._as_tuple())
 
-    def _all(self) -> tuple[int, str, str, int, int]:
+    def _as_tuple(self) -> tuple[int, str, str, int, int]:
         return self.flags, self.name, self.path, self.osversion, self.hwcap
 
 
-class Cache:
+class LoaderCache:
     """A parsed cache.
 
     rows: (flags, name, path, osversion, hwcap) in the file's order, strings as the bytes that the file holds.
@@ -79,50 +79,50 @@ class Cache:
 
     __slots__ = ("generator", "hwcaps", "rows")
 
-    def __init__(self, rows: list[Row], hwcaps: list[str], generator: bytes) -> None:
+    def __init__(self, rows: list[CacheRow], hwcaps: list[str], generator: bytes) -> None:
         self.rows = rows
         self.hwcaps = hwcaps
         self.generator = generator
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[CacheEntry]:
         """The rows as objects, strings decoded as os.fsdecode() does, so that odd names survive."""
         decode = os.fsdecode
-        return [Entry(f, decode(name), decode(path), osv, cap) for f, name, path, osv, cap in self.rows]
+        return [CacheEntry(f, decode(name), decode(path), osv, cap) for f, name, path, osv, cap in self.rows]
 
 
-def parse(data: bytes) -> Cache:
+def parse_ld_cache(data: bytes) -> LoaderCache:
     """The cache in these bytes, of any of the three formats.
 
     Raises Fault when they are no cache of this machine's byte order, or an offset, size or string is out of
     bounds.
     """
-    start = _new_header(data)
+    start = _find_new_header(data)
     if start < 0:
-        return _parse_old(data)
+        return _parse_old_format(data)
     if len(data) - start < 48:
-        raise _garbage("it ends within its header")
+        raise _make_cache_fault("it ends within its header")
     if data[start + 28] & 3 not in (0, _ENDIAN[sys.byteorder]):
-        raise _garbage("it is of another byte order or marked as invalid")
+        raise _make_cache_fault("it is of another byte order or marked as invalid")
     count = int.from_bytes(data[start + 20 : start + 24], sys.byteorder)
-    if count > _MOST_ENTRIES or count * 24 + 48 > len(data) - start:
-        raise _garbage("it claims more entries than it holds")
+    if count > _MAX_ENTRIES or count * 24 + 48 > len(data) - start:
+        raise _make_cache_fault("it claims more entries than it holds")
     # Offsets count from the new header, so cut the old part off once instead of adding everywhere.
     body = data[start:] if start else data
     words = memoryview(body)[48 : 48 + count * 24].cast("I").tolist()
-    strings = _Strings(body)
-    names = strings.take(words[1::6])
-    paths = strings.take(words[2::6])
+    strings = _StringReader(body)
+    names = strings.read_strings(words[1::6])
+    paths = strings.read_strings(words[2::6])
     low, high = words[4::6], words[5::6]
     if sys.byteorder == "big":
         low, high = high, low
     hwcap = [a | b << 32 for a, b in zip(low, high, strict=True)] if any(high) else low
     rows = list(zip(words[0::6], names, paths, words[3::6], hwcap, strict=True))
-    hwcaps, generator = _extensions(data, int.from_bytes(body[32:36], sys.byteorder), strings)
-    return Cache(rows, hwcaps, generator)
+    hwcaps, generator = _parse_extensions(data, int.from_bytes(body[32:36], sys.byteorder), strings)
+    return LoaderCache(rows, hwcaps, generator)
 
 
-def merge(cache: Cache | None, new: Iterable[tuple[str, str, int]]) -> Cache:
+def merge_ld_cache(cache: LoaderCache | None, libraries: Iterable[tuple[str, str, int]]) -> LoaderCache:
     """The cache with libraries added; the given one is not changed.
 
     Each new (name, path, flags) takes the place of all entries of that name and architecture, also of those
@@ -130,33 +130,33 @@ def merge(cache: Cache | None, new: Iterable[tuple[str, str, int]]) -> Cache:
     with one name and architecture the first wins. Everything else keeps its place. Raises Fault for a string
     that no cache can hold.
     """
-    added: dict[tuple[bytes, int], Row] = {}
-    for name, path, flags in new:
-        row = (flags, _encode(name), _encode(path), 0, 0)
+    added: dict[tuple[bytes, int], CacheRow] = {}
+    for name, path, flags in libraries:
+        row = (flags, _encode_string(name), _encode_string(path), 0, 0)
         added.setdefault((row[1], flags & 0xFF01), row)
     if cache is None:
-        cache = Cache([], [], b"gpu-oci-hook")
+        cache = LoaderCache([], [], b"gpu-oci-hook")
     names = {name for name, _ in added}
     rows = [r for r in cache.rows if r[1] not in names or (r[1], r[0] & 0xFF01) not in added]
-    keys: dict[bytes, Key] = {}
+    keys: dict[bytes, LibcmpKey] = {}
     unsigned = any(flags & 0xFF00 in _UNSIGNED for _, flags in added)
     for row in added.values():
         # Descending by (key, flags). A new entry is a regular one, so it goes behind what is equal so far.
-        mine = _key(row[1], keys, unsigned=unsigned)
+        mine = _get_libcmp_key(row[1], keys, unsigned=unsigned)
         low, high = 0, len(rows)
         while low < high:
             middle = (low + high) >> 1
             other = rows[middle]
-            theirs = _key(other[1], keys, unsigned=unsigned)
+            theirs = _get_libcmp_key(other[1], keys, unsigned=unsigned)
             if theirs > mine or (theirs == mine and other[0] >= row[0]):
                 low = middle + 1
             else:
                 high = middle
         rows.insert(low, row)
-    return Cache(rows, cache.hwcaps, cache.generator)
+    return LoaderCache(rows, cache.hwcaps, cache.generator)
 
 
-def dump(cache: Cache) -> bytes:
+def dump_ld_cache(cache: LoaderCache) -> bytes:
     """The cache as a file of the new format: entries in the order they have, strings, extensions."""
     rows = cache.rows
     base = 48 + 24 * len(rows)
@@ -187,7 +187,7 @@ def dump(cache: Cache) -> bytes:
     if cache.generator:
         sections.append((_GENERATOR_TAG, cache.generator))
     if hwcaps:
-        sections.append((_HWCAPS_TAG, _words(hwcaps)))
+        sections.append((_HWCAPS_TAG, _pack_words(hwcaps)))
     tail = b""
     extension = 0
     if sections:
@@ -198,13 +198,13 @@ def dump(cache: Cache) -> bytes:
         for tag, body in sections:
             directory += (tag, 0, place_at + len(bodies), len(body))
             bodies += body + bytes(-len(body) % 4)
-        tail = bytes(extension - end) + _words(directory) + bodies
+        tail = bytes(extension - end) + _pack_words(directory) + bodies
     order = bytes([_ENDIAN[sys.byteorder], 0, 0, 0])
-    header = _MAGIC + _words([len(rows), len(text)]) + order + _words([extension, 0, 0, 0])
-    return header + _words(words) + text + tail
+    header = _MAGIC + _pack_words([len(rows), len(text)]) + order + _pack_words([extension, 0, 0, 0])
+    return header + _pack_words(words) + text + tail
 
 
-def libcmp_key(name: str | bytes, *, unsigned: bool = False) -> Key:
+def make_libcmp_key(name: str | bytes, *, unsigned: bool = False) -> LibcmpKey:
     """A key that sorts names as glibc's _dl_cache_libcmp() does (ascending; the cache is sorted descending).
 
     Runs of digits compare as numbers and are greater than any other character; other characters compare as
@@ -230,47 +230,47 @@ def libcmp_key(name: str | bytes, *, unsigned: bool = False) -> Key:
     return tuple(key)
 
 
-def _key(name: bytes, known: dict[bytes, Key], *, unsigned: bool) -> Key:
+def _get_libcmp_key(name: bytes, known: dict[bytes, LibcmpKey], *, unsigned: bool) -> LibcmpKey:
     key = known.get(name)
     if key is None:
-        key = known[name] = libcmp_key(name, unsigned=unsigned)
+        key = known[name] = make_libcmp_key(name, unsigned=unsigned)
     return key
 
 
-class _Strings:
+class _StringReader:
     """Takes strings out of a cache by offset, within bounds for each and for all together."""
 
     __slots__ = ("data", "left")
 
     def __init__(self, data: bytes) -> None:
         self.data = data
-        self.left = _MOST_TEXT
+        self.left = _MAX_TEXT_SIZE
 
-    def take(self, offsets: list[int]) -> list[bytes]:
+    def read_strings(self, offsets: list[int]) -> list[bytes]:
         data, left = self.data, self.left
         find: Callable[[bytes, int, int], int] = data.find
         taken: list[bytes] = []
         for offset in offsets:
-            end = find(b"\0", offset, offset + _LONGEST_STRING)
+            end = find(b"\0", offset, offset + _MAX_STRING_LENGTH)
             left -= end - offset
             if end < 0 or left < 0:
-                raise _garbage("it has a string that does not end, or too many of them")
+                raise _make_cache_fault("it has a string that does not end, or too many of them")
             taken.append(data[offset:end])
         self.left = left
         return taken
 
 
-def _new_header(data: bytes) -> int:
+def _find_new_header(data: bytes) -> int:
     """Where the new format's header begins: 0, or behind the old entries, or -1 when there is none."""
     if data.startswith(_MAGIC):
         return 0
     if data.startswith(NEW_MAGIC):
-        raise _garbage("it is of a version that is not known here")
+        raise _make_cache_fault("it is of a version that is not known here")
     if not data.startswith(_OLD_MAGIC) or len(data) < 16:
-        raise _garbage("it does not begin as one")
+        raise _make_cache_fault("it does not begin as one")
     end = 16 + 12 * int.from_bytes(data[12:16], sys.byteorder)
     if end > len(data):
-        raise _garbage("it claims more entries than it holds")
+        raise _make_cache_fault("it claims more entries than it holds")
     # The new header is aligned for its 64-bit member: to 8, or to 4 where the ABI says so (i386).
     for start in ((end + 7) & ~7, (end + 3) & ~3):
         if data.startswith(_MAGIC, start):
@@ -278,17 +278,17 @@ def _new_header(data: bytes) -> int:
     return -1
 
 
-def _parse_old(data: bytes) -> Cache:
+def _parse_old_format(data: bytes) -> LoaderCache:
     count = int.from_bytes(data[12:16], sys.byteorder)
-    if count > _MOST_ENTRIES:
-        raise _garbage("it claims too many entries")
+    if count > _MAX_ENTRIES:
+        raise _make_cache_fault("it claims too many entries")
     words = memoryview(data)[16 : 16 + 12 * count].cast("I").tolist()
-    strings = _Strings(data[16 + 12 * count :])
-    names, paths = strings.take(words[1::3]), strings.take(words[2::3])
-    return Cache([(f, n, p, 0, 0) for f, n, p in zip(words[0::3], names, paths, strict=True)], [], b"")
+    strings = _StringReader(data[16 + 12 * count :])
+    names, paths = strings.read_strings(words[1::3]), strings.read_strings(words[2::3])
+    return LoaderCache([(f, n, p, 0, 0) for f, n, p in zip(words[0::3], names, paths, strict=True)], [], b"")
 
 
-def _extensions(data: bytes, offset: int, strings: _Strings) -> tuple[list[str], bytes]:
+def _parse_extensions(data: bytes, offset: int, strings: _StringReader) -> tuple[list[str], bytes]:
     """Names of the glibc-hwcaps subdirectories and the generator, where the file has extensions.
 
     Their offsets count from the start of the file, also where an old part precedes the new header, while those
@@ -299,33 +299,33 @@ def _extensions(data: bytes, offset: int, strings: _Strings) -> tuple[list[str],
     if not offset:
         return hwcaps, generator
     if offset % 4 or offset + 8 > len(data):
-        raise _garbage("its extensions lie out of bounds")
+        raise _make_cache_fault("its extensions lie out of bounds")
     magic, count = memoryview(data)[offset : offset + 8].cast("I")
     if magic != _EXTENSION_MAGIC or count > 64 or offset + 8 + 16 * count > len(data):
-        raise _garbage("its extensions are damaged")
+        raise _make_cache_fault("its extensions are damaged")
     sections = memoryview(data)[offset + 8 : offset + 8 + 16 * count].cast("I").tolist()
     for tag, place, size in zip(sections[0::4], sections[2::4], sections[3::4], strict=True):
         if place + size > len(data) or size > 65536:
-            raise _garbage("an extension lies out of bounds")
+            raise _make_cache_fault("an extension lies out of bounds")
         if tag == _GENERATOR_TAG:
             generator = data[place : place + size]
         elif tag == _HWCAPS_TAG and size % 4 == 0:
             numbers = memoryview(data)[place : place + size].cast("I").tolist()
-            hwcaps = [os.fsdecode(name) for name in strings.take(numbers)]
+            hwcaps = [os.fsdecode(name) for name in strings.read_strings(numbers)]
     return hwcaps, generator
 
 
-def _encode(text: str) -> bytes:
+def _encode_string(text: str) -> bytes:
     try:
         data = os.fsencode(text)
     except UnicodeError:
         data = b""
-    if not data or b"\0" in data or len(data) >= _LONGEST_STRING:
+    if not data or b"\0" in data or len(data) >= _MAX_STRING_LENGTH:
         raise Fault(f"the loader's cache cannot hold the name {text[:80]!r}")
     return data
 
 
-def _words(numbers: list[int]) -> bytes:
+def _pack_words(numbers: list[int]) -> bytes:
     """32-bit words in this machine's order, without importing struct."""
     buffer = bytearray(4 * len(numbers))
     view = memoryview(buffer).cast("I")
@@ -334,5 +334,5 @@ def _words(numbers: list[int]) -> bytes:
     return bytes(buffer)
 
 
-def _garbage(why: str) -> Fault:
+def _make_cache_fault(why: str) -> Fault:
     return Fault(f"this is no usable cache of the dynamic loader: {why}")

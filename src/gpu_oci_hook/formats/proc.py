@@ -10,7 +10,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypedDict
 
-    class GpuText(TypedDict):
+    class GpuInformation(TypedDict):
         """What one /proc/driver/nvidia/gpus/*/information says."""
 
         model: str
@@ -20,14 +20,14 @@ if TYPE_CHECKING:
         excluded: bool
 
 
-def devices(text: bytes | str) -> dict[str, int]:
+def parse_proc_devices(text: bytes | str) -> dict[str, int]:
     """The character devices of /proc/devices: whole driver name to major number.
 
     Only the section "Character devices:" counts; a name that is registered twice keeps its first major.
     """
     found: dict[str, int] = {}
     inside = False
-    for line in _lines(text):
+    for line in _split_lines(text):
         words = line.split(None, 1)
         if len(words) == 2 and inside and _is_number(words[0]):
             found.setdefault(words[1].strip(), int(words[0]))
@@ -36,13 +36,13 @@ def devices(text: bytes | str) -> dict[str, int]:
     return found
 
 
-def driver_version(text: bytes | str) -> str | None:
+def parse_driver_version(text: bytes | str) -> str | None:
     """The driver's version, from /proc/driver/nvidia/version or /sys/module/nvidia/version, or None.
 
     Understands the closed module ("NVIDIA UNIX x86_64 Kernel Module  550.163.01  Tue ..."), the open one
     ("NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build ..."), and a bare version.
     """
-    lines = _lines(text)
+    lines = _split_lines(text)
     for line in lines:
         if line.startswith("NVRM version:"):
             for word in line.split():
@@ -53,34 +53,34 @@ def driver_version(text: bytes | str) -> str | None:
     return None
 
 
-def gpu(text: bytes | str) -> GpuText:
+def parse_gpu_information(text: bytes | str) -> GpuInformation:
     """One GPU, from /proc/driver/nvidia/gpus/<address>/information.
 
     Returns model, uuid (as written: question marks until the GPU has been initialised once), pci (lower case,
     domain of four digits), minor (-1 when not said) and excluded. Strings that are not said are empty.
     """
-    said = params(text)
+    said = parse_key_value_lines(text)
     minor = said.get("Device Minor", "")
     return {
         "model": said.get("Model", ""),
         "uuid": said.get("GPU UUID", ""),
-        "pci": _pci(said.get("Bus Location", "")),
+        "pci": _normalize_pci_address(said.get("Bus Location", "")),
         "minor": int(minor) if _is_number(minor) else -1,
         "excluded": said.get("GPU Excluded", "No").lower() in ("yes", "1", "true"),
     }
 
 
-def params(text: bytes | str) -> dict[str, str]:
+def parse_key_value_lines(text: bytes | str) -> dict[str, str]:
     """A text of "Key: value" lines, such as /proc/driver/nvidia/params, as a dict of stripped strings."""
     found: dict[str, str] = {}
-    for line in _lines(text):
+    for line in _split_lines(text):
         key, colon, value = line.partition(":")
         if colon:
             found[key.strip()] = value.strip()
     return found
 
 
-def closed_params(text: bytes) -> bytes:
+def disable_modify_device_files(text: bytes) -> bytes:
     """The module's parameters with `ModifyDeviceFiles: 0`: the driver's libraries then make no nodes."""
     return b"".join(
         b"ModifyDeviceFiles: 0\n" if line.startswith(b"ModifyDeviceFiles:") else line
@@ -88,12 +88,12 @@ def closed_params(text: bytes) -> bytes:
     )
 
 
-def identity_map(text: bytes | str) -> bool:
+def is_identity_map(text: bytes | str) -> bool:
     """Whether a /proc/*/uid_map or gid_map is the initial user namespace's: all ids mapped to themselves."""
-    return [line.split() for line in _lines(text)] == [["0", "0", "4294967295"]]
+    return [line.split() for line in _split_lines(text)] == [["0", "0", "4294967295"]]
 
 
-def _lines(text: bytes | str) -> list[str]:
+def _split_lines(text: bytes | str) -> list[str]:
     if isinstance(text, bytes):
         text = text.decode("utf-8", "replace")
     # Not splitlines(): that also splits at form feeds and Unicode separators, which a model name could hold.
@@ -110,7 +110,7 @@ def _is_version(word: str) -> bool:
     return len(word) <= 32 and 2 <= len(parts) <= 4 and all(p.isascii() and p.isdigit() for p in parts)
 
 
-def _pci(address: str) -> str:
+def _normalize_pci_address(address: str) -> str:
     domain, colon, rest = address.lower().partition(":")
     if colon and len(domain) > 4 and not domain[:-4].strip("0"):
         domain = domain[-4:]

@@ -5,119 +5,124 @@ Cost rule: hot, no imports of the library.
 
 from __future__ import annotations
 
-from gpu_oci_hook.container.apply import generated_name
-from gpu_oci_hook.formats import proc
-from gpu_oci_hook.formats.oci import in_user_namespace, items, member
-from gpu_oci_hook.plan import devices, files
-from gpu_oci_hook.plan.edits import DropHook, File, Hook, Plan, Withheld
-from gpu_oci_hook.request.capabilities import with_brought
+from gpu_oci_hook.container.rootfs_edits import generated_file_name
+from gpu_oci_hook.formats.oci import get_list, get_member, has_user_namespace
+from gpu_oci_hook.formats.proc import disable_modify_device_files
+from gpu_oci_hook.model.edits import AddFile, AddHook, DropHook, Plan, WithheldItem
+from gpu_oci_hook.plan.devices import add_device_nodes
+from gpu_oci_hook.plan.files import add_driver_files
+from gpu_oci_hook.request.capabilities import add_implied_capabilities
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpu_oci_hook.plan.facts import Facts
+    from gpu_oci_hook.model.plan_input import PlanInput
 
 # Hooks that would inject a second time, by the name of their program.
-_FOREIGN_PRESTART = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
-_CDI_HOOKS = ("nvidia-cdi-hook", "nvidia-ctk")
-_STAGES = ("prestart", "createRuntime", "createContainer", "startContainer")
+_NVIDIA_PRESTART_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
+_NVIDIA_CDI_HOOKS = ("nvidia-cdi-hook", "nvidia-ctk")
+_HOOK_STAGES = ("prestart", "createRuntime", "createContainer", "startContainer")
 
 MOUNT_PROGRAM = "/usr/bin/mount"
-PARAMS = "/proc/driver/nvidia/params"
+DRIVER_PARAMS = "/proc/driver/nvidia/params"
 
 
-def build(facts: Facts) -> Plan:
+def build_plan(plan_input: PlanInput) -> Plan:
     """The plan for a container that asks for the driver.
 
     Raises:
         Fault: something that the request cannot do without is not there, by name.
     """
     plan = Plan()
-    plan.warnings += facts.request.warnings
-    for name, reason in facts.request.withheld:
-        plan.withheld.append(Withheld("request", name, reason))
-    plan.withheld += [Withheld(kind, name, reason) for kind, name, reason in facts.extra.withheld]
-    plan.warnings += facts.extra.warnings
-    brought = with_brought(facts.request.capabilities)
-    _drop_hooks(facts, plan)
-    devices.add(facts, plan, brought)
-    files.add(facts, plan, brought)
-    _hide_params(facts, plan)
+    plan.warnings += plan_input.request.warnings
+    for name, reason in plan_input.request.withheld:
+        plan.withheld.append(WithheldItem("request", name, reason))
+    plan.withheld += [WithheldItem(kind, name, reason) for kind, name, reason in plan_input.optional_items.withheld]
+    plan.warnings += plan_input.optional_items.warnings
+    brought = add_implied_capabilities(plan_input.request.capabilities)
+    _drop_prestart_hooks(plan_input, plan)
+    add_device_nodes(plan_input, plan, brought)
+    add_driver_files(plan_input, plan, brought)
+    _mask_driver_params(plan_input, plan)
     return plan
 
 
-def already_done(spec: object) -> str:
+def find_injecting_cdi_hook(spec: object) -> str:
     """Who has injected into this spec already, through CDI; "" when nobody has."""
-    for stage in _STAGES:
-        for hook in items(spec, "hooks", stage):
-            path = member(hook, "path")
-            if isinstance(path, str) and (path.rpartition("/")[2] in _CDI_HOOKS or _of_our_file(path, hook)):
+    for stage in _HOOK_STAGES:
+        for hook in get_list(spec, "hooks", stage):
+            path = get_member(hook, "path")
+            if isinstance(path, str) and (path.rpartition("/")[2] in _NVIDIA_CDI_HOOKS or _is_own_cdi_hook(path, hook)):
                 return path
     return ""
 
 
-def _of_our_file(path: str, hook: object) -> bool:
+def _is_own_cdi_hook(path: str, hook: object) -> bool:
     """Whether a hook is the one of the CDI files that we make: gpu-oci-hook hook create-container …"""
-    return path.rpartition("/")[2] == "gpu-oci-hook" and items(hook, "args")[1:3] == ["hook", "create-container"]
+    return path.rpartition("/")[2] == "gpu-oci-hook" and get_list(hook, "args")[1:3] == ["hook", "create-container"]
 
 
-def _drop_hooks(facts: Facts, plan: Plan) -> None:
-    for stage in _STAGES[:2]:
-        for hook in items(facts.spec, "hooks", stage):
-            path = member(hook, "path")
+def _drop_prestart_hooks(plan_input: PlanInput, plan: Plan) -> None:
+    for stage in _HOOK_STAGES[:2]:
+        for hook in get_list(plan_input.spec, "hooks", stage):
+            path = get_member(hook, "path")
             if not isinstance(path, str):
                 continue
             name = path.rpartition("/")[2]
-            ours = name == "gpu-oci-hook" and "prestart" in items(hook, "args")
-            if name in _FOREIGN_PRESTART or ours:
+            ours = name == "gpu-oci-hook" and "prestart" in get_list(hook, "args")
+            if name in _NVIDIA_PRESTART_HOOKS or ours:
                 plan.edits.append(DropHook(stage, path, "it would inject a second time"))
 
 
-def _hide_params(facts: Facts, plan: Plan) -> None:
+def _mask_driver_params(plan_input: PlanInput, plan: Plan) -> None:
     """`ModifyDeviceFiles: 0` in the container's view, when it has not every GPU.
 
     Else NVIDIA's libraries in the container try to make the missing nodes. runc refuses mounts below /proc in
     a spec, so a hook binds a file there; below a procfs of the container's, which no image can redirect.
     """
-    if len(facts.chosen) == len(facts.gpus):
+    if len(plan_input.chosen_gpus) == len(plan_input.gpus):
         return
     name = "ModifyDeviceFiles: 0"
-    if facts.params is None:
+    if plan_input.driver_params is None:
         reason = "the kernel of this machine shows containers no such file (simulated GPUs)"
-        plan.withheld.append(Withheld("file", f"{PARAMS} ({name})", reason))
+        plan.withheld.append(WithheldItem("file", f"{DRIVER_PARAMS} ({name})", reason))
         return
-    text = proc.closed_params(facts.params)
-    if text == facts.params:
+    text = disable_modify_device_files(plan_input.driver_params)
+    if text == plan_input.driver_params:
         return
-    if not facts.config.hide_device_files:
+    if not plan_input.config.hide_device_files:
         reason = "[inject] hide-device-files is off in the configuration"
-        plan.withheld.append(Withheld("file", f"{PARAMS} ({name})", reason))
+        plan.withheld.append(WithheldItem("file", f"{DRIVER_PARAMS} ({name})", reason))
         return
     shown = any(
-        member(mount, "destination") == "/proc"
-        and member(mount, "type") == "proc"
-        and "subset=pid" not in items(mount, "options")  # it has no drivers' files
-        for mount in items(facts.spec, "mounts")
+        get_member(mount, "destination") == "/proc"
+        and get_member(mount, "type") == "proc"
+        and "subset=pid" not in get_list(mount, "options")  # it has no drivers' files
+        for mount in get_list(plan_input.spec, "mounts")
     )
     what = ""
     if not shown:
         what = "the container has no procfs on /proc that shows it"
-    elif not facts.mount_program:
+    elif not plan_input.has_mount_program:
         what = f"the host has no {MOUNT_PROGRAM}"
-    elif member(facts.spec, "linux", "rootfsPropagation") in ("shared", "rshared"):
+    elif get_member(plan_input.spec, "linux", "rootfsPropagation") in ("shared", "rshared"):
         what = "the container shares its mounts with the host, which would then see it too"
     if what:
-        plan.withheld.append(Withheld("file", f"{PARAMS} ({name})", what))
+        plan.withheld.append(WithheldItem("file", f"{DRIVER_PARAMS} ({name})", what))
         return
     # Read-only, or the container's root could fill the host's /run through it. In a user namespace the file
     # belongs to nobody there, and a remount would have to repeat flags that we cannot know.
-    how = () if facts.inside or in_user_namespace(facts.spec) else ("-o", "ro,nosuid,nodev,noexec")
-    source = f"{facts.generated}/{generated_name(PARAMS)}"
-    plan.edits.append(File(PARAMS, text, f"{name}: not every GPU was asked for", mounted=True))
+    how = (
+        ()
+        if plan_input.process_in_user_namespace or has_user_namespace(plan_input.spec)
+        else ("-o", "ro,nosuid,nodev,noexec")
+    )
+    source = f"{plan_input.generated_dir}/{generated_file_name(DRIVER_PARAMS)}"
+    plan.edits.append(AddFile(DRIVER_PARAMS, text, f"{name}: not every GPU was asked for", bind_mounted=True))
     plan.edits.append(
-        Hook(
+        AddHook(
             "createContainer",
             MOUNT_PROGRAM,
-            ("mount", "--bind", *how, source, facts.rootfs + PARAMS),
+            ("mount", "--bind", *how, source, plan_input.rootfs_path + DRIVER_PARAMS),
             ("PATH=/usr/sbin:/usr/bin:/sbin:/bin",),
             f"shows {name} to the driver's libraries, which else make nodes of other GPUs",
         )

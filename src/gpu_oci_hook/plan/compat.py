@@ -7,12 +7,12 @@ error 804, and an older libcuda than the module's with 803 (CUDA compatibility g
 
 from __future__ import annotations
 
-from gpu_oci_hook.request.requirements import compare
+from gpu_oci_hook.request.require_expressions import compare_versions
 
-_SHOWN = 4  # an image can have thousands
+_MAX_LISTED = 4  # an image can have thousands
 
 
-class Compat:
+class CompatDecision:
     """The verdict: the directory in the container whose libraries win, or ""; the reason; a warning or ""."""
 
     __slots__ = ("directory", "reason", "warning")
@@ -23,41 +23,45 @@ class Compat:
         self.warning = warning
 
 
-def decide(found: tuple[tuple[str, str], ...], host: str, policy: str, *, datacenter: bool) -> Compat:
+def decide_cuda_compat(
+    compat_libraries: tuple[tuple[str, str], ...], driver_version: str, policy: str, *, datacenter_only: bool
+) -> CompatDecision:
     """Weighs the libcuda files below the image's compat directory against the host's driver.
 
     Arguments:
-        found: (path in the container, version from the file's name) of each regular libcuda.so.<version>.
-        host: the host's driver version.
+        compat_libraries: (path in the container, version from the file's name) of each regular libcuda.so.<version>.
+        driver_version: the host's driver version.
         policy: `[inject] cuda-compat`: "auto", "always" or "never".
-        datacenter: all chosen GPUs are of the data-centre class.
+        datacenter_only: all chosen GPUs are of the data-centre class.
     """
-    if not found:
-        return Compat("", "the image has no compat libraries")
+    if not compat_libraries:
+        return CompatDecision("", "the image has no compat libraries")
     if policy == "never":
-        return Compat("", '[inject] cuda-compat is "never"')
-    if len(found) > 1:
-        names = ", ".join(path for path, _ in found[:_SHOWN])
-        if len(found) > _SHOWN:
-            names += f" and {len(found) - _SHOWN} more"
-        return Compat("", "ambiguous", f"the image has several compat libcuda, none is used: {names}")
-    if not host and policy != "always":
-        return Compat("", "the host does not tell its driver's version, so its own libcuda is used")
-    path, version = found[0]
+        return CompatDecision("", '[inject] cuda-compat is "never"')
+    if len(compat_libraries) > 1:
+        names = ", ".join(path for path, _ in compat_libraries[:_MAX_LISTED])
+        if len(compat_libraries) > _MAX_LISTED:
+            names += f" and {len(compat_libraries) - _MAX_LISTED} more"
+        return CompatDecision("", "ambiguous", f"the image has several compat libcuda, none is used: {names}")
+    if not driver_version and policy != "always":
+        return CompatDecision("", "the host does not tell its driver's version, so its own libcuda is used")
+    path, version = compat_libraries[0]
     directory = path.rpartition("/")[0] or "/"
     if policy == "always":
-        return Compat(directory, '[inject] cuda-compat is "always"')
-    compat_major, host_major = version.partition(".")[0], host.partition(".")[0]
-    order = compare(compat_major, host_major)
+        return CompatDecision(directory, '[inject] cuda-compat is "always"')
+    compat_major, host_major = version.partition(".")[0], driver_version.partition(".")[0]
+    order = compare_versions(compat_major, host_major)
     if order == 0:
-        return Compat("", f"compat {version} and the driver {host} are of the same major version")
+        return CompatDecision("", f"compat {version} and the driver {driver_version} are of the same major version")
     if order < 0:
-        return Compat("", f"compat {version} is older than the driver {host}")
-    if not datacenter:
-        return Compat(
+        return CompatDecision("", f"compat {version} is older than the driver {driver_version}")
+    if not datacenter_only:
+        return CompatDecision(
             "",
             "forward compatibility is for data-centre GPUs",
-            f"the image's compat libcuda {version} is newer than the driver {host}, but using it on this GPU "
+            f"the image's compat libcuda {version} is newer than the driver {driver_version}, but using it on this GPU "
             "would be CUDA error 804: the host's libcuda is used",
         )
-    return Compat(directory, f"compat {version} is newer than the driver {host} ({compat_major} > {host_major})")
+    return CompatDecision(
+        directory, f"compat {version} is newer than the driver {driver_version} ({compat_major} > {host_major})"
+    )

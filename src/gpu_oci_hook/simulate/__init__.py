@@ -5,8 +5,8 @@ host of the chosen layout has them, a loader cache, the /proc and /sys files of 
 makes it, device nodes with the right numbers. Cost rule: none, this is a tool of its own.
 """
 
-from gpu_oci_hook.simulate.build import DESKTOPS, LAYOUTS, Report, build
-from gpu_oci_hook.simulate.features import FEATURES
-from gpu_oci_hook.simulate.kernel import Gpu
+from gpu_oci_hook.simulate.feature_files import FEATURES
+from gpu_oci_hook.simulate.host_tree import DESKTOPS, LAYOUTS, SimulatedHost, build_host
+from gpu_oci_hook.simulate.kernel import SimulatedGpu
 
-__all__ = ["DESKTOPS", "FEATURES", "LAYOUTS", "Gpu", "Report", "build"]
+__all__ = ["DESKTOPS", "FEATURES", "LAYOUTS", "SimulatedGpu", "SimulatedHost", "build_host"]

@@ -1,0 +1,1 @@
+"""One CDI specification file: read it and check it."""

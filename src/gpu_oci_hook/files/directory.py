@@ -1,0 +1,374 @@
+"""A directory below a container's root, held open; what is done by name in it cannot lead out of it.
+
+Cost rule: on the way of every GPU container, so `os`, `errno` and `stat` only.
+
+Nothing is written in place: a file is made under a name of its own and renamed, so that a hard link to a
+file of the host keeps its content, and a reader sees the old file or the new one. Another process may swap
+names at any moment; then the wrong thing in this directory is renamed or removed, never one outside.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+
+from gpu_oci_hook.errors import Fault, describe_os_error
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from gpu_oci_hook.files.path_walk import PathWalker
+
+MAX_RETRIES = 16  # when somebody swaps names under our hands
+MAX_MOVED_ENTRIES = 10000  # entries moved out of the way one by one
+ASIDE_SUFFIX = ".gpu-oci-hook-aside"
+PROC_SELF_FD = "/proc/self/fd"  # the host's /proc: opens an inode again without its name
+
+PATH_FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
+CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_LIST_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+
+
+class Directory:
+    """A directory below the root, held open; what is done by name in it cannot leave it.
+
+    Arguments:
+        walker: those of the root that it belongs to; told when something changes.
+        fd: an O_PATH descriptor, owned from now on and closed with the last reference.
+        parts: the components of its path in the container, free of links.
+    """
+
+    __slots__ = ("_guard_passed", "_owner", "_walker", "fd", "parts")
+
+    def __init__(self, walker: PathWalker, fd: int, parts: list[str]) -> None:
+        self.fd = fd
+        self.parts = parts
+        self._walker = walker
+        self._owner: tuple[int, int] | None = None
+        self._guard_passed = False
+
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            close(fd)
+
+    @property
+    def path(self) -> str:
+        """Its path in the container, free of links when it was opened."""
+        return "/" + "/".join(self.parts)
+
+    def check_write_guard(self) -> None:
+        """Refuse to change anything in it where its root says so: see `PathWalker.write_guard`.
+
+        Raises: OSError, EXDEV.
+        """
+        if not self._guard_passed:
+            guard = self._walker.write_guard
+            if guard is not None and not guard(self):
+                raise make_os_error(errno.EXDEV)
+            self._guard_passed = True  # a descriptor stays in its mount
+
+    def stat_name(self, name: str) -> os.stat_result | None:
+        """What the name is (a link is not followed), or None."""
+        try:
+            return os.stat(_check_component(name), dir_fd=self.fd, follow_symlinks=False)
+        except (OSError, ValueError):
+            return None
+
+    def readlink(self, name: str) -> str | None:
+        """The text of a symbolic link, or None for anything else."""
+        try:
+            return os.readlink(_check_component(name), dir_fd=self.fd)
+        except (OSError, ValueError):
+            return None
+
+    def make_symlink(self, name: str, target: str) -> bool:
+        """Make the name a symbolic link with this text; what else is there gives way.
+
+        Returns: whether anything was changed. Raises: Fault when the file system refuses.
+        """
+        try:
+            _check_component(name)
+            self.check_write_guard()
+            try:
+                os.symlink(target, name, dir_fd=self.fd)
+            except FileExistsError:
+                if self.readlink(name) == target:
+                    return False
+                self._replace_entry(name, lambda new: self._create_symlink(new, target))
+            else:
+                self._give_owner(name)
+            self._walker.drop_missing()
+            return True
+        except (OSError, ValueError) as error:
+            raise self._make_entry_fault("cannot make the symbolic link", name, error) from error
+
+    def write_file(self, name: str, data: bytes, mode: int = 0o644) -> bool:
+        """Make the name a regular file with this content and mode; what else is there gives way.
+
+        Returns: whether anything was changed. Raises: Fault when the file system refuses.
+        """
+        try:
+            self.check_write_guard()
+            if self._has_content(_check_component(name), data, mode):
+                return False
+            self._replace_entry(name, lambda new: self._create_file(new, data, mode))
+            self._walker.drop_missing()
+            return True
+        except (OSError, ValueError) as error:
+            raise self._make_entry_fault("cannot write the file", name, error) from error
+
+    def clear_mount_point(self, name: str) -> bool:
+        """Make sure that a file can be mounted on the name: only a regular file, or nothing, may be there.
+
+        A mount follows a link at its destination, and opens whatever else is there. Directories are
+        renamed, the rest is removed. Returns: whether anything was changed. Raises: Fault.
+        """
+        try:
+            self.check_write_guard()
+            changed = False
+            for _ in range(MAX_RETRIES):
+                info = self.stat_name(_check_component(name))
+                if info is None or stat.S_ISREG(info.st_mode):
+                    return changed
+                self._walker.drop_cached()
+                changed = True
+                if stat.S_ISDIR(info.st_mode):
+                    self._move_aside(name)
+                    continue
+                try:
+                    os.unlink(name, dir_fd=self.fd)
+                except (FileNotFoundError, IsADirectoryError):
+                    continue  # swapped meanwhile: look again
+            raise make_os_error(errno.EBUSY)
+        except (OSError, ValueError) as error:
+            raise self._make_entry_fault("cannot make room for a file", name, error) from error
+
+    def list_names(self, limit: int = 20000) -> list[str]:
+        """The names in it, sorted; at most `limit` of them, in the file system's order, are looked at."""
+        found: list[str] = []
+        try:
+            fd = os.open(".", _LIST_FLAGS, dir_fd=self.fd)
+        except OSError:
+            return found
+        try:
+            with os.scandir(fd) as entries:
+                for entry in entries:
+                    if len(found) >= limit:
+                        break
+                    found.append(entry.name)
+        except OSError:
+            return []
+        finally:
+            os.close(fd)
+        return sorted(found)
+
+    def _make_entry_fault(self, what: str, name: str, error: Exception) -> Fault:
+        return make_os_fault(what, f"{self.path.rstrip('/')}/{name}", error, writing=True)
+
+    def _replace_entry(self, name: str, make: Callable[[str], None]) -> None:
+        """Make the thing under a name of its own, then rename it over what is there."""
+        info = self.stat_name(name)
+        if info is not None and not stat.S_ISREG(info.st_mode):
+            self._walker.drop_cached()  # it may have been on the way to a directory that we hold
+        new = make_temporary_name()
+        try:
+            make(new)
+            for _ in range(MAX_RETRIES):
+                try:
+                    os.rename(new, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+                    return
+                except IsADirectoryError:
+                    self._move_aside(name)
+            raise make_os_error(errno.EBUSY)
+        except BaseException:
+            try:
+                os.unlink(new, dir_fd=self.fd)
+            except OSError:
+                pass
+            raise
+
+    def _create_symlink(self, name: str, target: str) -> None:
+        os.symlink(target, name, dir_fd=self.fd)
+        self._give_owner(name)
+
+    def _create_file(self, name: str, data: bytes, mode: int) -> None:
+        fd = os.open(name, CREATE_FLAGS, 0o600, dir_fd=self.fd)
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+            self._give_owner(fd)
+            os.fchmod(fd, mode)
+        finally:
+            os.close(fd)
+
+    def _has_content(self, name: str, data: bytes, mode: int) -> bool:
+        """Whether the name is a regular file with this content and mode."""
+        info = self.stat_name(name)
+        if info is None or not stat.S_ISREG(info.st_mode):
+            return False
+        if info.st_size != len(data) or stat.S_IMODE(info.st_mode) != mode:
+            return False
+        try:
+            fd = os.open(name, PATH_FLAGS, dir_fd=self.fd)
+            try:
+                return read_regular_fd(fd, len(data), self.fd, name) == data
+            finally:
+                os.close(fd)
+        except OSError:
+            return False
+
+    def _give_owner(self, thing: str | int) -> None:
+        """Give what we made the owner of the directory: with userns-remap it would belong to nobody."""
+        if self._owner is None:
+            info = os.fstat(self.fd)
+            self._owner = (info.st_uid, info.st_gid)
+        if self._owner == (os.geteuid(), os.getegid()):
+            return
+        try:
+            if isinstance(thing, int):
+                os.fchown(thing, *self._owner)
+            else:
+                os.chown(thing, *self._owner, dir_fd=self.fd, follow_symlinks=False)
+        except OSError:
+            pass  # no privilege, or an id that our user namespace does not know: it stays ours
+
+    def mkdir(self, name: str) -> None:
+        """Make an empty directory, 0755 whatever the umask; somebody else's is as good."""
+        self.check_write_guard()
+        before = os.umask(0o022)
+        try:
+            os.mkdir(name, 0o755, dir_fd=self.fd)
+        except FileExistsError:
+            return
+        finally:
+            os.umask(before)
+        self._give_owner(name)
+
+    def _move_aside(self, name: str) -> None:
+        """Rename what is there to a free name beside it."""
+        self._walker.drop_cached()
+        for number in range(100):
+            tail = ASIDE_SUFFIX if number == 0 else f"{ASIDE_SUFFIX}-{number}"
+            # 255: NAME_MAX of every file system that holds a root
+            new = os.fsdecode(os.fsencode(name)[: 255 - len(tail)]) + tail
+            if self.stat_name(new) is not None:
+                continue
+            try:
+                os.rename(name, new, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOTDIR):
+                    continue
+                if error.errno != errno.EXDEV:
+                    raise
+                # overlayfs without redirect_dir cannot rename a directory of a lower layer
+                _move_tree(name, self.fd, new, self.fd, [MAX_MOVED_ENTRIES], 64)
+            return
+        raise make_os_error(errno.EEXIST)
+
+
+def read_regular_fd(fd: int, limit: int, parent_fd: int = -1, name: str = "") -> bytes | None:
+    """The bytes of the regular file that an O_PATH descriptor stands for, or None.
+
+    It is opened again through /proc, never by a name that may have become a device: opening one can
+    have effects. Only a system without /proc pays with the name, and the inodes are compared.
+    """
+    info = os.fstat(fd)
+    if not stat.S_ISREG(info.st_mode) or info.st_size > limit:
+        return None
+    try:
+        again = os.open(f"{PROC_SELF_FD}/{fd}", _READ_FLAGS)
+    except FileNotFoundError:
+        if parent_fd < 0:
+            raise
+        again = os.open(name, _READ_FLAGS | os.O_NOFOLLOW, dir_fd=parent_fd)
+    try:
+        if not os.path.samestat(os.fstat(again), info):
+            return None
+        pieces = []
+        rest = limit + 1
+        while rest > 0:
+            piece = os.read(again, min(rest, 1 << 20))
+            if not piece:
+                break
+            pieces.append(piece)
+            rest -= len(piece)
+    finally:
+        os.close(again)
+    return b"".join(pieces) if rest > 0 else None
+
+
+def _move_tree(name: str, source: int, new: str, target: int, budget: list[int], depth: int) -> None:
+    """Move a directory that cannot be renamed: entry by entry, bounded."""
+    os.mkdir(new, 0o700, dir_fd=target)
+    inside = os.open(name, _LIST_FLAGS, dir_fd=source)
+    try:
+        into = os.open(new, _LIST_FLAGS, dir_fd=target)
+        try:
+            names = os.listdir(inside)
+            budget[0] -= len(names)
+            if budget[0] < 0 or depth == 0:
+                raise make_os_error(errno.E2BIG)
+            for entry in names:
+                try:
+                    os.rename(entry, entry, src_dir_fd=inside, dst_dir_fd=into)
+                except OSError as error:
+                    if error.errno != errno.EXDEV:
+                        raise
+                    _move_tree(entry, inside, entry, into, budget, depth - 1)
+            info = os.fstat(inside)
+            os.fchown(into, info.st_uid, info.st_gid)
+            os.fchmod(into, stat.S_IMODE(info.st_mode))
+        finally:
+            os.close(into)
+    finally:
+        os.close(inside)
+    os.rmdir(name, dir_fd=source)
+
+
+def _check_component(name: str) -> str:
+    """The name, if it is one component: anything longer would be walked by the kernel, links and all."""
+    if "/" in name or name in ("", ".", ".."):
+        raise ValueError(name)
+    return name
+
+
+def make_temporary_name() -> str:
+    """A name of our own: random, so that an image cannot lay names in our way; a hit is an error anyway."""
+    return f".gpu-oci-hook-{os.urandom(8).hex()}"
+
+
+def make_os_error(number: int) -> OSError:
+    """The OSError that the kernel would give us."""
+    return OSError(number, os.strerror(number))
+
+
+class CrossMountError(Fault):
+    """What was to be changed lies in another mount than the one that may be changed."""
+
+
+def make_os_fault(what: str, path: str, error: Exception, *, writing: bool = False) -> Fault:
+    """The Fault for an OSError, or for a ValueError of a name that no file can have."""
+    if not isinstance(error, OSError):
+        return Fault(f"{what}: no file can have this name", where=path)
+    kind = CrossMountError if error.errno == errno.EXDEV else Fault
+    return kind(f"{what}: {describe_os_error(error, writing=writing)}", where=path)
+
+
+def read_mount_id(fd: int) -> bytes:
+    """The kernel's number of the mount that a descriptor lies in; b"" where /proc does not tell (proc(5), fdinfo)."""
+    try:
+        with open(f"/proc/self/fdinfo/{fd}", "rb", buffering=0) as file:
+            said = file.read(4096) or b""
+    except OSError:
+        return b""
+    for line in said.split(b"\n"):
+        if line.startswith(b"mnt_id:"):
+            return line[7:].strip()
+    return b""

@@ -1,0 +1,16 @@
+"""Tell driver version numbers from other text, and order them."""
+
+from __future__ import annotations
+
+
+def is_driver_version(text: str) -> bool:
+    """Whether this is a driver version: NNN.NN or NNN.NN.NN. "1.1" (Tegra, WSL, stubs) is not."""
+    parts = text.split(".")
+    if not 2 <= len(parts) <= 3 or not text.isascii():
+        return False
+    return all(part.isdigit() and len(part) <= 4 for part in parts) and len(parts[0]) == 3
+
+
+def make_version_key(text: str) -> tuple[int, ...]:
+    """Order what `is_driver_version` accepts."""
+    return tuple(int(part) for part in text.split("."))

@@ -1,0 +1,1 @@
+"""Write CDI specification files."""

@@ -1,0 +1,1 @@
+"""OCI hooks referenced by CDI files."""

@@ -1,0 +1,1 @@
+"""Find the driver's files on the host and cache what was found."""

@@ -1,0 +1,1 @@
+"""MIG devices of the host."""

@@ -1,0 +1,1 @@
+"""Ask NVML, in a child process, for what /proc lacks."""

@@ -1,0 +1,1 @@
+"""Optional devices and files of the host, beside GPUs and driver files."""

@@ -1,0 +1,1 @@
+"""Machines that are not desktops or servers: WSL and Tegra."""

@@ -1,0 +1,1 @@
+"""From config.json to an applied plan."""

@@ -1,0 +1,1 @@
+"""Tell engines and the log what happened."""

@@ -1,0 +1,103 @@
+"""The administrator's log: one JSON line per container that asks for a GPU, written with structlog.
+
+Cold: loaded only when `[runtime] log-file` is set. A log that cannot be opened or written never stops a start.
+"""
+
+from __future__ import annotations
+
+import os
+import traceback
+from typing import TYPE_CHECKING
+
+from gpu_oci_hook.errors import clip_text, describe_os_error
+
+if TYPE_CHECKING:
+    from gpu_oci_hook.config.keys import Config
+    from gpu_oci_hook.model.outcome import Outcome
+
+_LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
+
+# Warnings written for one start: an image has its word in some of them, and shall not fill the disk.
+_MAX_WARNINGS = 50
+
+
+class _LineWriter:
+    """Appends whole lines to a file with one write each, so that 64 starts at once do not mix theirs."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    def msg(self, message: str) -> None:
+        """Writes one line; a full disk is nobody's reason to fail a start."""
+        try:
+            os.write(self._fd, message.encode("utf-8", "backslashreplace") + b"\n")
+        except OSError:
+            pass
+
+    debug = info = warning = error = msg
+
+
+class StartLog:
+    """What is told of a start.
+
+    Arguments:
+        container_id: the id that the engine has given; "" when there is none.
+    """
+
+    def __init__(self, fd: int, level: str, container_id: str = "") -> None:
+        import structlog
+
+        self._log = structlog.wrap_logger(
+            _LineWriter(fd),
+            processors=[
+                structlog.processors.add_log_level,
+                structlog.processors.TimeStamper(fmt="iso", utc=True),
+                structlog.processors.JSONRenderer(),
+            ],
+            wrapper_class=structlog.make_filtering_bound_logger(_LEVELS.get(level, 20)),
+        )
+        if container_id:
+            self._log = self._log.bind(container=clip_text(container_id))
+
+    def log_failure(self, bundle: str, error: Exception) -> None:
+        """A start that does not happen; the traceback is for debugging alone."""
+        from gpu_oci_hook.reporting.failure import describe_error
+
+        self._log.error("refused", bundle=bundle, reason=describe_error(error))
+        self._log.debug("traceback", bundle=bundle, text="".join(traceback.format_exception(error)))
+
+    def log_outcome(self, bundle: str, outcome: Outcome, changes: list[str]) -> None:
+        """A start that goes on, with its warnings."""
+        warnings = outcome.plan.warnings
+        for warning in warnings[:_MAX_WARNINGS]:
+            self._log.warning("warning", bundle=bundle, text=clip_text(warning, 2000))
+        if len(warnings) > _MAX_WARNINGS:
+            self._log.warning("warning", bundle=bundle, text=f"and {len(warnings) - _MAX_WARNINGS} more warnings")
+        self._log.info(
+            "injected" if outcome.rootfs is not None else outcome.plan.state,
+            bundle=bundle,
+            origin=clip_text(outcome.request.origin, 2000),
+            gpus=[gpu.uuid for gpu, _ in outcome.chosen_gpus],
+            cdi=[name for name, _, _ in outcome.cdi_devices],
+            capabilities=list(outcome.request.capabilities),
+            edits=len(outcome.plan.edits),
+            withheld=len(outcome.plan.withheld),
+        )
+        for line in changes:
+            self._log.debug("changed", bundle=bundle, text=line)
+
+
+def open_start_log(config: Config, container_id: str = "") -> StartLog | str:
+    """The log that the configuration names, or why it cannot be had."""
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        fd = os.open(config.log_file, flags, 0o640)
+    except OSError as error:
+        return describe_os_error(error, writing=True)
+    except ValueError:
+        return "no file can have this name"
+    try:
+        return StartLog(fd, config.log_level, container_id)
+    except ImportError as error:
+        os.close(fd)
+        return f"the launcher does not find {error.name}; gpu-oci-hook install writes one that does"

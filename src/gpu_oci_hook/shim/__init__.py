@@ -1,0 +1,1 @@
+"""The OCI runtime shim around the low-level runtime."""
