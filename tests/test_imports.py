@@ -51,10 +51,11 @@ def modules(names: str) -> set[str]:
     return found
 
 
-PASS_THROUGH = {"__future__", "gc", "_signal", "marshal", "posix"} | modules("shim.main files.state_dir")
+PASS_THROUGH = {"gc", "_signal", "marshal", "posix"} | modules("shim.main files.state_dir")
 CREATE = PASS_THROUGH | modules("files.config_json")
 
 INJECTION = CREATE | {
+    "__future__",
     "_abc", "_collections_abc", "_json", "_stat", "abc", "errno", "genericpath", "os", "os.path", "posixpath", "stat",
 }  # fmt: skip
 INJECTION |= modules(

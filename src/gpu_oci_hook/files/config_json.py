@@ -1,6 +1,6 @@
 """Read a bundle's config.json: a bounded, regular file, never a wait on a FIFO."""
 
-from __future__ import annotations
+# No `from __future__ import annotations`: that module is a file more to load in every call.
 
 import posix
 

@@ -5,7 +5,7 @@ is not ours, or others could have written counts as not there; what cannot be wr
 Cost rule: on every path; `posix` and `sys` only (`os` costs a seventh of the interpreter's start).
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: that module is a file more to load in every call.
 
 import posix
 import sys
@@ -257,7 +257,7 @@ class StateLock:
         self._timeout = timeout
         self._fd = -1
 
-    def __enter__(self) -> StateLock:
+    def __enter__(self) -> "StateLock":
         import fcntl  # only on the cold path
         import time
 
@@ -302,7 +302,7 @@ class StateCache:
         """See `write_state`."""
         write_state(name, data)
 
-    def lock(self, name: str) -> StateLock:
+    def lock(self, name: str) -> "StateLock":
         """See `StateLock`."""
         return StateLock(name)
 

@@ -5,7 +5,7 @@ imports `files.state_dir` of our own, and what is built in (`gc`, `marshal`, `po
 until a container is created, or is known to ask.
 """
 
-from __future__ import annotations
+# No `from __future__ import annotations`: that module is a file more to load in every call.
 
 import _signal  # type: ignore[import-not-found]  # `signal` brings enum
 import gc

@@ -1,1 +1,0 @@
-"""System calls that Python has no function for, one thin layer."""
