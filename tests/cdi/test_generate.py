@@ -518,7 +518,7 @@ def test_on_the_machines_own_root_a_file_without_digits_needs_nothing_new(
     assert all("hostPath" not in node for node in found["containerEdits"]["deviceNodes"])
 
 
-@pytest.mark.parametrize("max_version", ["0.5.0", "0.6.0"])
+@pytest.mark.parametrize("maximum", ["0.5.0", "0.6.0"])
 def test_an_engine_that_cannot_read_groups_gets_none_and_that_is_said(host: Path, maximum: str) -> None:
     found = product(host, recipe={"max_version": maximum, "target_engine": "some-engine"})
     assert b"additionalGids" not in found.data and found.spec["cdiVersion"] == "0.5.0"
