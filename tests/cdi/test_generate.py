@@ -569,7 +569,7 @@ def test_without_a_hook_links_are_mounts_and_the_loader_is_said_to_be_the_images
 
 def test_twice_the_same_machine_is_twice_the_same_bytes(host: Path) -> None:
     assert product(host).data == product(host).data
-    assert product(host, recipe={"form": "json"}).data == product(host, recipe={"form": "json"}).data
+    assert product(host, recipe={"output_format": "json"}).data == product(host, recipe={"output_format": "json"}).data
 
 
 def test_an_upgraded_driver_gives_another_file_and_another_fingerprint(own: Path) -> None:
