@@ -54,7 +54,8 @@ def card(root: Path, address: str, model: str, minor: int = 0) -> None:
 
 
 def verdict(root: Path, wanted: str = "auto") -> tuple[str, str]:
-    name, evidence = detect.detect_platform(Host(str(root)), wanted)
+    host = Host(str(root))
+    name, evidence = detect.detect_platform(host, gpus.read_gpus(host)[0], wanted)
     return name, "; ".join(evidence)
 
 

@@ -26,6 +26,7 @@ from gpu_oci_hook.errors import Fault, make_printable
 from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.files.config_json import read_config_json
 from gpu_oci_hook.formats.oci import get_list, get_member
+from gpu_oci_hook.host.gpus import read_gpus
 from gpu_oci_hook.host.platforms.detect import detect_platform
 from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.inject.gather import gather_mig_devices
@@ -202,8 +203,13 @@ def _build_refusal(bundle: Bundle, settings: Config, fault: Fault) -> dict[str, 
     }
 
 
+def _detect_platform(settings: Config) -> tuple[str, tuple[str, ...]]:
+    host = Host(settings.root)
+    return detect_platform(host, read_gpus(host)[0], settings.platform)
+
+
 def _describe_platform(settings: Config) -> dict[str, object]:
-    kind, evidence = detect_platform(Host(settings.root), settings.platform)
+    kind, evidence = _detect_platform(settings)
     return {"name": kind, "evidence": list(evidence)}
 
 
@@ -282,7 +288,7 @@ def _collect_warnings(bundle: Bundle, outcome: Outcome) -> list[str]:
 
 def _print_explanation(bundle: Bundle, outcome: Outcome, settings: Config, *, changed: bool) -> None:
     request, plan = outcome.request, outcome.plan
-    kind, evidence = detect_platform(Host(settings.root), settings.platform)
+    kind, evidence = _detect_platform(settings)
     print_line(f"bundle        {Path(bundle.directory).absolute()}")
     print_line(f"platform      {kind}: {'; '.join(evidence)}")
     print_line(f"asked         {request.origin}")

@@ -22,12 +22,12 @@ from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats.architectures import ARCHITECTURES_32BIT, HOST_ARCHITECTURES
 from gpu_oci_hook.host.driver.inventory_cache import load_inventory
-from gpu_oci_hook.host.gpus import read_driver_version, read_gpus
+from gpu_oci_hook.host.gpus import read_driver_version, read_gpus, read_machine_gpus
 from gpu_oci_hook.host.mig.mig_devices import MigDevices
 from gpu_oci_hook.host.model_tables import lookup_compute_capability, lookup_gpu_brands
 from gpu_oci_hook.host.nvml.query import NvmlGpu
 from gpu_oci_hook.host.optional.graphics import list_drm_devices
-from gpu_oci_hook.host.platforms.detect import detect_platform, find_platform
+from gpu_oci_hook.host.platforms.detect import detect_platform
 from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.inject.no_gpu import NO_GPU_HINT
 from gpu_oci_hook.model.machine import DriverFile, Gpu, Inventory
@@ -51,16 +51,14 @@ def list_machine(form: str, config_path: str, root: str, driver_root: str, nvml:
     settings = load_command_config(config_path, root, driver_root)
     host = Host(settings.root)
     version = read_driver_version(host) or ""
-    gpus, problems = read_gpus(host)
+    gpus, problems, platform = read_machine_gpus(host, settings.platform)
     driver = host if settings.driver_root == "/" else host.sub_host(settings.driver_root)
-    kind, evidence = detect_platform(host, settings.platform)
-    special = find_platform(host, settings.platform)
-    if special is None:
+    kind, evidence = detect_platform(host, read_gpus(host)[0], settings.platform)
+    if platform is None:
         found = load_inventory(host, driver, settings.library_paths, version, ReadOnlyCache())
     else:
-        gpus = special.list_gpus(gpus)
-        found = special.collect_inventory(driver, settings, gpus, version or None, ReadOnlyCache(), all_lists=False)
-    lists = special.report_list_lines() if special else []
+        found = platform.collect_inventory(driver, settings, gpus, version or None, ReadOnlyCache(), all_lists=False)
+    lists = platform.report_list_lines() if platform else []
     lacking = dict.fromkeys(
         f"{name} needs {soname}, not found on host" for _, name, soname in found.missing_dependencies
     )

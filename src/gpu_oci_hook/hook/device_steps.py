@@ -27,13 +27,19 @@ def find_container_gpus(container: Container, root: str) -> tuple[list[Gpu], lis
     """All GPUs of the machine, those whose nodes the container has, and the minors of all its GPU nodes."""
     from gpu_oci_hook.host.gpus import read_gpus
 
+    minors = _list_gpu_minors(container)
+    known, _ = read_gpus(Host(root))
+    return known, [gpu for gpu in known if gpu.minor in minors], minors
+
+
+def _list_gpu_minors(container: Container) -> list[int]:
+    """Return the minors of all GPU nodes that the container has."""
     minors = []
     for path, (major, minor) in container.list_device_nodes().items():
         number = path.removeprefix("/dev/nvidia")
         if number != path and number.isascii() and number.isdigit() and major == _NVIDIA_MAJOR and minor not in minors:
             minors.append(minor)
-    known, _ = read_gpus(Host(root))
-    return known, [gpu for gpu in known if gpu.minor in minors], sorted(minors)
+    return sorted(minors)
 
 
 def has_only_datacenter_gpus(container: Container, root: str) -> bool:
@@ -62,20 +68,16 @@ def enforce_requirements(container: Container, root: str, driver_version: str) -
     if not asked.requirements:
         return
     from gpu_oci_hook.files import state_dir
-    from gpu_oci_hook.host.gpus import has_platform_marker, read_driver_version
+    from gpu_oci_hook.host.gpus import read_driver_version, read_machine_gpus
     from gpu_oci_hook.inject.requirements import check_host_requirements
 
     host = Host(root)
-    known, chosen, _ = find_container_gpus(container, root)
-    special = None
-    if has_platform_marker(host, nvidia_loaded=bool(known)):
-        from gpu_oci_hook.host.platforms.detect import find_platform
-
-        special = find_platform(host, config.platform)
-        if special is not None:
-            chosen = special.list_gpus(known)
+    gpus, _, platform = read_machine_gpus(host, config.platform)
+    if platform is None:
+        minors = _list_gpu_minors(container)
+        gpus = [gpu for gpu in gpus if gpu.minor in minors]
     running = read_driver_version(host) or driver_version
-    check_host_requirements(asked, chosen, special, host, config, running, state_dir.StateCache(), container.notes)
+    check_host_requirements(asked, gpus, platform, host, config, running, state_dir.StateCache(), container.notes)
 
 
 def write_egl_profile(container: Container, root: str) -> None:

@@ -15,6 +15,7 @@ from gpu_oci_hook.model.machine import Gpu
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpu_oci_hook.formats.proc import GpuInformation
+    from gpu_oci_hook.host.platforms.platform import Platform
 
 _READ_LIMIT = 65536
 _GPUS_DIR = "/proc/driver/nvidia/gpus"
@@ -37,11 +38,34 @@ def read_driver_version(host: Host) -> str | None:
     return None
 
 
-def has_platform_marker(host: Host, *, nvidia_loaded: bool) -> bool:
-    """Whether there is a mark of a machine that may be no desktop (see `detect.detect_platform`): two looks at most.
+def read_machine_gpus(host: Host, configured_platform: str) -> tuple[list[Gpu], list[str], Platform | None]:
+    """Read the GPUs that containers can request on this machine, and the machine's platform.
+
+    On a desktop or server this costs two or three stat calls more than `read_gpus`. The platform modules are imported
+    only where a marker of another platform exists or the configuration names one.
 
     Arguments:
-        nvidia_loaded: the module nvidia is: then it is no Windows.
+        configured_platform: `[host] platform`.
+
+    Returns:
+        (GPUs, one sentence for each GPU that is left out, the platform or None for a desktop or server).
+    """
+    gpus, problems = read_gpus(host)
+    if configured_platform == "desktop":
+        return gpus, problems, None
+    if configured_platform == "auto" and not has_platform_marker(host, nvidia_loaded=bool(gpus)):
+        return gpus, problems, None
+    from gpu_oci_hook.host.platforms.detect import find_platform
+
+    platform = find_platform(host, gpus, configured_platform)
+    return gpus if platform is None else platform.list_gpus(gpus), problems, platform
+
+
+def has_platform_marker(host: Host, *, nvidia_loaded: bool) -> bool:
+    """Tell whether this machine may be something other than a desktop or server (see `detect.detect_platform`).
+
+    Arguments:
+        nvidia_loaded: the kernel module nvidia is loaded, which rules WSL out.
     """
     return (
         host.stat_path("/etc/nv_tegra_release") is not None

@@ -16,7 +16,7 @@ from gpu_oci_hook.host.device_nodes import (
     resolve_gpu_node,
 )
 from gpu_oci_hook.host.driver.inventory_cache import load_inventory
-from gpu_oci_hook.host.gpus import has_platform_marker, read_driver_version, read_gpus
+from gpu_oci_hook.host.gpus import read_driver_version, read_gpus, read_machine_gpus
 from gpu_oci_hook.host.mig.capability_files import read_mig_enabled_gpus
 from gpu_oci_hook.model.optional_devices import OptionalItems
 from gpu_oci_hook.model.plan_input import PlanInput
@@ -26,7 +26,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpu_oci_hook.config.keys import Config
     from gpu_oci_hook.host.mig.mig_devices import MigDevices
-    from gpu_oci_hook.host.platforms.platform import Platform
     from gpu_oci_hook.host.root import Host
     from gpu_oci_hook.model.machine import Cache, Inventory
     from gpu_oci_hook.model.outcome import Outcome
@@ -59,16 +58,15 @@ def gather_machine(outcome: Outcome, host: Host, config: Config, *, load_modules
     Arguments:
         load_modules: a module that the request needs and that is not loaded may be loaded.
     """
-    numbers = read_device_majors(host)
-    special = outcome.platform = _detect_platform(host, config, nvidia_loaded=numbers.nvidia_loaded)
-    if special is None and load_modules and _lacks_kernel_module(numbers, outcome.request):
+    majors = read_device_majors(host)
+    outcome.gpus, problems, outcome.platform = read_machine_gpus(host, config.platform)
+    if outcome.platform is None and load_modules and _lacks_kernel_module(majors, outcome.request):
         from gpu_oci_hook.host.kernel_modules import load_needed_modules
 
-        numbers = load_needed_modules(host, numbers, outcome.request.capabilities, outcome.plan.warnings)
-    machine = Machine(host, numbers, read_module_parameters(host), read_driver_version(host))
-    outcome.gpus, machine.problems = read_gpus(host)
-    if special is not None:
-        outcome.gpus = special.list_gpus(outcome.gpus)
+        majors = load_needed_modules(host, majors, outcome.request.capabilities, outcome.plan.warnings)
+        outcome.gpus, problems = read_gpus(host)  # a module that was just loaded shows its GPUs only now
+    machine = Machine(host, majors, read_module_parameters(host), read_driver_version(host))
+    machine.problems = problems
     return machine
 
 
@@ -99,17 +97,6 @@ def gather_plan_input(outcome: Outcome, machine: Machine, config: Config, spec: 
     if special is not None:
         special.complete_plan_input(facts)
     return facts
-
-
-def _detect_platform(host: Host, config: Config, *, nvidia_loaded: bool) -> Platform | None:
-    """What a machine that is no desktop has of its own; None for a desktop, which is found out by two looks."""
-    if config.platform == "auto" and not has_platform_marker(host, nvidia_loaded=nvidia_loaded):
-        return None
-    if config.platform == "desktop":
-        return None
-    from gpu_oci_hook.host.platforms.detect import find_platform
-
-    return find_platform(host, config.platform)
 
 
 def gather_inventory(outcome: Outcome, host: Host, config: Config, version: str, cache: Cache) -> Inventory:

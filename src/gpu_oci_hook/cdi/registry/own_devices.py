@@ -10,10 +10,9 @@ from typing import TYPE_CHECKING
 
 from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.host.gpus import read_driver_version, read_gpus
+from gpu_oci_hook.host.gpus import read_driver_version, read_machine_gpus
 from gpu_oci_hook.host.mig.capability_files import read_mig_enabled_gpus
 from gpu_oci_hook.host.mig.mig_devices import MigDevices
-from gpu_oci_hook.host.platforms.detect import find_platform
 from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.model.request import DeviceRequest
 from gpu_oci_hook.request.mig_selectors import resolve_mig_devices
@@ -44,9 +43,7 @@ class OwnDevices:
     def gpus(self) -> list[Gpu]:
         """All GPUs of the machine."""
         if self._gpus is None:
-            found, _ = read_gpus(self.host)
-            special = find_platform(self.host, self.config.platform)
-            self._gpus = special.list_gpus(found) if special else found
+            self._gpus, _, _ = read_machine_gpus(self.host, self.config.platform)
         return self._gpus
 
     def describe_devices(self, selector: str) -> str:

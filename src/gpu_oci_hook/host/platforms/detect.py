@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from gpu_oci_hook.errors import clip_text
 from gpu_oci_hook.host.device_nodes import read_device_majors
-from gpu_oci_hook.host.gpus import read_gpus
 from gpu_oci_hook.host.platforms.platform import DXG_NODE, TEGRA_RELEASE_FILE, is_integrated_gpu, read_first_line
 
 TYPE_CHECKING = False
@@ -28,15 +27,15 @@ SOC_FAMILY_FILE = "/sys/devices/soc0/family"
 _NVGPU_NODES = ("/dev/nvhost-gpu", "/dev/nvhost-ctrl-gpu", "/dev/nvgpu")
 
 
-def detect_platform(host: Host, configured: str = "auto") -> tuple[str, tuple[str, ...]]:
+def detect_platform(host: Host, proc_gpus: list[Gpu], configured: str = "auto") -> tuple[str, tuple[str, ...]]:
     """The platform's name, and the evidence as short sentences, also of what was looked for and is not there.
 
     Arguments:
+        proc_gpus: the GPUs of /proc/driver/nvidia/gpus.
         configured: `[host] platform`; the evidence says so when it decides, and what would have been decided else.
     """
     loaded = read_device_majors(host).nvidia_loaded
     dxg = host.stat_path(DXG_NODE) is not None
-    found = read_gpus(host)[0]
     release, family = read_first_line(host, TEGRA_RELEASE_FILE), read_first_line(host, SOC_FAMILY_FILE)
     tegra = bool(release) or family.lower().startswith("tegra")
     evidence = [
@@ -45,7 +44,7 @@ def detect_platform(host: Host, configured: str = "auto") -> tuple[str, tuple[st
         f"{TEGRA_RELEASE_FILE} says {clip_text(release)}" if release else f"no {TEGRA_RELEASE_FILE}",
         f"{SOC_FAMILY_FILE} says {clip_text(family)}" if family else f"no {SOC_FAMILY_FILE}",
     ]
-    inside = _find_integrated_gpus(host, found) if tegra else []
+    inside = _find_integrated_gpus(host, proc_gpus) if tegra else []
     evidence += inside
     name = "desktop"
     if dxg and loaded:
@@ -53,7 +52,7 @@ def detect_platform(host: Host, configured: str = "auto") -> tuple[str, tuple[st
     elif dxg:
         name = "wsl"
     if tegra and name == "desktop":
-        if inside or not found:
+        if inside or not proc_gpus:
             name = "tegra"
         else:
             evidence.append("all GPUs are discrete ones, and none is integrated: the driver is a desktop's")
@@ -63,9 +62,9 @@ def detect_platform(host: Host, configured: str = "auto") -> tuple[str, tuple[st
     return configured, (f'[host] platform = "{configured}" in the configuration{other}', *evidence)
 
 
-def find_platform(host: Host, configured: str) -> Platform | None:
+def find_platform(host: Host, proc_gpus: list[Gpu], configured: str) -> Platform | None:
     """The machine's own way, None for a desktop's."""
-    name, evidence = detect_platform(host, configured)
+    name, evidence = detect_platform(host, proc_gpus, configured)
     if name == "wsl":
         from gpu_oci_hook.host.platforms.wsl import WslPlatform
 
