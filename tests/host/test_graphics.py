@@ -82,7 +82,7 @@ def test_a_stale_node_is_a_problem_with_a_cure(drm: Path, tmp_path: Path) -> Non
     problems: list[str] = []
     (node, _), _ = filled(tmp_path, [GPU], problems).best_effort_nodes
     assert (node.exists, node.mode) == (False, 0o660)
-    assert "no character device" in problems[0]
+    assert "not a character device" in problems[0]
 
 
 def test_the_profile_has_a_bit_for_each_minor(drm: Path, tmp_path: Path) -> None:

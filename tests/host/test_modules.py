@@ -23,7 +23,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     place.parent.chmod(0o755)
     place.write_text(f'#!/bin/sh\necho "$0 $@" > {tmp_path}/called\nenv > {tmp_path}/env\npwd >> {tmp_path}/called\n')
     place.chmod(0o755)
-    monkeypatch.setattr(kernel_modules, "_in_initial_user_namespace", lambda: True)
+    monkeypatch.setattr(kernel_modules, "is_process_in_user_namespace", lambda: False)
     return place
 
 
@@ -38,21 +38,21 @@ def test_the_hosts_program_is_called_with_an_empty_environment(program: Path, mo
 @pytest.mark.parametrize(("what", "mode"), [("file", 0o777), ("file", 0o775), ("directory", 0o777)])
 def test_a_program_that_others_can_write_is_never_run(program: Path, what: str, mode: int) -> None:
     (program if what == "file" else program.parent).chmod(mode)
-    with pytest.raises(Fault, match="can be written by others"):
+    with pytest.raises(Fault, match="writable by others"):
         kernel_modules.load_kernel_module(Host(str(program.parents[2])), "nvidia")
     assert not (program.parents[2] / "called").exists()
 
 
 def test_a_program_of_another_owner_is_never_run(program: Path) -> None:
     os.chown(program, 12345, 0)
-    with pytest.raises(Fault, match="another user than root"):
+    with pytest.raises(Fault, match="a user other than root"):
         kernel_modules.load_kernel_module(Host(str(program.parents[2])), "nvidia")
     assert not (program.parents[2] / "called").exists()
 
 
 def test_only_root_of_the_initial_namespace_loads(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host(str(program.parents[2]))
-    monkeypatch.setattr(kernel_modules, "_in_initial_user_namespace", lambda: False)
+    monkeypatch.setattr(kernel_modules, "is_process_in_user_namespace", lambda: True)
     with pytest.raises(Fault, match="a user namespace cannot load it"):
         kernel_modules.load_kernel_module(host, "nvidia")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
@@ -63,7 +63,7 @@ def test_only_root_of_the_initial_namespace_loads(program: Path, monkeypatch: py
 
 
 def test_a_host_without_the_program_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_modules, "_in_initial_user_namespace", lambda: True)
+    monkeypatch.setattr(kernel_modules, "is_process_in_user_namespace", lambda: False)
     with pytest.raises(Fault, match="has no nvidia-modprobe"):
         kernel_modules.load_kernel_module(Host(str(tmp_path)), "nvidia")
 
@@ -79,7 +79,7 @@ def test_what_is_no_program_is_told(program: Path) -> None:
     with pytest.raises(Fault, match="cannot be run"):
         kernel_modules.load_kernel_module(Host(str(program.parents[2])), "nvidia")
     program.chmod(0o644)
-    with pytest.raises(Fault, match="is no program"):
+    with pytest.raises(Fault, match="is not an executable file"):
         kernel_modules.load_kernel_module(Host(str(program.parents[2])), "nvidia")
 
 
@@ -121,7 +121,7 @@ def test_a_program_that_cannot_be_killed_does_not_hold_us(program: Path, monkeyp
 def test_a_program_that_does_not_stop_talking_is_stopped(program: Path) -> None:
     program.write_text("#!/bin/sh\nexec yes\n")
     start = time.monotonic()
-    with pytest.raises(Fault, match="does not stop talking"):
+    with pytest.raises(Fault, match="wrote more than 1048576 bytes"):
         kernel_modules.load_kernel_module(Host(str(program.parents[2])), "nvidia", timeout=20)
     assert time.monotonic() - start < 10
 
@@ -142,7 +142,7 @@ def test_only_what_is_needed_and_not_loaded_is_loaded(program: Path) -> None:
 
 
 def test_a_module_that_cannot_be_loaded_is_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_modules, "_in_initial_user_namespace", lambda: True)
+    monkeypatch.setattr(kernel_modules, "is_process_in_user_namespace", lambda: False)
     warnings: list[str] = []
     numbers = kernel_modules.load_needed_modules(
         Host(str(tmp_path)), DeviceMajors({}), ("compute", "display"), warnings

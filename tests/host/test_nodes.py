@@ -146,7 +146,7 @@ def test_something_else_in_the_place_of_a_node_is_reported(tmp_path: Path, kind:
     problems: list[str] = []
     node = device_nodes.resolve_gpu_node(host, device_nodes.read_device_majors(host), 0, ModuleParameters(), problems)
     assert (node.major, node.minor, node.exists) == (195, 0, False)
-    assert "no character device" in problems[0]
+    assert "not a character device" in problems[0]
 
 
 @pytest.mark.parametrize(

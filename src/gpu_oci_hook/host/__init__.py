@@ -1,1 +1,4 @@
-"""What is there: the host's root, driver, GPUs, nodes and driver files. Kept empty: the shim pays for it."""
+"""Read the host: its root, driver, GPUs, device nodes and driver files. Kept empty because the shim loads it.
+
+Import budget: GPU container.
+"""

@@ -1,7 +1,8 @@
-"""The GPUs and the driver's version, read live from the NVIDIA module's /proc files.
+"""Read the GPUs and the driver's version from the /proc files of the kernel module nvidia.
 
-No NVML: it costs seconds without persistence mode and would load vendor code. Cost rule: on the way of
-every GPU container; one small read per GPU.
+NVML is not used: without persistence mode it takes seconds, and it would load vendor code into this process.
+
+Import budget: GPU container.
 """
 
 from __future__ import annotations
@@ -22,19 +23,19 @@ _GPUS_DIR = "/proc/driver/nvidia/gpus"
 
 
 def read_driver_version(host: Host) -> str | None:
-    """The running kernel module's version; None when no module is loaded (or says nothing readable).
+    """Return the version of the running kernel module; None when no module is loaded or its files are unreadable.
 
-    Closed and open modules write /proc/driver/nvidia/version differently; /sys/module/nvidia/version has
-    the bare number.
+    Closed and open modules write /proc/driver/nvidia/version differently. /sys/module/nvidia/version has the bare
+    number.
     """
     for path in ("/proc/driver/nvidia/version", "/sys/module/nvidia/version"):
         try:
             data = host.read_file(path, _READ_LIMIT)
         except Fault:
             continue
-        found = None if data is None else parse_driver_version(data)
-        if found and is_driver_version(found):
-            return found
+        version = None if data is None else parse_driver_version(data)
+        if version and is_driver_version(version):
+            return version
     return None
 
 
@@ -75,46 +76,50 @@ def has_platform_marker(host: Host, *, nvidia_loaded: bool) -> bool:
 
 
 def read_gpus(host: Host) -> tuple[list[Gpu], list[str]]:
-    """The GPUs in PCI order, and a sentence for each one that is left out because its file is broken.
+    """Return the GPUs in PCI order, and a sentence for each GPU that is left out because its file is broken.
 
-    The index counts only GPUs that are not excluded: the driver hides excluded ones from everybody. One that is left
-    out keeps its index, or a container would get another GPU than the one that its index names.
+    Excluded GPUs have no index, because the driver hides them from all programs. A GPU with a broken file keeps its
+    index. Otherwise an index in a container's request would select another GPU.
     """
-    found: list[tuple[tuple[int, int, int, int], str, GpuInformation | None]] = []
+    entries: list[tuple[tuple[int, int, int, int], str, GpuInformation | None]] = []
     problems: list[str] = []
     for name in host.list_names(_GPUS_DIR):
-        where = f"{_GPUS_DIR}/{name}/information"
         address = _parse_pci_address(name)
         if address is None:
-            problems.append(f"{host.full_path(_GPUS_DIR + '/' + name)}: the name is no PCI address, so it is left out")
+            problems.append(
+                f"{host.full_path(_GPUS_DIR + '/' + name)}: the name is not a PCI address, so it is left out"
+            )
             continue
-        facts, why = None, ""
-        try:
-            data = host.read_file(where, _READ_LIMIT)
-            if data is None:
-                why = f"{host.full_path(where)} is missing"
-            else:
-                facts = parse_gpu_information(data)
-        except Fault as fault:
-            why = str(fault)
-        if facts is not None and facts["excluded"]:
+        information, reason = _read_gpu_information(host, f"{_GPUS_DIR}/{name}/information")
+        if information is not None and information["excluded"]:
             continue
-        if facts is not None and facts["minor"] < 0:
-            facts, why = None, f"{host.full_path(where)} has no device minor"
-        if facts is None:
-            problems.append(f"GPU {name} is left out: {why}")
-        found.append((address, name, facts))
-    found.sort(key=lambda item: item[0])
-    known: list[Gpu] = []
-    for index, (_, name, facts) in enumerate(found):
-        if facts is not None:
-            uuid, model, minor = facts["uuid"], facts["model"], facts["minor"]
-            known.append(Gpu(index=index, uuid=uuid, pci=name.lower(), minor=minor, model=model))
-    return known, problems
+        if reason:
+            information = None
+            problems.append(f"GPU {name} is left out: {reason}")
+        entries.append((address, name, information))
+    entries.sort(key=lambda entry: entry[0])
+    gpus: list[Gpu] = []
+    for index, (_, name, information) in enumerate(entries):
+        if information is not None:
+            uuid, model, minor = information["uuid"], information["model"], information["minor"]
+            gpus.append(Gpu(index=index, uuid=uuid, pci=name.lower(), minor=minor, model=model))
+    return gpus, problems
+
+
+def _read_gpu_information(host: Host, path: str) -> tuple[GpuInformation | None, str]:
+    """Return one GPU's information, and the reason why it cannot be used ("" when it can)."""
+    try:
+        data = host.read_file(path, _READ_LIMIT)
+    except Fault as fault:
+        return None, str(fault)
+    if data is None:
+        return None, f"{host.full_path(path)} is missing"
+    information = parse_gpu_information(data)
+    return information, f"{host.full_path(path)} has no device minor" if information["minor"] < 0 else ""
 
 
 def _parse_pci_address(name: str) -> tuple[int, int, int, int] | None:
-    """An address like 0000:65:00.0 as numbers: domains may have more digits, so text does not sort right."""
+    """Return an address like 0000:65:00.0 as numbers to sort by: domains may have more digits than four."""
     parts = name.replace(".", ":").split(":")
     if len(parts) != 4 or not name.isascii() or not name.replace(".", "").replace(":", "").isalnum():
         return None

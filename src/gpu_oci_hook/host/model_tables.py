@@ -1,14 +1,14 @@
-"""What a driver's version and a GPU's name tell without asking NVML: CUDA version, brand, compute capability.
+"""Look up CUDA version, brand and compute capability by driver version and GPU name, without NVML.
 
-Sources: the CUDA toolkit release notes (driver table), NVIDIA's list of compute capabilities, and the brands
-    that
-NVML reports. Whatever is not listed is answered with "" or (), and the caller asks NVML. Cost rule: on the
-way of a container with NVIDIA_REQUIRE_* only; tuples and text comparison, no imports.
+Sources: the CUDA toolkit release notes (driver table), NVIDIA's list of compute capabilities, and the brands that
+NVML reports. An unlisted driver or GPU results in "" or (), and the caller queries NVML.
+
+Import budget: GPU container.
 """
 
 from __future__ import annotations
 
-# Driver series and the CUDA version that it supports.
+# Driver series, newest CUDA version that it supports.
 _CUDA_BY_DRIVER = (
     (340, "6.5"), (346, "7.0"), (352, "7.5"), (358, "7.5"), (361, "7.5"), (367, "8.0"), (370, "8.0"), (375, "8.0"),
     (378, "8.0"), (381, "8.0"), (384, "9.0"), (387, "9.1"), (390, "9.1"), (396, "9.2"), (410, "10.0"),
@@ -18,7 +18,7 @@ _CUDA_BY_DRIVER = (
     (565, "12.7"), (570, "12.8"), (575, "12.9"), (580, "13.0"), (590, "13.1"),
 )  # fmt: skip
 
-# Data centre products: name, compute capability. From Ampere on NVML calls them "nvidia", before "tesla".
+# Data centre products: name, compute capability. NVML reports the brand "nvidia" from Ampere on, "tesla" before.
 _DATACENTER_GPUS = (
     ("GB300", "10.3"), ("B300", "10.3"), ("GB200", "10.0"), ("B200", "10.0"), ("B100", "10.0"),
     ("GH200", "9.0"), ("H200", "9.0"), ("H100", "9.0"), ("H800", "9.0"), ("H20", "9.0"),
@@ -32,8 +32,7 @@ _DATACENTER_GPUS = (
 )  # fmt: skip
 _TESLA_BRAND_DIGITS = "3567"  # first digits of the compute capabilities that carry the brand "tesla"
 
-# Everything else: words of the name, compute capability. The first row whose words are all there, side by
-# side.
+# All other products: consecutive words of the name, compute capability. The first matching row counts.
 _OTHER_GPUS = (
     ("ADA", "8.9"), ("BLACKWELL", "12.0"), ("GB10", "12.1"), ("THOR", "11.0"), ("ORIN", "8.7"), ("CMP 170HX", "8.0"),
     ("RTX A2000", "8.6"), ("RTX A400", "8.6"), ("RTX A500", "8.6"), ("RTX A1000", "8.6"), ("RTX A3000", "8.6"),
@@ -42,8 +41,8 @@ _OTHER_GPUS = (
     ("T1000", "7.5"), ("T1200", "7.5"), ("T2000", "7.5"), ("QUADRO GV100", "7.0"), ("QUADRO GP100", "6.0"),
     ("TITAN RTX", "7.5"), ("TITAN V", "7.0"), ("TITAN XP", "6.1"), ("GTX TITAN X", "5.2"), ("TITAN X", "6.1"),
 )  # fmt: skip
-_QUADRO_T_MODELS = ("T400", "T500", "T550", "T600", "T1000", "T1200", "T2000")  # Quadro T for their first drivers
-# GeForce, and Quadro by letter: series, compute capability. A number's first digits tell the generation.
+_QUADRO_T_MODELS = ("T400", "T500", "T550", "T600", "T1000", "T1200", "T2000")  # "Quadro T…" with their first drivers
+# GeForce by series, Quadro by model: name, compute capability. The first digits of a number are the generation.
 _GEFORCE_SERIES = (
     ("RTX 50", "12.0"), ("RTX 40", "8.9"), ("RTX 30", "8.6"), ("RTX 2050", "8.6"), ("RTX 20", "7.5"),
     ("GTX 16", "7.5"), ("GTX 10", "6.1"), ("GT 1030", "6.1"), ("GTX 980", "5.2"), ("GTX 970", "5.2"),
@@ -54,108 +53,111 @@ _QUADRO_MODELS = (
     ("P4000", "6.1"), ("P5000", "6.1"), ("P6000", "6.1"), ("M2000", "5.2"), ("M4000", "5.2"), ("M5000", "5.2"),
     ("M6000", "5.2"),
 )  # fmt: skip
-# The last letter of a virtual GPU's profile ("A40-48Q") is its licence, which NVML has as the brand.
+# The last letter of a virtual GPU's profile ("A40-48Q") is its licence. NVML reports the licence as the brand.
 _VIRTUAL_GPU_LICENSES = {"A": "vapps", "B": "vpc", "C": "vcs", "Q": "vws"}
 
 
 def lookup_cuda_version(driver: str) -> tuple[str, str]:
-    """The CUDA version that a driver supports.
+    """Return the CUDA version that a driver supports.
 
     Returns:
-        (exact, at least): exact is "" for a series that is not in the table; the older series nearest to it
-        then tells what it supports at least, "" when there is none.
+        (exact, at least): exact is "" for a series that is not in the table. Then "at least" is the version of the
+        next older series, "" when the table has none.
     """
-    head = driver.partition(".")[0]
-    if not (head.isascii() and head.isdigit()):
+    series_text = driver.partition(".")[0]
+    if not (series_text.isascii() and series_text.isdigit()):
         return "", ""
-    series = int(head[:6])
-    below = ""
-    for known, cuda in _CUDA_BY_DRIVER:
-        if known == series:
+    series = int(series_text[:6])
+    at_least = ""
+    for listed_series, cuda in _CUDA_BY_DRIVER:
+        if listed_series == series:
             return cuda, cuda
-        if known < series:
-            below = cuda
-    return "", below
+        if listed_series < series:
+            at_least = cuda
+    return "", at_least
 
 
 def lookup_gpu_brands(model: str) -> tuple[str, ...]:
-    """The brands that a GPU of this name goes by in requirements, lower case, NVML's own first; () when
-    unknown.
+    """Return the brands that requirements may use for a GPU of this name; () when unknown.
 
-    More than one where drivers have changed their mind: a data centre GPU was "tesla" and is "nvidia" now.
+    They are in lower case, NVML's own first. There are several where the brand depends on the driver: a data centre
+    GPU was "tesla" with older drivers and is "nvidia" with newer ones.
     """
-    text = _normalize_model(model)
-    virtual = _virtual_gpu_license(text)
-    if virtual:
-        return (virtual, "grid")
-    if " GRID " in text:
+    name = _normalize_model(model)
+    license_brand = _virtual_gpu_license(name)
+    if license_brand:
+        return (license_brand, "grid")
+    if " GRID " in name:
         return ("grid",)
-    if " NVS " in text:
+    if " NVS " in name:
         return ("nvs",)
-    for word, brand in ((" TITAN ", "titan"), (" GEFORCE ", "geforce"), (" QUADRO ", "quadro")):
-        if word in text:
-            return (brand + "rtx", brand) if " RTX " in text else (brand,)
-    arch = _datacenter_capability(text)
-    if arch:
-        return ("tesla",) if arch[0] in _TESLA_BRAND_DIGITS and arch[1] == "." else ("nvidia", "tesla")
-    if " TESLA " in text:
+    for product_line, brand in ((" TITAN ", "titan"), (" GEFORCE ", "geforce"), (" QUADRO ", "quadro")):
+        if product_line in name:
+            return (brand + "rtx", brand) if " RTX " in name else (brand,)
+    capability = _datacenter_capability(name)
+    if capability:
+        return ("tesla",) if capability[0] in _TESLA_BRAND_DIGITS and capability[1] == "." else ("nvidia", "tesla")
+    if " TESLA " in name:
         return ("tesla",)
-    if " RTX " in text:
+    if " RTX " in name:
         return ("nvidiartx", "quadrortx")
-    if text.split()[:1] and text.split()[0] in _QUADRO_T_MODELS:
+    if name.split()[:1] and name.split()[0] in _QUADRO_T_MODELS:
         return ("nvidia", "quadro")
     return ()
 
 
 def is_datacenter_gpu(model: str) -> bool:
-    """Whether this is a data centre GPU: only those may run a newer libcuda than the driver's own."""
-    text = _normalize_model(model)
-    if any(word in text for word in (" GEFORCE ", " TITAN ", " QUADRO ", " RTX ", " NVS ")) or _virtual_gpu_license(
-        text
-    ):
+    """Tell whether this is a data centre GPU: only those may run a newer libcuda than the driver's own."""
+    name = _normalize_model(model)
+    if any(line in name for line in (" GEFORCE ", " TITAN ", " QUADRO ", " RTX ", " NVS ")):
         return False
-    return " TESLA " in text or bool(_datacenter_capability(text))
+    if _virtual_gpu_license(name):
+        return False
+    return " TESLA " in name or bool(_datacenter_capability(name))
 
 
 def lookup_compute_capability(model: str) -> str:
-    """The compute capability of a GPU of this name ("8.0"); "" when the name does not tell."""
-    text = _normalize_model(model)
-    for words, capability in _OTHER_GPUS:
-        if f" {words} " in text:
+    """Return the compute capability of a GPU of this name ("8.0"); "" when unknown."""
+    name = _normalize_model(model)
+    for product, capability in _OTHER_GPUS:
+        if f" {product} " in name:
             return capability
-    if " GEFORCE " in text:
-        for words, capability in _GEFORCE_SERIES:
-            at = text.find(" " + words)
-            name = text[at + 1 :].split(" ")
-            if at >= 0 and len(name) > 1 and (capability[0] not in "5" or name[1].isdigit()):
-                return capability  # of the fifth generation the mobile ones (960M) differ
+    if " GEFORCE " in name:
+        for series, capability in _GEFORCE_SERIES:
+            at = name.find(" " + series)
+            words = name[at + 1 :].split(" ")
+            if at >= 0 and len(words) > 1 and (capability[0] not in "5" or words[1].isdigit()):
+                return capability  # the mobile models of the fifth generation (960M) differ
         return ""
-    if " QUADRO " in text:
-        return next((capability for word, capability in _QUADRO_MODELS if f" {word} " in text), "")
-    return "" if " RTX " in text else _datacenter_capability(text)
+    if " QUADRO " in name:
+        return next((capability for product, capability in _QUADRO_MODELS if f" {product} " in name), "")
+    return "" if " RTX " in name else _datacenter_capability(name)
 
 
 def _normalize_model(model: str) -> str:
-    """The name in capitals, its words between blanks, without the maker: " A100 SXM4 40GB "."""
+    """Return the name in capitals without the manufacturer, each word between blanks: " A100 SXM4 40GB "."""
     words = model.upper().replace("-", " ").replace("(", " ").replace(")", " ").split()
     if words and words[0] == "NVIDIA":
         del words[0]
     return f" {' '.join(words)} "
 
 
-def _datacenter_capability(text: str) -> str:
-    return next((capability for name, capability in _DATACENTER_GPUS if f" {name} " in text), "")
+def _datacenter_capability(name: str) -> str:
+    return next((capability for product, capability in _DATACENTER_GPUS if f" {product} " in name), "")
 
 
-def _virtual_gpu_license(text: str) -> str:
-    """The licence of a virtual GPU's profile, its last word: a number and a letter."""
-    words = text.split()
+def _virtual_gpu_license(name: str) -> str:
+    """Return the brand for the licence of a virtual GPU; "" for another GPU.
+
+    The profile is the last word of the name: a number and the letter of the licence.
+    """
+    words = name.split()
     last = words[-1] if len(words) > 1 else ""
     if (
         last[:-1].isdigit()
         and len(last) <= 4
         and last[-1] in _VIRTUAL_GPU_LICENSES
-        and (_datacenter_capability(text) or " RTX " in text)
+        and (_datacenter_capability(name) or " RTX " in name)
     ):
         return _VIRTUAL_GPU_LICENSES[last[-1]]
     return ""

@@ -1,8 +1,8 @@
-"""The host as a directory: everything that is read from the machine goes through one `Host`.
+"""Read the host below one root directory: every file of the host is read through a `Host`.
 
-A tree of files made by `simulate`, a driver container's root and the machine itself differ in their root
-directory only. Cost rule: on the way of every GPU container; `os`, `errno` and `stat` alone, and for "/"
-the kernel's own path walk.
+The running machine, a driver container's root and a tree made by `simulate` differ only in that directory.
+
+Import budget: GPU container.
 """
 
 from __future__ import annotations
@@ -14,17 +14,18 @@ import stat
 from gpu_oci_hook.errors import Fault, describe_os_error
 from gpu_oci_hook.formats.architectures import HOST_ARCHITECTURES
 
-MAX_LINKS = 40  # the kernel's own bound (path_resolution(7))
+MAX_LINKS = 40  # the kernel's own limit (path_resolution(7))
 _MISSING_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
 _READ_SIZE = 1 << 14
 _READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
+_VERSION_FILE_LIMIT = 65536
 
 
 class Host:
-    """A root directory and what lies below it; links never lead out of it.
+    """A root directory and everything below it; symbolic links never lead out of it.
 
     Arguments:
-        root: the directory; "/" is the machine itself. All paths given to the methods are paths below it.
+        root: the directory; "/" is the running machine. All methods take paths below it.
     """
 
     __slots__ = ("_machine", "_walked_paths", "prefix", "root")
@@ -32,8 +33,8 @@ class Host:
     def __init__(self, root: str = "/") -> None:
         self.root = _normalize_path(root)
         self.prefix = "" if self.root == "/" else self.root
-        # Ways walked, and where they lead: twenty files lie in few directories. What is missing is looked for
-        # again, since a module that is loaded meanwhile brings it.
+        # Cache of path walks: directory as asked for -> directory without links. Twenty files lie in a few
+        # directories. A missing path is not cached, since loading a kernel module can create it.
         self._walked_paths: dict[str, str] = {}
         self._machine = ""
 
@@ -41,38 +42,38 @@ class Host:
         return f"Host({self.root!r})"
 
     def full_path(self, path: str) -> str:
-        """The path in this process; links are not followed, `..` stops at the root."""
+        """Return the path as this process sees it. Links are not followed; `..` stops at the root."""
         return (self.prefix + _normalize_path(path)) if self.prefix else _normalize_path(path)
 
     def resolve_path(self, path: str, visited_links: list[str] | None = None) -> str | None:
-        """The path below the root without links; None when it is missing, loops, or cannot be walked.
+        """Return the path below the root without links; None when it is missing, loops, or cannot be walked.
 
         Arguments:
-            visited_links: takes the path (below the root) of every link on the way, and the place where the way
-                ends if it does: what to watch to notice that the answer is another one now.
+            visited_links: receives the path (below the root) of every link followed, and the path at which the
+                walk ended if it failed. A change of the result shows in one of these.
         """
-        found = self._walk_path(path, visited_links)
-        if found is None:
+        resolved = self._walk_path(path, visited_links)
+        if resolved is None:
             return None
         if not self.prefix and visited_links is None:
-            return found  # realpath has looked already
+            return resolved  # realpath has checked that it exists
         try:
-            os.lstat(self.prefix + found)
+            os.lstat(self.prefix + resolved)
         except (OSError, ValueError):
             return None
-        return found
+        return resolved
 
     def read_file(self, path: str, limit: int) -> bytes | None:
-        """The bytes of a regular file (procfs and sysfs files count); None when it is missing.
+        """Return the bytes of a regular file (procfs and sysfs files included); None when it is missing.
 
         Raises:
-            Fault: it is special, larger than `limit` bytes, or cannot be read. A FIFO never blocks.
+            Fault: it is a special file, larger than `limit` bytes, or cannot be read. A FIFO never blocks.
         """
-        real = self._resolve_full_path(path)
-        if real is None:
+        real_path = self._resolve_full_path(path)
+        if real_path is None:
             return None
         try:
-            fd = os.open(real, _READ_FLAGS)
+            fd = os.open(real_path, _READ_FLAGS)
         except ValueError:
             return None
         except OSError as error:
@@ -83,15 +84,15 @@ class Host:
             status = os.fstat(fd)
             if not stat.S_ISREG(status.st_mode):
                 raise Fault("it is not a regular file", where=self.full_path(path))
-            # Room for what a read may bring is made first: for the limit it would be a megabyte for a line. Files
-            # of procfs say that they are empty, and come in one piece if they are short.
-            piece = min(limit, max(status.st_size, _READ_SIZE)) + 1
-            data = os.read(fd, piece)
+            # os.read allocates the whole buffer first, so `limit` would cost a megabyte for one line. A procfs file
+            # reports size 0; a short one arrives in one read.
+            chunk_size = min(limit, max(status.st_size, _READ_SIZE)) + 1
+            data = os.read(fd, chunk_size)
             while data and len(data) <= limit:
-                more = os.read(fd, piece)
-                if not more:
+                chunk = os.read(fd, chunk_size)
+                if not chunk:
                     break
-                data += more
+                data += chunk
         except OSError as error:
             raise Fault(f"it cannot be read: {describe_os_error(error)}", where=self.full_path(path)) from None
         finally:
@@ -101,105 +102,110 @@ class Host:
         return data
 
     def list_names(self, path: str) -> list[str]:
-        """The names in a directory, sorted; empty when it is missing or cannot be listed."""
-        real = self._resolve_full_path(path)
-        if real is None:
+        """Return the names in a directory, sorted; empty when it is missing or cannot be listed."""
+        real_path = self._resolve_full_path(path)
+        if real_path is None:
             return []
         try:
-            return sorted(os.listdir(real))
+            return sorted(os.listdir(real_path))
         except (OSError, ValueError):
             return []
 
     def stat_path(self, path: str, *, follow: bool = True) -> os.stat_result | None:
-        """The status of what is there; None when it is missing.
+        """Return the status of a path; None when it is missing.
 
         Arguments:
-            follow: look at the target of a link (inside the root), else at the link itself.
+            follow: whether to follow a link at the end of the path (inside the root).
         """
         try:
             if not self.prefix:
                 return os.stat(path) if follow else os.lstat(path)
             if follow:
-                found = self._walk_path(path, None)
-                return None if found is None else os.lstat(self.prefix + found)
-            head, _, tail = _normalize_path(path).rpartition("/")
-            parent = self._walk_path(head or "/", None)
-            return None if parent is None else os.lstat(f"{self.prefix}{parent}/{tail}")
+                resolved = self._walk_path(path, None)
+                return None if resolved is None else os.lstat(self.prefix + resolved)
+            parent_path, _, name = _normalize_path(path).rpartition("/")
+            parent = self._walk_path(parent_path or "/", None)
+            return None if parent is None else os.lstat(f"{self.prefix}{parent}/{name}")
         except (OSError, ValueError):
             return None
 
     def sub_host(self, path: str) -> Host:
-        """The directory at `path` as a root of its own (a driver container's); missing ones stay empty."""
-        found = self.resolve_path(path)
-        return Host(self.full_path(path if found is None else found))
+        """Return the directory at `path` as a root of its own (a driver container's); a missing one reads as empty."""
+        resolved = self.resolve_path(path)
+        return Host(self.full_path(path if resolved is None else resolved))
 
     @property
     def machine(self) -> str:
-        """`uname -m`; below another root what the driver there says that it is for, if it says so."""
+        """The machine's architecture as `uname -m` names it.
+
+        Below another root, the architecture in the driver's version file comes first, if it names one.
+        """
         if not self._machine:
             self._machine = os.uname().machine
             if self.prefix:
                 try:
-                    said = (self.read_file("/proc/driver/nvidia/version", 65536) or b"").split()
+                    version_words = (self.read_file("/proc/driver/nvidia/version", _VERSION_FILE_LIMIT) or b"").split()
                 except Fault:
-                    said = []
-                self._machine = next((word for word in HOST_ARCHITECTURES if word.encode() in said), self._machine)
+                    version_words = []
+                self._machine = next(
+                    (arch for arch in HOST_ARCHITECTURES if arch.encode() in version_words), self._machine
+                )
         return self._machine
 
     def _resolve_full_path(self, path: str) -> str | None:
         if not self.prefix:
             return path
-        found = self._walk_path(path, None)
-        return None if found is None else self.prefix + found
+        resolved = self._walk_path(path, None)
+        return None if resolved is None else self.prefix + resolved
 
     def _walk_path(self, path: str, visited_links: list[str] | None) -> str | None:
-        """The path with every link followed inside the root; the last part need not exist."""
+        """Return the path with every link followed inside the root; the last component need not exist."""
         if not self.prefix and visited_links is None:
             try:
                 return os.path.realpath(path, strict=True)
             except (OSError, ValueError):
                 return None
         head, rest = self._find_walked_prefix(path) if visited_links is None else ("", path)
-        done = self._walked_paths[head].split("/")[1:] if head else []
-        count = 0
-        for part in rest.split("/"):
-            left = [part]
-            while left:
-                name = left.pop()
+        resolved = self._walked_paths[head].split("/")[1:] if head else []
+        link_count = 0
+        for component in rest.split("/"):
+            pending = [component]
+            while pending:
+                name = pending.pop()
                 if name in ("", "."):
                     continue
                 if name == "..":
-                    if done:
-                        done.pop()
+                    if resolved:
+                        resolved.pop()
                     continue
-                here = "/" + "/".join([*done, name])
+                current = "/" + "/".join([*resolved, name])
                 try:
-                    target = os.readlink(self.prefix + here)
+                    target = os.readlink(self.prefix + current)
                 except ValueError:
                     return None
                 except OSError as error:
-                    if error.errno == errno.EINVAL:  # it is there, and no link
-                        done.append(name)
+                    if error.errno == errno.EINVAL:  # it exists and is not a link
+                        resolved.append(name)
                         continue
                     if visited_links is not None:
-                        visited_links.append(here)
+                        visited_links.append(current)
                     return None
-                count += 1
-                if count > MAX_LINKS:
+                link_count += 1
+                if link_count > MAX_LINKS:
                     return None
                 if visited_links is not None:
-                    visited_links.append(here)
+                    visited_links.append(current)
                 if target.startswith("/"):
-                    done.clear()
-                left.extend(reversed(target.split("/")))
-            if part:
-                head = f"{head}/{part}"
-                if done:
-                    self._walked_paths[head] = "/" + "/".join(done)
-        return "/" + "/".join(done)
+                    resolved.clear()
+                pending.extend(reversed(target.split("/")))
+            if component:
+                head = f"{head}/{component}"
+                if resolved:
+                    self._walked_paths[head] = "/" + "/".join(resolved)
+        return "/" + "/".join(resolved)
 
     def _find_walked_prefix(self, path: str) -> tuple[str, str]:
-        """The longest way to a directory above that was walked already, and the rest of the path."""
+        """Return the longest leading part of a path that is in the cache of path walks, and the rest of the path."""
         head = path
         while head:
             head = head.rpartition("/")[0]
@@ -209,8 +215,8 @@ class Host:
 
 
 def _normalize_path(path: str) -> str:
-    """The path made absolute, without `.`, `..`, doubled and trailing slashes; by its text alone."""
+    """Return the path made absolute, without `.`, `..`, doubled and trailing slashes. Reads no file."""
     if path.startswith("/") and "//" not in path and "/." not in path and (path == "/" or path[-1] != "/"):
         return path
-    tidy = os.path.normpath("/" + path)
-    return tidy[1:] if tidy.startswith("//") else tidy
+    normalized = os.path.normpath("/" + path)
+    return normalized[1:] if normalized.startswith("//") else normalized

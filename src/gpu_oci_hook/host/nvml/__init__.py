@@ -1,1 +1,4 @@
-"""Ask NVML, in a child process, for what /proc lacks."""
+"""Query NVML in a child process for what /proc lacks, and cache its answers.
+
+Import budget: cold.
+"""

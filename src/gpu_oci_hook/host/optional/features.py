@@ -10,6 +10,7 @@ import os
 import stat
 
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.host.device_nodes import make_existing_node
 from gpu_oci_hook.model.machine import DeviceNode, DriverFile
 
 TYPE_CHECKING = False
@@ -128,17 +129,7 @@ def inspect_device_node(host: Host, majors: DeviceMajors, path: str, *modules: s
     shared = _read_misc_minors(host).get(minor, "") if owner == _MISC else ""
     if owner == _MISC and shared != path.rpartition("/")[2]:
         return None, f"its number {major}:{minor} belongs to {shared or 'nobody'}, so it is left from an earlier boot"
-    node = DeviceNode(
-        path=path,
-        major=major,
-        minor=minor,
-        mode=stat.S_IMODE(status.st_mode) & 0o777,
-        uid=status.st_uid,
-        gid=status.st_gid,
-        exists=True,
-        source=host.full_path(path),
-    )
-    return node, ""
+    return make_existing_node(path, host.full_path(path), status), ""
 
 
 def _read_misc_minors(host: Host) -> dict[int, str]:

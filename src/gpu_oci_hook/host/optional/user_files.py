@@ -11,6 +11,7 @@ import stat
 
 from gpu_oci_hook.errors import Fault, describe_os_error
 from gpu_oci_hook.formats.architectures import ARCHITECTURES, ARCHITECTURES_32BIT
+from gpu_oci_hook.host.device_nodes import make_existing_node
 from gpu_oci_hook.model.machine import DeviceNode, DriverFile
 
 TYPE_CHECKING = False
@@ -128,17 +129,7 @@ def inspect_user_file(
         return None, None, f"it is {wrong}"
     source = host.full_path(real)
     if kind == "device":
-        node = DeviceNode(
-            path=container_path,
-            major=os.major(status.st_rdev),
-            minor=os.minor(status.st_rdev),
-            mode=stat.S_IMODE(status.st_mode) & 0o777,
-            uid=status.st_uid,
-            gid=status.st_gid,
-            exists=True,
-            source=source,
-        )
-        return None, node, ""
+        return None, make_existing_node(container_path, source, status), ""
     soname, glibc, arch = "", "", ""
     needed: tuple[str, ...] = ()
     if kind == "library":
