@@ -113,27 +113,12 @@ def test_params_are_key_and_value() -> None:
     assert proc.parse_key_value_lines(text)["RegistryDwords"] == '""'
 
 
-@pytest.mark.parametrize(
-    ("text", "identity"),
-    [
-        ("         0          0 4294967295\n", True),
-        ("0 1000 1\n1 100000 65536\n", False),
-        ("0 0 65536\n", False),
-        ("0 0 4294967295\n1 1 1\n", False),
-        ("", False),
-    ],
-)
-def test_only_the_full_map_is_the_initial_user_namespace(text: str, identity: bool) -> None:
-    assert proc.is_identity_map(text) is identity
-
-
 @given(st.one_of(st.binary(max_size=400), st.text(max_size=400)))
 def test_no_text_at_all_raises(text: bytes | str) -> None:
     proc.parse_proc_devices(text)
     proc.parse_driver_version(text)
     proc.parse_gpu_information(text)
     proc.parse_key_value_lines(text)
-    proc.is_identity_map(text)
 
 
 @given(st.integers(0, len(INFORMATION) - 1), st.characters())

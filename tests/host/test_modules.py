@@ -23,7 +23,7 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     place.parent.chmod(0o755)
     place.write_text(f'#!/bin/sh\necho "$0 $@" > {tmp_path}/called\nenv > {tmp_path}/env\npwd >> {tmp_path}/called\n')
     place.chmod(0o755)
-    monkeypatch.setattr(kernel_modules, "is_process_in_user_namespace", lambda: False)
+    monkeypatch.setattr(kernel_modules, "is_process_in_user_namespace", lambda **_: False)
     return place
 
 
@@ -52,7 +52,7 @@ def test_a_program_of_another_owner_is_never_run(program: Path) -> None:
 
 def test_only_root_of_the_initial_namespace_loads(program: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     host = Host(str(program.parents[2]))
-    monkeypatch.setattr(kernel_modules, "is_process_in_user_namespace", lambda: True)
+    monkeypatch.setattr(kernel_modules, "is_process_in_user_namespace", lambda **_: True)
     with pytest.raises(Fault, match="a user namespace cannot load it"):
         kernel_modules.load_kernel_module(host, "nvidia")
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
@@ -63,7 +63,7 @@ def test_only_root_of_the_initial_namespace_loads(program: Path, monkeypatch: py
 
 
 def test_a_host_without_the_program_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_modules, "is_process_in_user_namespace", lambda: False)
+    monkeypatch.setattr(kernel_modules, "is_process_in_user_namespace", lambda **_: False)
     with pytest.raises(Fault, match="has no nvidia-modprobe"):
         kernel_modules.load_kernel_module(Host(str(tmp_path)), "nvidia")
 
@@ -142,7 +142,7 @@ def test_only_what_is_needed_and_not_loaded_is_loaded(program: Path) -> None:
 
 
 def test_a_module_that_cannot_be_loaded_is_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kernel_modules, "is_process_in_user_namespace", lambda: False)
+    monkeypatch.setattr(kernel_modules, "is_process_in_user_namespace", lambda **_: False)
     warnings: list[str] = []
     numbers = kernel_modules.load_needed_modules(
         Host(str(tmp_path)), DeviceMajors({}), ("compute", "display"), warnings

@@ -42,16 +42,8 @@ def describe_foreign_access(status: os.stat_result) -> str:
 
 def is_untrusted_owner(uid: int) -> bool:
     """Whether a user is not root while we are, on whichever side of a user namespace: see `describe_foreign_access`."""
-    return os.geteuid() == 0 and uid != 0 and not _is_overflow_uid(uid)
-
-
-def _is_overflow_uid(uid: int) -> bool:
-    """Whether this uid stands for "not mapped here": the overflow uid, seen from a user namespace."""
-    try:
-        with open("/proc/self/uid_map", "rb") as file:
-            identity = file.read(4096).split() == [b"0", b"0", b"4294967295"]
-        with open("/proc/sys/kernel/overflowuid", "rb") as file:
-            overflow = int(file.read(32))
-    except (OSError, ValueError):
+    if os.geteuid() != 0 or uid == 0:
         return False
-    return not identity and uid == overflow
+    from gpu_oci_hook.files.user_namespace import is_overflow_uid
+
+    return not is_overflow_uid(uid)

@@ -88,11 +88,6 @@ def disable_modify_device_files(text: bytes) -> bytes:
     )
 
 
-def is_identity_map(text: bytes | str) -> bool:
-    """Whether a /proc/*/uid_map or gid_map is the initial user namespace's: all ids mapped to themselves."""
-    return [line.split() for line in _split_lines(text)] == [["0", "0", "4294967295"]]
-
-
 def _split_lines(text: bytes | str) -> list[str]:
     if isinstance(text, bytes):
         text = text.decode("utf-8", "replace")

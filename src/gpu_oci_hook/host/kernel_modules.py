@@ -73,7 +73,7 @@ def load_kernel_module(host: Host, module: str, *, timeout: float = 20.0) -> Non
     hint = f"Load it on the host: modprobe {module}"
     if os.geteuid() != 0:
         raise Fault(f"module {module} is not loaded, and only root can load it", hint=hint)
-    if is_process_in_user_namespace():
+    if is_process_in_user_namespace(unknown=True):
         raise Fault(f"module {module} is not loaded, and a user namespace cannot load it", hint=hint)
     program = _find_modprobe(host, module, hint)
     argv = [program, *MODPROBE_ARGUMENTS[module]]

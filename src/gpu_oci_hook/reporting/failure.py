@@ -110,13 +110,9 @@ def _list_hook_log_directories() -> list[str]:
     """
     found = state_dir.list_state_directories()
     if len(found) == 1:
-        try:
-            with open("/proc/self/uid_map", "rb") as file:
-                rows = [[int(word) for word in row.split()] for row in file.read(4096).splitlines()]
-        except (OSError, ValueError):
-            return found
-        user = os.geteuid()
-        outside = next((there + user - here for here, there, count in rows if here <= user < here + count), 0)
+        from gpu_oci_hook.files.user_namespace import map_uid_to_parent
+
+        outside = map_uid_to_parent(os.geteuid())
         run = f"/run/user/{outside}"
         if outside and state_dir.is_private_directory(run):
             found.append(f"{run}/gpu-oci-hook")
