@@ -408,7 +408,7 @@ def test_links_of_the_image_that_bring_two_files_together_cost_the_second_one(li
 
 
 def test_a_container_without_any_place_for_libraries_is_refused_with_a_cure() -> None:
-    with pytest.raises(Fault, match=r"no place for the driver's libraries.*tmpfs"):
+    with pytest.raises(Fault, match=r"no directory for the driver's libraries.*tmpfs"):
         plan(image=Image(library_dir=OWN, writable=False))
 
 

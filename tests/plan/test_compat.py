@@ -29,7 +29,7 @@ def found(*versions: str) -> tuple[tuple[str, str], ...]:
 def test_r21_the_table_of_policy_auto(
     compat: tuple[str, ...], host: str, datacenter: bool, uses: bool, said: str, warned: str
 ) -> None:
-    verdict = decide_cuda_compat(found(*compat), host, "auto", datacenter_only=datacenter)
+    verdict = decide_cuda_compat(found(*compat), host, "auto", has_only_datacenter_gpus=lambda: datacenter)
     assert verdict.directory == (DIR if uses else "")
     assert said in verdict.reason
     assert warned in verdict.warning
@@ -37,24 +37,24 @@ def test_r21_the_table_of_policy_auto(
 
 
 def test_a_version_of_three_digits_is_compared_as_a_number_and_not_as_text() -> None:
-    assert decide_cuda_compat(found("1000.1"), "999.9", "auto", datacenter_only=True).directory == DIR
-    assert not decide_cuda_compat(found("999.9"), "1000.1", "auto", datacenter_only=True).directory
+    assert decide_cuda_compat(found("1000.1"), "999.9", "auto", has_only_datacenter_gpus=lambda: True).directory == DIR
+    assert not decide_cuda_compat(found("999.9"), "1000.1", "auto", has_only_datacenter_gpus=lambda: True).directory
 
 
 def test_the_policy_always_uses_compat_on_any_gpu_and_whatever_its_age() -> None:
-    verdict = decide_cuda_compat(found("525.60.13"), "555.42.02", "always", datacenter_only=False)
+    verdict = decide_cuda_compat(found("525.60.13"), "555.42.02", "always", has_only_datacenter_gpus=lambda: False)
     assert verdict.directory == DIR
     assert "always" in verdict.reason
 
 
 def test_the_policy_always_does_not_choose_between_two() -> None:
-    verdict = decide_cuda_compat(found("560.1", "555.1"), "535.1", "always", datacenter_only=True)
+    verdict = decide_cuda_compat(found("560.1", "555.1"), "535.1", "always", has_only_datacenter_gpus=lambda: True)
     assert not verdict.directory
     assert "several" in verdict.warning
 
 
 def test_the_policy_never_uses_none_and_says_who_said_so() -> None:
-    verdict = decide_cuda_compat(found("560.35.03"), "535.183.06", "never", datacenter_only=True)
+    verdict = decide_cuda_compat(found("560.35.03"), "535.183.06", "never", has_only_datacenter_gpus=lambda: True)
     assert not verdict.directory
     assert "never" in verdict.reason
     assert not verdict.warning
@@ -62,7 +62,10 @@ def test_the_policy_never_uses_none_and_says_who_said_so() -> None:
 
 def test_thousands_of_them_are_not_all_listed() -> None:
     verdict = decide_cuda_compat(
-        found(*(f"560.35.{number}" for number in range(5000))), "535.183.06", "auto", datacenter_only=True
+        found(*(f"560.35.{number}" for number in range(5000))),
+        "535.183.06",
+        "auto",
+        has_only_datacenter_gpus=lambda: True,
     )
     assert verdict.warning.endswith("and 4996 more")
     assert len(verdict.warning) < 500

@@ -10,14 +10,12 @@ from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files.directory import CrossMountError
 from gpu_oci_hook.formats.architectures import ARCHITECTURES
 from gpu_oci_hook.hook.link_steps import UNWRITABLE_ROOTFS, create_links, list_mount_destinations
-from gpu_oci_hook.plan.loader_files import build_loader_files, choose_library_links
+from gpu_oci_hook.plan.loader_files import LibrarySearch, is_required_loader_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpu_oci_hook.hook.arguments import HookArguments
     from gpu_oci_hook.hook.called_container import Container
-
-    Found = list[tuple[str, str, str]]
 
 
 def run_library_steps(container: Container, arguments: HookArguments, arch: str) -> None:
@@ -33,29 +31,36 @@ def run_library_steps(container: Container, arguments: HookArguments, arch: str)
     if not folders:
         return
     image = container.inspect_image(arch)
-    wanted: list[tuple[str, str]] = []
-    found: Found = []
-    mounted = container.get_layout().is_mount_destination
-    for folder, kind in folders:
+    search = start_library_search(container, arch)
+    links: list[tuple[str, str]] = []
+    for folder, folder_arch in folders:
         names = _list_library_names(container, arguments, folder)
-        own = image.library_dir if kind == arch else image.library_dir32
-        if own in (folder, container.rootfs.resolve_path(folder)):
-            found += [(name, f"{folder}/{name}", kind) for name in names]
+        search.add_directory(folder)
+        image_directory = search.get_image_directory(folder_arch)
+        if image_directory in (folder, container.rootfs.resolve_path(folder)):
+            for name in names:
+                search.add_library(name, f"{folder}/{name}", folder_arch)
             continue
-        # A library that the container mounts there itself is the one that its programs shall find.
-        found += [(name, f"{own if mounted(f'{own}/{name}') else folder}/{name}", kind) for name in names]
-        there = container.rootfs.stat_names(own, names)
-        main = own == image.library_dir
-        wanted += [(f"{folder}/{name}", f"{own}/{name}") for name, _ in choose_library_links(names, there, native=main)]
-    for plugins, own in ((arguments.plugins, image.library_dir), (arguments.plugins32, image.library_dir32)):
-        # An image without a directory for 32-bit libraries has no program that would load a plug-in from there.
-        if own == image.library_dir or container.rootfs.stat_path(own) is not None:
-            wanted += [(text, f"{own}/{name}") for text, name in plugins]
-    create_links(container, wanted)
-    preferred = choose_compat_directory(
+        for name in names:
+            own_mount = search.find_own_mount(folder_arch, name)
+            search.add_library(name, own_mount or f"{folder}/{name}", folder_arch, own_mount=bool(own_mount))
+        chosen = search.choose_image_links(names, image_directory)
+        links += [(f"{folder}/{name}", f"{image_directory}/{name}") for name, _ in chosen]
+    plugin_links = {image.library_dir32: arguments.plugins32}
+    plugin_links[image.library_dir] = arguments.plugins + plugin_links.get(image.library_dir, [])
+    for image_directory, plugins in plugin_links.items():
+        if search.may_link_plugins(image_directory):
+            links += [(target, f"{image_directory}/{name}") for target, name in plugins]
+    create_links(container, links)
+    search.compat_directory = choose_compat_directory(
         container, arch, arguments.driver_version, arguments.cuda_compat, arguments.root
     )
-    update_loader_files(container, arch, found, [folder for folder, _ in folders], preferred)
+    write_loader_files(container, search)
+
+
+def start_library_search(container: Container, arch: str) -> LibrarySearch:
+    """Return the policy for the container's loader, without any library yet."""
+    return LibrarySearch(container.inspect_image(arch), container.rootfs, container.get_layout())
 
 
 def _list_library_names(container: Container, arguments: HookArguments, folder: str) -> list[str]:
@@ -77,59 +82,43 @@ def choose_compat_directory(
         driver_version: the host's driver's. policy: `[inject] cuda-compat`. root: the host's.
         compat_root: where the image would have them, if not in the usual place.
     """
-    found = container.inspect_image(arch, compat_root).compat_libcudas
-    if not found or policy == "never":
+    compat_libraries = container.inspect_image(arch, compat_root).compat_libcudas
+    if not compat_libraries or policy == "never":
         return ""
     from gpu_oci_hook.plan.compat import decide_cuda_compat
 
-    verdict = decide_cuda_compat(found, driver_version, policy, datacenter_only=True)
-    if verdict.directory and policy == "auto":
-        from gpu_oci_hook.hook.device_steps import (
-            has_only_datacenter_gpus,  # few images have newer ones: only then the GPUs matter
-        )
+    def has_only_datacenter_gpus() -> bool:
+        from gpu_oci_hook.hook import device_steps  # few images have newer ones: only then the GPUs matter
 
-        if not has_only_datacenter_gpus(container, root):
-            verdict = decide_cuda_compat(found, driver_version, policy, datacenter_only=False)
-    if verdict.warning:
-        container.notes.append(verdict.warning)
-    return verdict.directory
+        return device_steps.has_only_datacenter_gpus(container, root)
+
+    decision = decide_cuda_compat(
+        compat_libraries, driver_version, policy, has_only_datacenter_gpus=has_only_datacenter_gpus
+    )
+    if decision.warning:
+        container.notes.append(decision.warning)
+    return decision.directory
 
 
-def update_loader_files(
-    container: Container, arch: str, libraries: Found, folders: list[str], compat_directory: str
-) -> None:
-    """Makes the container's loader find libraries.
-
-    Arguments:
-        libraries: (name, path, architecture) of each. folders: the directories they are in, the one to win first.
-        compat_directory: the directory of the image's compat libraries, if those come first.
+def write_loader_files(container: Container, search: LibrarySearch) -> None:
+    """Make the container's loader find the libraries.
 
     Raises:
-        Fault: the cache cannot be written though its place can.
+        Fault: the cache cannot be written though its directory can.
     """
-    if not libraries:
+    if not search.has_libraries:
         return
-    image, places = container.inspect_image(arch), container.get_layout()
-    instead = f"Set LD_LIBRARY_PATH={':'.join([compat_directory, *folders] if compat_directory else folders)}"
-    if not places.writable:
+    layout = container.get_layout()
+    instead = f"Set LD_LIBRARY_PATH={':'.join(search.directories)}"
+    if not layout.writable:
         container.notes.append(f"the loader's cache cannot be written: {UNWRITABLE_ROOTFS}. {instead}")
         return
-    # What lies in a directory where the loader looks anyway needs no line: one would change the order of others'.
-    usual = (image.library_dir, image.library_dir32, "/usr/lib", "/lib")
-    directories = [compat_directory] if compat_directory else []
-    directories += [folder for folder in folders if (container.rootfs.resolve_path(folder) or folder) not in usual]
-    if compat_directory:
-        libraries = [
-            (name, f"{compat_directory}/{name}" if kind == arch and name in image.compat_names else path, kind)
-            for name, path, kind in libraries
-        ]
-    result = build_loader_files(image, libraries, directories)
+    result = search.build_files()
     container.notes += result.notes
     if result.needs_ld_library_path:
         container.notes.append(f"the loader's files are not enough. {instead}")
     for path, content in result.files:
-        needed = path.endswith((".cache", ".path"))
-        if places.classify_path(path) != "image":
+        if layout.classify_path(path) != "image":
             container.notes.append(f"{path} is left as it is: it lies in another mount")
             continue
         try:
@@ -137,5 +126,5 @@ def update_loader_files(
         except CrossMountError:
             container.notes.append(f"{path} is left as it is: it lies in another mount")
         except Fault:
-            if needed:
+            if is_required_loader_file(path):
                 raise

@@ -23,7 +23,7 @@ from gpu_oci_hook.formats.oci import get_list, get_member
 from gpu_oci_hook.hook.arguments import parse_flags, parse_link_flag
 from gpu_oci_hook.hook.called_container import drain_state, read_container
 from gpu_oci_hook.hook.link_steps import create_links, list_mount_destinations
-from gpu_oci_hook.hook.loader_steps import choose_compat_directory, update_loader_files
+from gpu_oci_hook.hook.loader_steps import choose_compat_directory, start_library_search, write_loader_files
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def _run_known_hook(name: str, flags: Flags) -> list[str]:
     elif name == "update-ldcache":
         _update_loader_cache(here, flags.get("folder", []))
     elif name == "enable-cuda-compat":
-        _choose_compat_directory(here, flags)
+        _choose_compat_from_flags(here, flags)
     elif name == "chmod":
         _change_modes(here, mode, flags.get("path", []))
     else:
@@ -168,7 +168,7 @@ def _update_loader_cache(container: Container, folders: list[str]) -> None:
     if not folders:
         return
     mounted = frozenset(list_mount_destinations(container))
-    found: list[tuple[str, str, str]] = []
+    entries: list[tuple[str, str, str]] = []
     wanted: dict[str, str] = {}
     for mount in get_list(container.spec, "mounts"):
         path, source = get_member(mount, "destination"), get_member(mount, "source")
@@ -181,20 +181,26 @@ def _update_loader_cache(container: Container, folders: list[str]) -> None:
         if kind not in known:
             continue
         soname = soname or name
-        found.append((soname, f"{folder}/{soname}", kind))
+        entries.append((soname, f"{folder}/{soname}", kind))
         if (folder, soname) not in mounted:
             wanted.setdefault(f"{folder}/{soname}", name)
         bare = name[: name.find(".so") + 3]
         text = container.rootfs.readlink(f"{folder}/{bare}") if bare != soname else None
         if text in (name, soname):
-            found.append((bare, f"{folder}/{bare}", kind))
+            entries.append((bare, f"{folder}/{bare}", kind))
     create_links(container, [(text, path) for path, text in wanted.items()])
     said = len(container.notes)
-    preferred = ""
+    compat_directory = ""
     for flags in _find_hook_flags(container, "enable-cuda-compat"):
-        preferred = _choose_compat_directory(container, flags)
+        compat_directory = _choose_compat_from_flags(container, flags)
     del container.notes[said:]  # that hook has said it
-    update_loader_files(container, arch, found, folders, preferred)
+    search = start_library_search(container, arch)
+    search.compat_directory = compat_directory
+    for folder in folders:
+        search.add_directory(folder)
+    for name, path, kind in entries:
+        search.add_library(name, path, kind)
+    write_loader_files(container, search)
 
 
 def _read_soname(source: str) -> tuple[str, str]:
@@ -232,7 +238,7 @@ def _find_hook_flags(container: Container, name: str) -> list[Flags]:
     return found
 
 
-def _choose_compat_directory(container: Container, flags: Flags) -> str:
+def _choose_compat_from_flags(container: Container, flags: Flags) -> str:
     """The directory of the image's compat libraries, if those come first; see `loader_steps.choose_compat_directory`.
 
     Only the driver's version counts: what CUDA version a library of an image is for, its name does not tell.

@@ -9,6 +9,10 @@ from __future__ import annotations
 
 from gpu_oci_hook.request.require_expressions import compare_versions
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
 _MAX_LISTED = 4  # an image can have thousands
 
 
@@ -24,7 +28,11 @@ class CompatDecision:
 
 
 def decide_cuda_compat(
-    compat_libraries: tuple[tuple[str, str], ...], driver_version: str, policy: str, *, datacenter_only: bool
+    compat_libraries: tuple[tuple[str, str], ...],
+    driver_version: str,
+    policy: str,
+    *,
+    has_only_datacenter_gpus: Callable[[], bool],
 ) -> CompatDecision:
     """Weighs the libcuda files below the image's compat directory against the host's driver.
 
@@ -32,7 +40,7 @@ def decide_cuda_compat(
         compat_libraries: (path in the container, version from the file's name) of each regular libcuda.so.<version>.
         driver_version: the host's driver version.
         policy: `[inject] cuda-compat`: "auto", "always" or "never".
-        datacenter_only: all chosen GPUs are of the data-centre class.
+        has_only_datacenter_gpus: whether all of the container's GPUs are data-centre GPUs; called only when it matters.
     """
     if not compat_libraries:
         return CompatDecision("", "the image has no compat libraries")
@@ -55,7 +63,7 @@ def decide_cuda_compat(
         return CompatDecision("", f"compat {version} and the driver {driver_version} are of the same major version")
     if order < 0:
         return CompatDecision("", f"compat {version} is older than the driver {driver_version}")
-    if not datacenter_only:
+    if not has_only_datacenter_gpus():
         return CompatDecision(
             "",
             "forward compatibility is for data-centre GPUs",

@@ -1,6 +1,6 @@
-"""Libraries that stay at the path that they have on the host: where they look for each other by it (WSL, Jetson).
+"""Add libraries mounted at their host path because they load each other by absolute path (WSL, Jetson).
 
-Cost rule: imported only on such machines.
+Import budget: cold.
 """
 
 from __future__ import annotations
@@ -15,48 +15,42 @@ if TYPE_CHECKING:
     from gpu_oci_hook.model.machine import DriverFile
     from gpu_oci_hook.model.plan_input import PlanInput
     from gpu_oci_hook.plan.layout import Layout
+    from gpu_oci_hook.plan.loader_files import LibrarySearch
 
 
 def add_host_path_libraries(
-    plan_input: PlanInput, plan: Plan, layout: Layout, files: list[tuple[DriverFile, str]]
-) -> tuple[list[tuple[str, str, str]], list[str]]:
-    """Mounts of the libraries, and the links that the loader and programs ask for.
-
-    Returns:
-        (SONAME, path, architecture) for the loader's cache, and the directories for its other files.
-    """
-    found: list[tuple[str, str, str]] = []
-    directories: dict[str, None] = {}
-    trees = tuple([f"{file.container_path}/" for file in plan_input.inventory.files if file.kind == "tree"])
-    named = {file.container_path for file in plan_input.inventory.files} | {
-        path for path, _, _ in plan_input.optional_items.links
-    }
+    plan_input: PlanInput, plan: Plan, layout: Layout, search: LibrarySearch, files: list[tuple[DriverFile, str]]
+) -> None:
+    """Add the mounts of the libraries, and the links that the loader and programs use; tell the loader of them."""
+    mounted_trees = tuple([f"{file.container_path}/" for file in plan_input.inventory.files if file.kind == "tree"])
+    taken = {file.container_path for file in plan_input.inventory.files}
+    taken |= {path for path, _, _ in plan_input.optional_items.links}
     for file, why in files:
-        above, _, name = file.container_path.rpartition("/")
-        whole = file.container_path.startswith(trees) if trees else False
-        if not whole and not _add_library_mount(plan_input, plan, layout, file, why):
+        directory, _, name = file.container_path.rpartition("/")
+        in_tree = file.container_path.startswith(mounted_trees) if mounted_trees else False
+        if not in_tree and not _add_library_mount(plan_input, plan, layout, file, why):
             continue
-        own = plan_input.image.library_dir32 if file.arch in ARCHITECTURES_32BIT else plan_input.image.library_dir
-        if above not in (own, "/usr/lib", "/lib"):  # there the loader looks anyway
-            directories[above] = None
+        if not search.is_default_directory(directory):
+            search.add_directory(directory)
+        image_directory = search.get_image_directory(file.arch)
         for alias in (file.soname, *file.links):
-            found.append((alias, file.container_path, file.arch))
-            wanted = [] if whole or alias == name else [(f"{above}/{alias}", name)]
-            if alias in MAIN_LIBRARIES and file.arch not in ARCHITECTURES_32BIT and above != own:
-                wanted.append((f"{own}/{alias}", file.container_path))
-            for path, target in wanted:
-                if path in named:
+            search.add_library(alias, file.container_path, file.arch)
+            links = [] if in_tree or alias == name else [(f"{directory}/{alias}", name)]
+            if alias in MAIN_LIBRARIES and file.arch not in ARCHITECTURES_32BIT and directory != image_directory:
+                links.append((f"{image_directory}/{alias}", file.container_path))
+            for path, target in links:
+                if path in taken:
                     continue
-                named.add(path)
+                taken.add(path)
                 if layout.writable and layout.classify_path(path) == "image":
                     plan.edits.append(AddLink(path, target, "the name that it is loaded by"))
                 else:
                     reason = "it would lie in another mount, or the root cannot be written"
                     plan.withheld.append(WithheldItem("link", path, reason))
-    return found, list(directories)
 
 
 def _add_library_mount(plan_input: PlanInput, plan: Plan, layout: Layout, file: DriverFile, why: str) -> bool:
+    """Add the mount of one library; tell whether it is mounted."""
     destination, reason = layout.find_mount_point(file.container_path)
     if (
         destination
