@@ -72,6 +72,7 @@ INJECTION |= modules(
     config.keys
     files.directory files.path_walk files.rootfs files.user_namespace
     formats.architectures formats.driver_version formats.fastjson formats.ldcache formats.oci formats.proc
+    formats.program_names
     errors
     """
 )
@@ -375,7 +376,7 @@ HOOK = {name for name in INJECTION if not name.startswith("gpu_oci_hook")} | mod
     container.image
     host.root
     files.config_json files.directory files.path_walk files.rootfs files.state_dir
-    formats.architectures formats.driver_version formats.fastjson formats.ldcache formats.oci
+    formats.architectures formats.driver_version formats.fastjson formats.ldcache formats.oci formats.program_names
     errors
     """
 )

@@ -13,8 +13,8 @@ import pytest
 import yaml
 
 from gpu_oci_hook.cli import cdi_generate
-from gpu_oci_hook.cli.config_overrides import LAUNCHER_MARKER
 from gpu_oci_hook.files import state_dir
+from gpu_oci_hook.formats.program_names import LAUNCHER_MARKER
 from gpu_oci_hook.simulate import host_tree
 
 from .conftest import Answer, Command

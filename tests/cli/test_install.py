@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from gpu_oci_hook import VERSION
-from gpu_oci_hook.cli import config_overrides, install_command
+from gpu_oci_hook.cli import install_command
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.formats import program_names
 
 from .conftest import Command
 
@@ -96,7 +97,7 @@ def test_an_older_launcher_is_replaced_and_its_mode_mended(command: Command, tmp
     command("install", "--prefix", tmp_path)
     old = tmp_path / "bin/gpu-oci-runtime"
     text = old.read_bytes()
-    old.write_bytes(b"#!/old -IS\n" + config_overrides.LAUNCHER_MARKER + b"\n")
+    old.write_bytes(b"#!/old -IS\n" + program_names.LAUNCHER_MARKER + b"\n")
     (tmp_path / "bin/gpu-oci-hook").chmod(0o600)
     answer = command("install", "--prefix", tmp_path)
     assert f"replaced {old}\n" in answer.out and "made executable" in answer.out
@@ -237,4 +238,4 @@ def test_root_is_warned_of_places_where_others_could_write(tmp_path: Path) -> No
 def test_packaging_shows_the_templates_that_install_uses() -> None:
     for name in NAMES:
         text = (ROOT / "packaging/launchers" / f"{name}.in").read_bytes()
-        assert config_overrides.LAUNCHER_MARKER in text and text.startswith(b"#!@PYTHON@ -ISXutf8\n")
+        assert program_names.LAUNCHER_MARKER in text and text.startswith(b"#!@PYTHON@ -ISXutf8\n")

@@ -15,6 +15,7 @@ import stat
 from gpu_oci_hook.errors import Fault, make_printable
 from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.formats.oci import get_list, get_member
+from gpu_oci_hook.formats.program_names import CREATE_CONTAINER, HOOK_PROGRAM, is_own_cdi_hook
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -30,13 +31,14 @@ INCOMPLETE_COMMENT = "incomplete: "
 INCOMPLETE_ANNOTATION = "gpu-oci-hook/incomplete"
 """The annotation of a file that lacks nodes which the machine did not have."""
 
-PROGRAM_NAME = "gpu-oci-hook"
 _MAX_FILE_SIZE = 64 << 20
 
 
 def is_own_spec_data(data: bytes) -> bool:
     """Whether these are a file's bytes that we have written."""
-    return PROVENANCE_MARK.encode() in data[:200] or (b"gpu-oci-hook" in data and b"create-container" in data)
+    return PROVENANCE_MARK.encode() in data[:200] or (
+        HOOK_PROGRAM.encode() in data and CREATE_CONTAINER.encode() in data
+    )
 
 
 def is_own_spec_file(path: str) -> bool:
@@ -48,7 +50,7 @@ def format_cdi_command(arguments: Iterable[str]) -> str:
     """The line that people copy: `gpu-oci-hook cdi` and these words, quoted for a shell, on one line."""
     import shlex
 
-    return make_printable(shlex.join((PROGRAM_NAME, "cdi", *arguments)))
+    return make_printable(shlex.join((HOOK_PROGRAM, "cdi", *arguments)))
 
 
 def read_recorded_options(path: str) -> tuple[list[str], bool]:
@@ -76,7 +78,7 @@ def read_recorded_options(path: str) -> tuple[list[str], bool]:
         found = shlex.split(told)
     except ValueError:
         found = []
-    if found[:2] != [PROGRAM_NAME, "cdi"] or found[2:3] not in (["refresh"], ["generate"]):
+    if found[:2] != [HOOK_PROGRAM, "cdi"] or found[2:3] not in (["refresh"], ["generate"]):
         raise Fault("the command that it names as its own is none", where=path, hint=build_lost_options_hint(path))
     return found[3:], trusted
 
@@ -117,7 +119,7 @@ def _iterate_hook_flag_values(data: object, flag: str) -> Iterator[str]:
     """The value of a flag of our hook in a file."""
     for hook in get_list(data, "containerEdits", "hooks"):
         args = get_list(hook, "args")
-        if "create-container" in args and flag in args[:-1]:
+        if is_own_cdi_hook(hook) and flag in args[:-1]:
             value = args[args.index(flag) + 1]
             if isinstance(value, str):
                 yield value

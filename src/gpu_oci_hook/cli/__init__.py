@@ -9,14 +9,10 @@ from __future__ import annotations
 import sys
 
 from gpu_oci_hook.errors import Fault, describe_os_error, make_printable
+from gpu_oci_hook.formats.program_names import NVIDIA_CDI_HOOK, NVIDIA_CTK, NVIDIA_PRESTART_HOOK, get_program_name
 
 # Exit statuses: 0 done, 1 it cannot be done (the line says why), 2 the command line is wrong (click's own).
 EXIT_FAILURE = 1
-
-# Names under which engines start another toolkit's programs; `install --aliases` links the first two to us.
-_NVIDIA_PRESTART_HOOK = "nvidia-container-runtime-hook"
-_NVIDIA_CDI_HOOK = "nvidia-cdi-hook"
-_NVIDIA_CTK = "nvidia-ctk"
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -51,10 +47,10 @@ def run_command_line(arguments: list[str], program_name: str = "gpu-oci-hook") -
 
 def _extract_hook_arguments(arguments: list[str], name: str) -> list[str] | None:
     """A hook's name and its flags, if the command line is a hook's."""
-    called = name.rpartition("/")[2]
-    if called == _NVIDIA_CDI_HOOK:
+    called = get_program_name(name)
+    if called == NVIDIA_CDI_HOOK:
         return arguments
-    if called == _NVIDIA_CTK:
+    if called == NVIDIA_CTK:
         # its own flags may come before the word
         at = next((place for place, word in enumerate(arguments) if not word.startswith("-")), len(arguments))
         return [*arguments[:at], *arguments[at + 1 :]] if arguments[at : at + 1] == ["hook"] else None
@@ -65,13 +61,13 @@ def _extract_hook_arguments(arguments: list[str], name: str) -> list[str] | None
 
 def _run_click(arguments: list[str], name: str) -> int:
     try:
-        called = name.rpartition("/")[2]
-        if called == _NVIDIA_CTK:
+        called = get_program_name(name)
+        if called == NVIDIA_CTK:
             raise Fault(
                 f"{called}: gpu-oci-hook stands in for its hooks alone (nvidia-ctk hook NAME)",
                 hint="Its other commands have their like in gpu-oci-hook --help",
             )
-        if called == _NVIDIA_PRESTART_HOOK:
+        if called == NVIDIA_PRESTART_HOOK:
             raise Fault(
                 f"{called}: gpu-oci-hook injects GPUs as a runtime, not as a hook, so this container would get none",
                 hint="Start it with gpu-oci-runtime: docker run --runtime gpu-oci, or "

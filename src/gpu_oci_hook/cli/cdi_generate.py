@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from gpu_oci_hook.cdi.own_kinds import ALL_DEVICE, GPU_MODE, NAME_STRATEGIES, NONE_DEVICE, ContentOptions
-from gpu_oci_hook.cdi.provenance import PROGRAM_NAME, format_cdi_command
+from gpu_oci_hook.cdi.provenance import format_cdi_command
 from gpu_oci_hook.cdi.spec.reading import read_spec_file
 from gpu_oci_hook.cdi.spec.versions import find_engine_max_version, parse_known_version
 from gpu_oci_hook.cli.cdi_generate_options import (
@@ -23,18 +23,19 @@ from gpu_oci_hook.cli.cdi_generate_options import (
     read_option_values,
     require_nonempty,
 )
-from gpu_oci_hook.cli.config_overrides import LAUNCHER_MARKER, ReadOnlyCache, load_command_config
+from gpu_oci_hook.cli.config_overrides import ReadOnlyCache, load_command_config
 from gpu_oci_hook.cli.printing import print_document, print_line, print_warning
 from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.errors import Fault, clip_text, find_close_match, make_printable
 from gpu_oci_hook.files import state_dir
+from gpu_oci_hook.formats.program_names import HOOK_PROGRAM, is_launcher
 from gpu_oci_hook.generate.emit import choose_output_format
 from gpu_oci_hook.generate.generate import SpecRecipe, build_spec
 from gpu_oci_hook.generate.refresh import DEFAULT_INTERVAL, RefreshResult, refresh_spec_file, watch_spec_file
 from gpu_oci_hook.generate.spec_writer import classify_existing_file, write_spec_file
 from gpu_oci_hook.request.capabilities import KNOWN_CAPABILITIES
 
-DEFAULT_HOOK_PATH = f"/usr/local/bin/{PROGRAM_NAME}"
+DEFAULT_HOOK_PATH = f"/usr/local/bin/{HOOK_PROGRAM}"
 DEFAULT_SPEC_DIR = "/var/run/cdi"
 
 
@@ -266,12 +267,12 @@ def _check_hook_log(path: str, hook: str) -> str:
 
 def _list_launcher_paths() -> list[str]:
     """Where `install` may have written our launcher: beside the running one, and where it writes by default."""
-    return [os.path.abspath(sys.argv[0]), DEFAULT_HOOK_PATH, f"/usr/bin/{PROGRAM_NAME}"]
+    return [os.path.abspath(sys.argv[0]), DEFAULT_HOOK_PATH, f"/usr/bin/{HOOK_PROGRAM}"]
 
 
 def _is_launcher(path: str) -> bool:
     try:
         with Path(path).open("rb") as file:
-            return os.path.basename(path) == PROGRAM_NAME and LAUNCHER_MARKER in file.read(1024)
+            return os.path.basename(path) == HOOK_PROGRAM and is_launcher(file.read(1024))
     except OSError:
         return False

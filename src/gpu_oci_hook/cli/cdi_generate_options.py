@@ -9,9 +9,10 @@ from typing import Any
 import click
 
 from gpu_oci_hook.cdi.own_kinds import GPU_MODE, MODES
-from gpu_oci_hook.cdi.provenance import PROGRAM_NAME, build_lost_options_hint, read_recorded_options
+from gpu_oci_hook.cdi.provenance import build_lost_options_hint, read_recorded_options
 from gpu_oci_hook.cli.root_command import config_option, host_root_options
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.formats.program_names import HOOK_PROGRAM
 from gpu_oci_hook.generate.emit import OUTPUT_FORMATS
 
 
@@ -77,7 +78,7 @@ GENERATE_OPTIONS = (
         "hook",
         type=require_nonempty,
         metavar="FILE",
-        help=f"Absolute path of the program for the hook.  [default: the installed {PROGRAM_NAME}]",
+        help=f"Absolute path of the program for the hook.  [default: the installed {HOOK_PROGRAM}]",
     ),
     click.option("--no-hook", is_flag=True, help="No hook: links become mounts, and the image's loader is left alone."),
     click.option(

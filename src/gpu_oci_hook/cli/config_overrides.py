@@ -12,9 +12,6 @@ from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.host.root import Host
 
-LAUNCHER_MARKER = b"# Launcher of gpu-oci-hook, written by `gpu-oci-hook install`"
-"""The line by which a launcher of ours is known."""
-
 
 class ReadOnlyCache(state_dir.StateCache):
     """Remembers nothing: for looking without leaving a trace."""

@@ -19,17 +19,24 @@ from pathlib import Path
 import click
 
 import gpu_oci_hook
-from gpu_oci_hook.cli.config_overrides import LAUNCHER_MARKER
 from gpu_oci_hook.cli.printing import print_line, print_warning
 from gpu_oci_hook.container.rootfs_edits import replace_file
 from gpu_oci_hook.errors import Fault, describe_os_error
+from gpu_oci_hook.formats.program_names import (
+    HOOK_PROGRAM,
+    NVIDIA_CDI_HOOK,
+    NVIDIA_PRESTART_HOOK,
+    NVIDIA_RUNTIME,
+    RUNTIME_PROGRAM,
+    is_launcher,
+)
 from gpu_oci_hook.shim.code_bundle import BUNDLE_PATH, build_code_bundle
 
-LAUNCHER_NAMES = ("gpu-oci-runtime", "gpu-oci-hook")
+LAUNCHER_NAMES = (RUNTIME_PROGRAM, HOOK_PROGRAM)
 ALIASES = {
-    "nvidia-container-runtime": "gpu-oci-runtime",
-    "nvidia-container-runtime-hook": "gpu-oci-hook",
-    "nvidia-cdi-hook": "gpu-oci-hook",
+    NVIDIA_RUNTIME: RUNTIME_PROGRAM,
+    NVIDIA_PRESTART_HOOK: HOOK_PROGRAM,
+    NVIDIA_CDI_HOOK: HOOK_PROGRAM,
 }
 
 # Kernels before 5.1 cut a script's first line after 127 characters (BINPRM_BUF_SIZE in binfmts.h).
@@ -181,7 +188,7 @@ def _refuse_foreign_file(path: Path) -> None:
         ours = str(path.readlink()) in LAUNCHER_NAMES
     elif stat.S_ISREG(status.st_mode):
         with path.open("rb") as file:
-            ours = LAUNCHER_MARKER in file.read(1024)
+            ours = is_launcher(file.read(1024))
     if not ours:
         raise Fault(
             "this is not a file of ours and stays as it is; nothing was written",

@@ -32,6 +32,7 @@ from gpu_oci_hook.cdi.spec.versions import (
 from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats.cdi_names import is_device_name
+from gpu_oci_hook.formats.program_names import HOOK_COMMAND
 from gpu_oci_hook.generate.content import (
     VISIBLE_DEVICES_VOID,
     ContainerEdits,
@@ -71,7 +72,6 @@ if TYPE_CHECKING:
     from gpu_oci_hook.generate.content import ContainerEdits
     from gpu_oci_hook.model.machine import Cache
 
-HOOK_COMMAND = ("gpu-oci-hook", "hook", "create-container")
 HOOK_ENV = ("PATH=/usr/sbin:/usr/bin:/sbin:/bin",)
 
 

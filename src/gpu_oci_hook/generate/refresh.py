@@ -14,9 +14,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from gpu_oci_hook.cdi.provenance import PROGRAM_NAME
 from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.formats.program_names import HOOK_PROGRAM
 from gpu_oci_hook.generate.generate import NoDriverError, SpecRecipe, build_spec
 from gpu_oci_hook.generate.spec_writer import classify_existing_file, remove_spec_file, write_spec_file
 
@@ -109,7 +109,7 @@ def watch_spec_file(
                     print_line(f"warning: {line}")
             warnings = found
         except Exception as error:  # whatever it is, the next look may go well
-            trouble = f"{PROGRAM_NAME}: {_describe_error(error)}"
+            trouble = f"{HOOK_PROGRAM}: {_describe_error(error)}"
         if trouble and trouble != before:
             print_line(trouble)
         sleep(max(interval, _IDLE_FACTOR * (time.monotonic() - began)))

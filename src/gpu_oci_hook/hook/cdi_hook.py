@@ -13,15 +13,13 @@ import _signal  # type: ignore[import-not-found]  # `signal` brings enum
 import gc
 import os
 
+from gpu_oci_hook.formats.program_names import CREATE_CONTAINER, HOOK_PROGRAM
 from gpu_oci_hook.hook.arguments import parse_hook_arguments
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpu_oci_hook.hook.arguments import HookArguments
     from gpu_oci_hook.hook.called_container import Container
-
-PROGRAM_NAME = "gpu-oci-hook"
-CREATE_CONTAINER = "create-container"
 
 
 def run_hook_and_exit(arguments: list[str]) -> None:
@@ -55,14 +53,14 @@ def run_hook(arguments: list[str]) -> int:
     except Exception as error:
         from gpu_oci_hook.reporting.failure import report_failure, save_hook_failure
 
-        if not report_failure(error, log, "text", PROGRAM_NAME):
-            save_hook_failure(error, PROGRAM_NAME, bundle)
+        if not report_failure(error, log, "text", HOOK_PROGRAM):
+            save_hook_failure(error, HOOK_PROGRAM, bundle)
         return 1
     if notes:
         from gpu_oci_hook.reporting.failure import report_warning
 
         for note in notes:
-            report_warning(note, log, "text", PROGRAM_NAME)
+            report_warning(note, log, "text", HOOK_PROGRAM)
     return 0
 
 

@@ -20,6 +20,7 @@ from gpu_oci_hook.errors import Fault, clip_text, describe_os_error
 from gpu_oci_hook.files.directory import PROC_SELF_FD
 from gpu_oci_hook.formats.architectures import ARCHITECTURES
 from gpu_oci_hook.formats.oci import get_list, get_member
+from gpu_oci_hook.formats.program_names import find_nvidia_hook_arguments
 from gpu_oci_hook.hook.arguments import parse_flags, parse_link_flag
 from gpu_oci_hook.hook.called_container import drain_state, read_container
 from gpu_oci_hook.hook.link_steps import create_links, list_mount_destinations
@@ -54,7 +55,6 @@ Hooks: {", ".join(HOOK_FLAGS)}
 """
 _HELP_FLAGS, _VERSION_FLAGS, _QUIET_FLAGS = ("help", "h"), ("version", "v"), ("quiet", "q")
 _SWITCH_FLAGS = ("debug", "d", *_HELP_FLAGS, *_VERSION_FLAGS, *_QUIET_FLAGS)
-_HOOK_PROGRAMS = ("nvidia-cdi-hook", "nvidia-ctk", "gpu-oci-hook")
 
 
 def run_nvidia_hook(arguments: list[str]) -> list[str]:
@@ -232,9 +232,9 @@ def _find_hook_flags(container: Container, name: str) -> list[Flags]:
     """The flags of each hook of this name that the config.json lists."""
     found = []
     for hook in get_list(container.spec, "hooks", "createContainer"):
-        path, said = get_member(hook, "path"), [word for word in get_list(hook, "args") if isinstance(word, str)]
-        if isinstance(path, str) and path.rpartition("/")[2] in _HOOK_PROGRAMS and name in said:
-            found.append(_parse_hook_flags(name, said[said.index(name) + 1 :]))
+        arguments = find_nvidia_hook_arguments(hook, name)
+        if arguments is not None:
+            found.append(_parse_hook_flags(name, arguments))
     return found
 
 

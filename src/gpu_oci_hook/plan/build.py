@@ -8,6 +8,7 @@ from __future__ import annotations
 from gpu_oci_hook.container.rootfs_edits import generated_file_name
 from gpu_oci_hook.formats.oci import get_list, get_member, has_user_namespace
 from gpu_oci_hook.formats.proc import disable_modify_device_files
+from gpu_oci_hook.formats.program_names import is_cdi_hook, is_prestart_hook
 from gpu_oci_hook.model.edits import AddFile, AddHook, DropHook, Plan, WithheldItem
 from gpu_oci_hook.plan.devices import add_device_nodes
 from gpu_oci_hook.plan.files import add_driver_files
@@ -17,9 +18,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpu_oci_hook.model.plan_input import PlanInput
 
-# Hooks that would inject a second time, by the name of their program.
-_NVIDIA_PRESTART_HOOKS = ("nvidia-container-runtime-hook", "nvidia-container-toolkit")
-_NVIDIA_CDI_HOOKS = ("nvidia-cdi-hook", "nvidia-ctk")
 _HOOK_STAGES = ("prestart", "createRuntime", "createContainer", "startContainer")
 
 MOUNT_PROGRAM = "/usr/bin/mount"
@@ -50,27 +48,16 @@ def find_injecting_cdi_hook(spec: object) -> str:
     """Who has injected into this spec already, through CDI; "" when nobody has."""
     for stage in _HOOK_STAGES:
         for hook in get_list(spec, "hooks", stage):
-            path = get_member(hook, "path")
-            if isinstance(path, str) and (path.rpartition("/")[2] in _NVIDIA_CDI_HOOKS or _is_own_cdi_hook(path, hook)):
-                return path
+            if is_cdi_hook(hook):
+                return str(get_member(hook, "path"))
     return ""
-
-
-def _is_own_cdi_hook(path: str, hook: object) -> bool:
-    """Whether a hook is the one of the CDI files that we make: gpu-oci-hook hook create-container …"""
-    return path.rpartition("/")[2] == "gpu-oci-hook" and get_list(hook, "args")[1:3] == ["hook", "create-container"]
 
 
 def _drop_prestart_hooks(plan_input: PlanInput, plan: Plan) -> None:
     for stage in _HOOK_STAGES[:2]:
         for hook in get_list(plan_input.spec, "hooks", stage):
-            path = get_member(hook, "path")
-            if not isinstance(path, str):
-                continue
-            name = path.rpartition("/")[2]
-            ours = name == "gpu-oci-hook" and "prestart" in get_list(hook, "args")
-            if name in _NVIDIA_PRESTART_HOOKS or ours:
-                plan.edits.append(DropHook(stage, path, "it would inject a second time"))
+            if is_prestart_hook(hook):
+                plan.edits.append(DropHook(stage, str(get_member(hook, "path")), "it would inject a second time"))
 
 
 def _mask_driver_params(plan_input: PlanInput, plan: Plan) -> None:

@@ -12,6 +12,7 @@ from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.config.load import find_config_path, load_config
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files.state_dir import get_file_signature
+from gpu_oci_hook.formats.program_names import is_runtime_launcher
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -19,10 +20,6 @@ if TYPE_CHECKING:
 
 # runc in Debian lies in sbin, and podman calls us with no PATH at all (ecosystem facts 2.4).
 STANDARD_DIRECTORIES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
-
-# The first bytes of every launcher that we write; another copy of us must not become our low-level runtime.
-# Launchers that were written before the shim moved to `shim.main` import `gpu_oci_hook.runtime`.
-LAUNCHER_MARKS = (b"gpu_oci_hook.shim.main", b"gpu_oci_hook.runtime")
 
 # Engines differ in PATH, tests in the configuration: more than this many combinations are no longer kept.
 _MAX_CACHED_RUNTIMES = 16
@@ -109,4 +106,4 @@ def _is_this_program(path: str) -> bool:
             os.close(fd)
     except (OSError, ValueError):
         return False
-    return head.startswith(b"#!") and any(mark in head for mark in LAUNCHER_MARKS)
+    return is_runtime_launcher(head)
