@@ -46,15 +46,15 @@ def scene(tmp_path: Path, host: Path) -> Scene:
     [
         (b"", "the container's state is empty"),
         (b" \n", "the container's state is empty"),
-        (b"{", "the container's state is refused: it is not JSON"),
-        (b"[]", "the container's state is refused: it is not an object"),
-        (b"\xff\xfe", "the container's state is refused: it is not UTF-8"),
-        (b"[" * 100000, "the container's state is refused: it is nested too deeply"),
-        (b"{}", "names no bundle by an absolute path (none)"),
-        (b'{"bundle": 7}', "names no bundle by an absolute path (none)"),
-        (b'{"bundle": ""}', "names no bundle by an absolute path ('')"),
-        (b'{"bundle": "here"}', "names no bundle by an absolute path ('here')"),
-        (b'{"bundle": "/a\\u0000b"}', "names no bundle by an absolute path"),
+        (b"{", "invalid container state: it is not JSON"),
+        (b"[]", "invalid container state: it is not an object"),
+        (b"\xff\xfe", "invalid container state: it is not UTF-8"),
+        (b"[" * 100000, "invalid container state: it is nested too deeply"),
+        (b"{}", "has no absolute bundle path (none)"),
+        (b'{"bundle": 7}', "has no absolute bundle path (none)"),
+        (b'{"bundle": ""}', "has no absolute bundle path ('')"),
+        (b'{"bundle": "here"}', "has no absolute bundle path ('here')"),
+        (b'{"bundle": "/a\\u0000b"}', "has no absolute bundle path"),
         (b'{"bundle": "/nowhere/at/all"}', "/nowhere/at/all/config.json: the bundle has no config.json"),
         (b'{"bundle": "%s"}' % (b"x" * (5 << 20)), "the container's state is larger than 4 MiB"),
     ],
@@ -78,7 +78,7 @@ def test_a_closed_state_is_a_sentence(scene: Scene) -> None:
         ["/bin/sh", "-c", f"{scene.program} hook create-container <&-"], capture_output=True, text=True, timeout=30
     )
     assert done.returncode == 1
-    assert "standard input: the container's state cannot be read: it is closed" in done.stderr
+    assert "standard input: cannot read the container's state: it is closed" in done.stderr
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_a_closed_state_is_a_sentence(scene: Scene) -> None:
         (b"[]", "it is not an object"),
         (b"{}", '"root.path" is missing'),
         (b'{"root": {"path": "nowhere"}}', "cannot open the container's root file system"),
-        (b'{"root": {"path": "/"}}', "this machine's own"),
-        (b'{"root": {"path": "/../"}}', "this machine's own"),
+        (b'{"root": {"path": "/"}}', "is the host's root"),
+        (b'{"root": {"path": "/../"}}', "is the host's root"),
     ],
 )
 def test_a_config_json_that_means_nothing_is_a_sentence(scene: Scene, config: bytes, text: str) -> None:
@@ -103,9 +103,9 @@ def test_the_machines_own_root_is_refused_under_another_name(scene: Scene) -> No
     (scene.bundle / "config.json").write_text('{"root": {"path": "other"}}')
     (scene.bundle / "other").symlink_to("/")
     done = call(scene.program, ["hook", "create-container"], json.dumps({"bundle": str(scene.bundle)}))
-    assert done.returncode == 1 and "this machine's own" in done.stderr
+    assert done.returncode == 1 and "is the host's root" in done.stderr
     done = call(scene.program, ["hook", "create-container"], json.dumps({"bundle": str(scene.bundle), "root": "/"}))
-    assert done.returncode == 1 and "this machine's own" in done.stderr
+    assert done.returncode == 1 and "is the host's root" in done.stderr
 
 
 def test_crun_says_the_root_itself_and_is_believed(scene: Scene) -> None:
@@ -150,7 +150,7 @@ def test_a_wrong_command_line_is_a_sentence(scene: Scene, words: list[str]) -> N
 def test_a_driver_that_is_another_one_by_now_is_said(scene: Scene) -> None:
     scene.errand.driver_version = "535.183.06"
     said = scene.works()
-    assert "the CDI file was made for driver 535.183.06, and this machine runs 550.163.01" in said
+    assert "the CDI file was generated for driver 535.183.06, and this host runs 550.163.01" in said
     assert said.endswith(". Run: gpu-oci-hook cdi refresh\n") and said.count("\n") == 1
     scene.errand.made_by = "gpu-oci-hook cdi refresh --output /etc/cdi/x.yaml"
     assert scene.works().endswith(f". Run: {scene.errand.made_by}\n")
@@ -217,7 +217,7 @@ def test_r19_a_user_in_a_user_namespace_without_mount_rights(open_place: Path, o
         assert scene.cache()["libcuda.so.1"] == f"{FOLDER}/libcuda.so.1"
     else:
         assert not (scene.root / CACHE).exists()
-        assert "cannot be made: the root file system cannot be written" in done.stderr
+        assert "cannot create the link" in done.stderr and "the root file system cannot be written" in done.stderr
         assert f"Set LD_LIBRARY_PATH={FOLDER}" in done.stderr
 
 

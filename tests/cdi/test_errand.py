@@ -78,23 +78,23 @@ def test_a_value_may_follow_an_equals_sign() -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--nope"], "--nope: this flag is unknown. Known are --check-requirements, "),
-        (["x"], 'command line: "x" is no flag'),
-        ([""], 'command line: "" is no flag'),
-        (["--"], 'command line: "--" is no flag'),
-        (["--folder"], "--folder: a value is missing"),
-        (["--folder", "lib"], '--folder: "lib" is no absolute path'),
-        (["--root="], '--root: "" is no absolute path'),
-        (["--log", "l"], '--log: "l" is no absolute path'),
-        (["--link", "a:/b"], '--link: "a:/b" is no TARGET::PATH'),
-        (["--link", "::/b"], '--link: "::/b" is no TARGET::PATH'),
-        (["--link", "a::/b::/c"], '--link: "a::/b::/c" is no TARGET::PATH'),
-        (["--link", "a::/usr/lib/"], '--link: "/usr/lib/" names a directory, and a link needs a name in one'),
+        (["--nope"], "--nope: unknown flag. Use one of --check-requirements, "),
+        (["x"], 'command line: "x" is not a flag'),
+        ([""], 'command line: "" is not a flag'),
+        (["--"], 'command line: "--" is not a flag'),
+        (["--folder"], "--folder: the value is missing"),
+        (["--folder", "lib"], '--folder: "lib" is not an absolute path'),
+        (["--root="], '--root: "" is not an absolute path'),
+        (["--log", "l"], '--log: "l" is not an absolute path'),
+        (["--link", "a:/b"], '--link: "a:/b" is not of the form TARGET::PATH'),
+        (["--link", "::/b"], '--link: "::/b" is not of the form TARGET::PATH'),
+        (["--link", "a::/b::/c"], '--link: "a::/b::/c" is not of the form TARGET::PATH'),
+        (["--link", "a::/usr/lib/"], '--link: "/usr/lib/" names a directory; a link needs a file name'),
         (["--link", "a::/b/.."], '--link: "/b/.." names a directory'),
-        (["--plugin", "a::/b"], '--plugin: "/b" is no name in a directory'),
-        (["--plugin32", "a::b/../c"], '--plugin32: "b/../c" is no name in a directory'),
-        (["--link", "a::b"], '--link: "b" is no absolute path'),
-        (["--cuda-compat", "no"], '--cuda-compat: "no" is no policy. Known are auto, always, never'),
+        (["--plugin", "a::/b"], '--plugin: "/b" is not a path relative to a directory'),
+        (["--plugin32", "a::b/../c"], '--plugin32: "b/../c" is not a path relative to a directory'),
+        (["--link", "a::b"], '--link: "b" is not an absolute path'),
+        (["--cuda-compat", "no"], '--cuda-compat: invalid policy "no". Use one of auto, always, never'),
         (["--egl-profile=1"], '--egl-profile: "1" is neither true nor false'),
     ],
 )
@@ -107,5 +107,5 @@ def test_what_means_nothing_is_a_sentence(words: list[str], text: str) -> None:
 def test_an_errand_that_no_command_line_can_say_is_refused_when_it_is_written() -> None:
     errand = HookArguments()
     errand.links = [("a::b", "/c")]
-    with pytest.raises(Fault, match="is no TARGET::PATH"):
+    with pytest.raises(Fault, match="is not of the form TARGET::PATH"):
         errand.to_command_line()

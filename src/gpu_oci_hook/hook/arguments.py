@@ -1,7 +1,8 @@
-"""The one hook's command line: what a CDI file tells our hook to do in a container.
+"""Parse and write the command line of our hook, as a CDI file has it.
 
-A generated file says all of it in the hook's arguments, so that the hook needs no file of ours on the machine.
-Cost rule: hot, no imports but our errors.
+A generated CDI file carries everything in the hook's arguments, so the hook needs no other file of ours on the host.
+
+Import budget: hook.
 """
 
 from __future__ import annotations
@@ -12,11 +13,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-# Between the two halves of a link, as NVIDIA's hooks have it.
+# Between the two halves of a link, as in the arguments of NVIDIA's hooks.
 LINK_SEPARATOR = "::"
 COMPAT_POLICIES = ("auto", "always", "never")
 
-# (flag, attribute) in the order in which `words` says them: pairs, lists, texts, switches.
+# (flag, attribute) in the order in which `to_command_line` writes them: pairs, lists, texts, switches.
 _LINK_FLAGS = (("link", "links"), ("plugin", "plugins"), ("plugin32", "plugins32"))
 _LIST_FLAGS = (("folder", "folders"), ("folder32", "folders32"))
 _TEXT_FLAGS = (
@@ -34,31 +35,32 @@ _SWITCH_FLAGS = (
     ("drm-links", "drm_links"),
     ("check-requirements", "requirements"),
 )
+_PATH_FLAGS = ("root", "log")
 _FLAGS_WITH_VALUE = frozenset(flag for flag, _ in (*_LINK_FLAGS, *_LIST_FLAGS, *_TEXT_FLAGS))
 _FLAGS_WITHOUT_VALUE = frozenset(flag for flag, _ in _SWITCH_FLAGS)
 _DEFAULTS = {"cuda_compat": "auto", "root": "/"}
 
 
 class HookArguments:
-    """What the hook is to do; every attribute has a default that asks for nothing.
+    """The arguments of our hook. The defaults request nothing.
 
     Attributes:
-        links: (target, path in the container) of symbolic links; a target is text and need not exist.
-        plugins: (target, name) of links in the image's own library directory, wherever that is, such as
-            "gbm/nvidia-drm_gbm.so"; plugins32: in that for 32-bit libraries.
-        folders: directories of the container whose mounted libraries its loader must find, the one to win first;
-            folders32: the same for 32-bit libraries.
-        driver_version: of the host when the file was made; "" when it was not known.
+        links: (target, path in the container) of symbolic links. A target is text and need not exist.
+        plugins: (target, name) of links in the image's own library directory, such as "gbm/nvidia-drm_gbm.so".
+        plugins32: the same for the image's directory of 32-bit libraries.
+        folders: directories of the container whose mounted libraries its loader must find, highest priority first.
+        folders32: the same for 32-bit libraries.
+        driver_version: the host's driver version when the file was generated; "" if it was unknown.
         cuda_compat: "auto", "always" or "never", as `[inject] cuda-compat`.
         root: the host's root directory, as `[host] root`.
-        hide_device_files: `/proc/driver/nvidia/params` must say `ModifyDeviceFiles: 0`.
-        egl_profile: an application profile that makes EGL list the container's GPUs only.
-        drm_links: links in /dev/dri/by-path for the DRM nodes that the container has.
-        requirements: the container's `NVIDIA_REQUIRE_*` are held against the host.
-        log: a file that gets what is said on stderr; "" for none.
-        made_from: a hash of what the CDI file was made from, for whoever compares; the hook does not look at it.
-        made_by: the command that writes the CDI file anew, for people and for `cdi refresh`.
-        incomplete: what the CDI file lacks since the machine did not have it; "" for nothing.
+        hide_device_files: set `ModifyDeviceFiles: 0` in the container's `/proc/driver/nvidia/params`.
+        egl_profile: write an application profile that makes EGL list only the container's GPUs.
+        drm_links: make links in /dev/dri/by-path for the container's DRM nodes.
+        requirements: check the container's `NVIDIA_REQUIRE_*` against the host.
+        log: a file that also gets what is written to stderr; "" for none.
+        made_from: a hash of the data behind the CDI file, for comparison by other tools. The hook ignores it.
+        made_by: the command that rewrites the CDI file, for people and for `cdi refresh`.
+        incomplete: what the CDI file lacks because the host did not have it; "" for nothing.
     """
 
     __slots__ = (
@@ -85,129 +87,129 @@ class HookArguments:
         self.incomplete = ""
 
     def to_command_line(self) -> list[str]:
-        """The command line without the program's name: the same words for the same errand, defaults left out.
+        """Return the command line without the program's name. Equal arguments give equal lines; defaults are left out.
 
         Raises:
-            Fault: it holds something that the command line cannot say.
+            Fault: a value cannot be expressed on the command line.
         """
-        words: list[str] = []
+        command_line: list[str] = []
         for flag, attribute in _LINK_FLAGS:
             for pair in getattr(self, attribute):
-                words += [f"--{flag}", LINK_SEPARATOR.join(pair)]
+                command_line += [f"--{flag}", LINK_SEPARATOR.join(pair)]
         for flag, attribute in _LIST_FLAGS:
             for folder in getattr(self, attribute):
-                words += [f"--{flag}", folder]
+                command_line += [f"--{flag}", folder]
         for flag, attribute in _TEXT_FLAGS:
             value = getattr(self, attribute)
             if value != _DEFAULTS.get(attribute, ""):
-                words += [f"--{flag}", value]
-        words += [f"--{flag}" for flag, attribute in _SWITCH_FLAGS if getattr(self, attribute)]
-        parse_hook_arguments(words)  # what we write, we can read
-        return words
+                command_line += [f"--{flag}", value]
+        command_line += [f"--{flag}" for flag, attribute in _SWITCH_FLAGS if getattr(self, attribute)]
+        parse_hook_arguments(command_line)  # refuse to write a line that the hook cannot read
+        return command_line
 
 
 def parse_hook_arguments(command_line: list[str]) -> HookArguments:
-    """The errand that a command line spells.
+    """Parse the command line of our hook.
 
     Raises:
-        Fault: an unknown flag, a flag without its value, a relative path, a link that is none.
+        Fault: an unknown flag, a flag without its value, a relative path, or an invalid link.
     """
-    errand = HookArguments()
+    arguments = HookArguments()
     texts, switches = dict(_TEXT_FLAGS), dict(_SWITCH_FLAGS)
     for flag, value in parse_flags(command_line, _FLAGS_WITH_VALUE, _FLAGS_WITHOUT_VALUE):
         if flag == "link":
             target, path = parse_link_flag(flag, value)
-            errand.links.append((target, require_absolute_path(flag, path)))
+            arguments.links.append((target, require_absolute_path(flag, path)))
         elif flag == "plugin":
-            errand.plugins.append(_parse_plugin_flag(flag, value))
+            arguments.plugins.append(_parse_plugin_flag(flag, value))
         elif flag == "plugin32":
-            errand.plugins32.append(_parse_plugin_flag(flag, value))
+            arguments.plugins32.append(_parse_plugin_flag(flag, value))
         elif flag in switches:
-            setattr(errand, switches[flag], value == "true")
+            setattr(arguments, switches[flag], value == "true")
         elif flag == "folder":
-            errand.folders.append(require_absolute_path(flag, value))
+            arguments.folders.append(require_absolute_path(flag, value))
         elif flag == "folder32":
-            errand.folders32.append(require_absolute_path(flag, value))
+            arguments.folders32.append(require_absolute_path(flag, value))
         else:
-            setattr(errand, texts[flag], require_absolute_path(flag, value) if flag in ("root", "log") else value)
-    if errand.cuda_compat not in COMPAT_POLICIES:
+            setattr(arguments, texts[flag], require_absolute_path(flag, value) if flag in _PATH_FLAGS else value)
+    if arguments.cuda_compat not in COMPAT_POLICIES:
         raise Fault(
-            f'"{clip_text(errand.cuda_compat)}" is no policy',
+            f'invalid policy "{clip_text(arguments.cuda_compat)}"',
             where="--cuda-compat",
-            hint=_list_known_values(COMPAT_POLICIES),
+            hint=_list_valid_values(COMPAT_POLICIES),
         )
-    return errand
+    return arguments
 
 
 def parse_flags(
     command_line: list[str], flags_with_value: Iterable[str], flags_without_value: Iterable[str]
 ) -> list[tuple[str, str]]:
-    """(flag, value) of each flag on a command line that has nothing else, in order.
+    """Return (flag, value) of each flag on a command line of flags only, in order.
 
-    `--flag value` and `--flag=value` are the same; one dash is as good as two, as in Go's programs. A flag without a
-    value is "true", or what `=` gives it.
+    `--flag value` and `--flag=value` are the same, and one dash is the same as two, as in Go's programs. A flag
+    without a value is "true" unless `=` follows it.
 
     Raises:
-        Fault: an unknown flag, a flag without its value, or a word that is no flag.
+        Fault: an unknown flag, a flag without its value, or an argument that is not a flag.
     """
-    found: list[tuple[str, str]] = []
+    flags: list[tuple[str, str]] = []
     at = 0
     while at < len(command_line):
-        word = command_line[at]
+        argument = command_line[at]
         at += 1
-        if len(word) < 2 or word[0] != "-" or word == "--":
-            raise Fault(f'"{clip_text(word)}" is no flag', where="command line")
-        name, equals, value = word[1 + word.startswith("--") :].partition("=")
+        if len(argument) < 2 or argument[0] != "-" or argument == "--":
+            raise Fault(f'"{clip_text(argument)}" is not a flag', where="command line")
+        name, equals, value = argument[1 + argument.startswith("--") :].partition("=")
         if name in flags_without_value:
             value = value if equals else "true"
             if value not in ("true", "false"):
                 raise Fault(f'"{clip_text(value)}" is neither true nor false', where=f"--{name}")
         elif name not in flags_with_value:
             raise Fault(
-                "this flag is unknown",
-                where=clip_text(word),
-                hint=_list_known_values(sorted((*flags_with_value, *flags_without_value)), "--"),
+                "unknown flag",
+                where=clip_text(argument),
+                hint=_list_valid_values(sorted((*flags_with_value, *flags_without_value)), "--"),
             )
         elif not equals:
             if at == len(command_line):
-                raise Fault("a value is missing", where=f"--{name}")
+                raise Fault("the value is missing", where=f"--{name}")
             value = command_line[at]
             at += 1
-        found.append((name, value))
-    return found
+        flags.append((name, value))
+    return flags
 
 
-def parse_link_flag(flag: str, text: str) -> tuple[str, str]:
-    """(target, path) of a `TARGET::PATH`.
+def parse_link_flag(flag: str, value: str) -> tuple[str, str]:
+    """Return (target, path) of a `TARGET::PATH`.
 
     Raises:
-        Fault: it is not of that form, a half is empty, or the path ends with what no link can be called.
+        Fault: the value has another form, a half is empty, or the path ends with a name that a link cannot have.
     """
-    parts = text.split(LINK_SEPARATOR)
-    if len(parts) != 2 or not all(parts):
-        raise Fault(f'"{clip_text(text)}" is no TARGET{LINK_SEPARATOR}PATH', where=f"--{flag}")
-    if parts[1].rpartition("/")[2] in ("", ".", ".."):  # "/usr/lib/" would be a link in the place of /usr/lib
-        raise Fault(f'"{clip_text(parts[1])}" names a directory, and a link needs a name in one', where=f"--{flag}")
-    return parts[0], parts[1]
+    halves = value.split(LINK_SEPARATOR)
+    if len(halves) != 2 or not all(halves):
+        raise Fault(f'"{clip_text(value)}" is not of the form TARGET{LINK_SEPARATOR}PATH', where=f"--{flag}")
+    if halves[1].rpartition("/")[2] in ("", ".", ".."):  # "/usr/lib/" would put a link where /usr/lib is
+        raise Fault(f'"{clip_text(halves[1])}" names a directory; a link needs a file name', where=f"--{flag}")
+    return halves[0], halves[1]
 
 
-def _parse_plugin_flag(flag: str, text: str) -> tuple[str, str]:
-    target, name = parse_link_flag(flag, text)
+def _parse_plugin_flag(flag: str, value: str) -> tuple[str, str]:
+    target, name = parse_link_flag(flag, value)
     if any(part in ("", ".", "..") for part in name.split("/")):
-        raise Fault(f'"{clip_text(name)}" is no name in a directory', where=f"--{flag}")
+        raise Fault(f'"{clip_text(name)}" is not a path relative to a directory', where=f"--{flag}")
     return target, name
 
 
 def require_absolute_path(flag: str, path: str) -> str:
-    """The path.
+    """Return the path.
 
     Raises:
-        Fault: it does not begin with a slash.
+        Fault: it is not absolute.
     """
     if not path.startswith("/"):
-        raise Fault(f'"{clip_text(path)}" is no absolute path', where=f"--{flag}")
+        raise Fault(f'"{clip_text(path)}" is not an absolute path', where=f"--{flag}")
     return path
 
 
-def _list_known_values(values: Iterable[str], prefix: str = "") -> str:
-    return f"Known are {', '.join(prefix + word for word in values)}"
+def _list_valid_values(values: Iterable[str], prefix: str = "") -> str:
+    return f"Use one of {', '.join(prefix + value for value in values)}"

@@ -1,8 +1,10 @@
-"""The container that a hook is called for: the OCI state on stdin, its bundle, its root file system.
+"""Open the container that a hook is called for: the OCI state on stdin, its bundle and its root file system.
 
-The state and the bundle's config.json are the runtime's and the engine's word and are believed; the root file system
-is the image's and is not. runc starts a hook with the root as its current directory, so that directory is
-believed in one case only (see `_find_bundle`). Cost rule: on the way of the hook.
+The state and the bundle's config.json come from the runtime and the engine and are trusted. The root file system comes
+from the image and is not. runc starts a hook with the root file system as its current directory, so the current
+directory is trusted in one case only (see `_find_bundle`).
+
+Import budget: hook.
 """
 
 from __future__ import annotations
@@ -25,18 +27,19 @@ if TYPE_CHECKING:
 
 STATE_SIZE_LIMIT = 4 << 20  # it has the container's annotations, of which Kubernetes allows 256 KiB
 PROBE_NAME = ".gpu-oci-hook"  # a name that nothing is mounted on
-_STATE_HINT = "A runtime calls this hook; by hand, give it what `runc state ID` prints"
+_STATE_HINT = "Let a runtime call this hook, or pipe the output of `runc state ID` into it"
 
 
 class Container:
     """The container that a hook is called for.
 
     Attributes:
-        bundle: its directory. spec: its config.json.
-        rootfs: its root file system, held, with the container's mounts in it.
-        writable_rootfs: the same for writing into the image's part of it: another one where the runtime has made the root
-            read-only already.
-        notes: what is left undone without harm, one sentence each.
+        bundle: the bundle's directory.
+        spec: the bundle's config.json.
+        rootfs: the root file system with the container's mounts in it, held open.
+        writable_rootfs: the root file system for writes to the image's part. It differs from `rootfs` when the runtime
+            has already made the root read-only.
+        notes: one sentence for each optional step that was skipped.
     """
 
     __slots__ = ("_image", "_layout", "_mount_id", "bundle", "notes", "rootfs", "spec", "writable_rootfs")
@@ -52,7 +55,7 @@ class Container:
         self._layout: Layout | None = None
 
     def inspect_image(self, arch: str, compat_root: str = "") -> Image:
-        """What its image is like, looked at once."""
+        """Return the facts about the container's image; the first call collects them."""
         if self._image is None:
             from gpu_oci_hook.container.image import COMPAT_DIRECTORY, inspect_image
 
@@ -60,7 +63,7 @@ class Container:
         return self._image
 
     def get_layout(self) -> Layout:
-        """Where its spec's mounts lie: what is below one of them is not the image's."""
+        """Return the layout of the spec's mounts, which separates the image's files from mounted ones."""
         if self._layout is None:
             from gpu_oci_hook.plan.layout import Layout
 
@@ -73,29 +76,29 @@ class Container:
         return self._layout
 
     def _may_write_below(self, directory: Directory) -> bool:
-        """Whether a directory is the image's, or in a tmpfs of the container's own; what is bound there is not ours.
+        """Tell whether a directory lies in the image or in a tmpfs of the container, and not in a bind mount.
 
-        By the kernel's word on the descriptor: a link of the image that a later mount hides, or another process,
-        can have led a mount elsewhere than the spec seems to say.
+        The kernel decides by the descriptor's mount. The paths in the spec are not enough: a link in the image that a
+        later mount hides, or another process, can have redirected a mount.
         """
-        number = read_mount_id(directory.fd)
-        if number == self._mount_id:
+        mount_id = read_mount_id(directory.fd)
+        if mount_id == self._mount_id:
             return True
         from gpu_oci_hook.files.mounts import read_mount_info
         from gpu_oci_hook.plan.layout import TMPFS_TYPES
 
-        mount = read_mount_info(number)
+        mount = read_mount_info(mount_id)
         if mount is None or mount.filesystem_type not in TMPFS_TYPES:
             return False
         return self.get_layout().classify_resolved_path(f"{directory.path}/{PROBE_NAME}") == "fresh"
 
     def list_device_nodes(self) -> dict[str, tuple[int, int]]:
-        """Its character devices: path in the container to numbers; bind mounts of nodes are such, too."""
-        found: dict[str, tuple[int, int]] = {}
+        """Return the character devices in the spec, by path, with their numbers; bind mounts of nodes count too."""
+        nodes: dict[str, tuple[int, int]] = {}
         for device in get_list(self.spec, "linux", "devices"):
             path, major, minor = (get_member(device, key) for key in ("path", "major", "minor"))
             if isinstance(path, str) and isinstance(major, int) and isinstance(minor, int):
-                found[path] = major, minor
+                nodes[path] = major, minor
         for mount in get_list(self.spec, "mounts"):
             path, source = get_member(mount, "destination"), get_member(mount, "source")
             if isinstance(path, str) and isinstance(source, str) and path.startswith("/dev/") and source[:1] == "/":
@@ -104,62 +107,63 @@ class Container:
                 except (OSError, ValueError):
                     continue
                 if status.st_mode & 0o170000 == 0o020000:  # S_ISCHR, without the import
-                    found[path] = os.major(status.st_rdev), os.minor(status.st_rdev)
-        return found
+                    nodes[path] = os.major(status.st_rdev), os.minor(status.st_rdev)
+        return nodes
 
 
 def read_container(state_fd: int) -> Container:
-    """The container whose state a descriptor gives.
+    """Open the container whose OCI state can be read from a descriptor.
 
     Raises:
-        Fault: no state, one that means nothing, a bundle or a root file system that cannot be used.
+        Fault: the state is missing or invalid, or the bundle or the root file system cannot be used.
     """
     state = _read_state(state_fd)
-    said = state.get("root")  # crun says it, as the bundle's config.json has it
-    bundle, guessed = _find_bundle(state, said)
+    state_root = state.get("root")  # only crun's state has it, with the value of the bundle's config.json
+    bundle, is_guess = _find_bundle(state, state_root)
     path = f"{bundle}/config.json"
     data = read_config_json(path)
     if data is None:
         raise Fault("the bundle has no config.json", where=path)
     spec = parse_config_json(data, path)
-    named: dict[str, object] = {"root": {"path": said}}
-    rootfs = Rootfs(read_rootfs_path(named if isinstance(said, str) and said else spec, bundle))
+    root_entry: dict[str, object] = {"root": {"path": state_root}}
+    rootfs = Rootfs(read_rootfs_path(root_entry if isinstance(state_root, str) and state_root else spec, bundle))
     if rootfs.is_host_root():
-        raise Fault("the container's root file system is this machine's own: nothing is put into it", where=path)
-    if guessed and not _is_outside_rootfs(bundle, rootfs):
-        raise Fault("the container's state names no bundle, and the current directory is none", hint=_STATE_HINT)
+        raise Fault("the container's root file system is the host's root: refusing to change it", where=path)
+    if is_guess and not _is_outside_rootfs(bundle, rootfs):
+        raise Fault(
+            "the container's state has no bundle path, and the current directory is not a bundle", hint=_STATE_HINT
+        )
     return Container(bundle, spec, rootfs)
 
 
 def drain_state(state_fd: int) -> None:
-    """Reads a state that nobody needs: crun up to 1.8 fails a start ("Broken pipe") whose hook ends without reading.
+    """Read and discard the state, for a hook that does not need it.
 
-    A person's terminal is left alone, and what is longer than any state is not waited for.
+    crun up to 1.8 fails a start ("Broken pipe") when a hook ends without reading its stdin. A terminal is not read,
+    and reading stops at the size limit of a state.
     """
-    left = STATE_SIZE_LIMIT
+    remaining = STATE_SIZE_LIMIT
     try:
-        while left > 0 and not os.isatty(state_fd):
-            more = os.read(state_fd, 65536)
-            if not more:
+        while remaining > 0 and not os.isatty(state_fd):
+            chunk = os.read(state_fd, 65536)
+            if not chunk:
                 return
-            left -= len(more)
+            remaining -= len(chunk)
     except OSError:
-        pass  # closed: nobody writes there
+        pass  # closed: no writer waits for us
 
 
 def _read_state(state_fd: int) -> dict[str, object]:
     data = b""
     try:
         while len(data) <= STATE_SIZE_LIMIT:
-            more = os.read(state_fd, STATE_SIZE_LIMIT + 1 - len(data))
-            if not more:
+            chunk = os.read(state_fd, STATE_SIZE_LIMIT + 1 - len(data))
+            if not chunk:
                 break
-            data += more
+            data += chunk
     except OSError as error:
         reason = "it is closed" if error.errno == errno.EBADF else describe_os_error(error)
-        raise Fault(
-            f"the container's state cannot be read: {reason}", where="standard input", hint=_STATE_HINT
-        ) from None
+        raise Fault(f"cannot read the container's state: {reason}", where="standard input", hint=_STATE_HINT) from None
     if len(data) > STATE_SIZE_LIMIT:
         raise Fault(f"the container's state is larger than {STATE_SIZE_LIMIT >> 20} MiB", where="standard input")
     if not data.strip():
@@ -167,39 +171,42 @@ def _read_state(state_fd: int) -> dict[str, object]:
     try:
         state = parse_json(data)
     except Fault as fault:
-        raise Fault(f"the container's state is refused: {fault}", where="standard input", hint=_STATE_HINT) from None
+        raise Fault(f"invalid container state: {fault}", where="standard input", hint=_STATE_HINT) from None
     if not isinstance(state, dict):
-        raise Fault("the container's state is refused: it is not an object", where="standard input", hint=_STATE_HINT)
+        raise Fault("invalid container state: it is not an object", where="standard input", hint=_STATE_HINT)
     return state
 
 
-def _find_bundle(state: dict[str, object], root: object) -> tuple[str, bool]:
-    """The bundle's directory, and whether it is a guess.
+def _find_bundle(state: dict[str, object], state_root: object) -> tuple[str, bool]:
+    """Return the bundle's directory, and whether it is a guess.
 
-    An empty one is crun's, which then stands in the bundle; it is known by the key "root" that only crun has. Any
-    other runtime may stand in the root file system, whose config.json would be the image's.
+    crun leaves the bundle's path empty and runs the hook in the bundle. It is recognised by the key "root", which only
+    crun writes. Any other runtime may run the hook in the root file system, whose config.json would be the image's.
     """
     bundle = state.get("bundle")
-    if bundle in (None, "") and isinstance(root, str) and root:
+    if bundle in (None, "") and isinstance(state_root, str) and state_root:
         try:
             return os.getcwd(), True
         except OSError as error:
             raise Fault(
-                f"the state names no bundle, and the current directory is lost: {describe_os_error(error)}"
+                "the container's state has no bundle path, and the current directory cannot be found: "
+                f"{describe_os_error(error)}"
             ) from None
     if not isinstance(bundle, str) or not bundle.startswith("/") or "\0" in bundle:
-        named = f"{clip_text(bundle)!r}" if isinstance(bundle, str) else "none"
-        raise Fault(
-            f"the container's state names no bundle by an absolute path ({named})", where="bundle", hint=_STATE_HINT
-        )
+        shown = f"{clip_text(bundle)!r}" if isinstance(bundle, str) else "none"
+        raise Fault(f"the container's state has no absolute bundle path ({shown})", where="bundle", hint=_STATE_HINT)
     return bundle, False
 
 
 def _is_outside_rootfs(bundle: str, rootfs: Rootfs) -> bool:
-    """Whether a directory lies outside of the root: crun has made that a mount, which no image can."""
+    """Tell whether a directory lies outside the root file system.
+
+    crun has made the root file system a mount of its own, which an image cannot do.
+    """
     fd = os.open(bundle, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        own, theirs = read_mount_id(fd), rootfs.get_mount_id()
+        bundle_mount, rootfs_mount = read_mount_id(fd), rootfs.get_mount_id()
     finally:
         os.close(fd)
-    return bool(own and theirs) and own != theirs and not f"{bundle}/".startswith(f"{rootfs.path}/")
+    is_other_mount = bool(bundle_mount and rootfs_mount) and bundle_mount != rootfs_mount
+    return is_other_mount and not f"{bundle}/".startswith(f"{rootfs.path}/")

@@ -1,15 +1,15 @@
-"""The hook: called by a runtime in a container that a CDI file's edits are in, it does what mounts and nodes cannot.
+"""Run one OCI hook in a container that CDI edits were applied to, and report the result to the runtime.
 
-`hook create-container` is the one hook of our own files; every other name is one of NVIDIA's, for files that others
-have generated (`hook.nvidia_hooks`). What stops a start is one sentence and status 1; what is optional and cannot be done
-is a line each and status 0. Nothing is ever said on stdout. Cost rule: a process on the way of every such start: no
-click, no yaml, nothing of the standard library that the interpreter has not loaded; what few containers need is
-imported where it is needed.
+`hook create-container` is the hook of our own CDI files. Every other name is one of NVIDIA's hooks, for files of other
+generators (`hook.nvidia_hooks`). A failed required step is one line on stderr and exit status 1. A skipped optional
+step is one line each and exit status 0. Nothing is printed on stdout.
+
+Import budget: hook.
 """
 
 from __future__ import annotations
 
-import _signal  # type: ignore[import-not-found]  # `signal` brings enum
+import _signal  # type: ignore[import-not-found]  # `signal` loads enum
 import gc
 import os
 
@@ -23,29 +23,30 @@ if TYPE_CHECKING:
 
 
 def run_hook_and_exit(arguments: list[str]) -> None:
-    """Runs one hook and ends the process.
+    """Run one hook and end the process.
 
     Arguments:
-        arguments: what follows `hook.cdi_hook`: the hook's name and its flags.
+        arguments: the hook's name and its flags.
     """
     gc.disable()  # a process of 20 ms has nothing to collect
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
-    os._exit(run_hook(arguments))  # nothing is buffered, and taking the interpreter down costs a millisecond
+    os._exit(run_hook(arguments))  # nothing is buffered, and finalising the interpreter costs a millisecond
 
 
 def run_hook(arguments: list[str]) -> int:
-    """Runs one hook; its exit status."""
+    """Run one hook and return its exit status."""
     log, bundle = _find_log_option(arguments), ""
     try:
         if arguments[:1] == [CREATE_CONTAINER]:
-            errand = parse_hook_arguments(arguments[1:])
+            hook_arguments = parse_hook_arguments(arguments[1:])
+            # Imported here and below: a hook that fails early, or does little, loads little.
             from gpu_oci_hook.hook.called_container import read_container
 
-            here = read_container(0)
-            bundle = here.bundle
-            run_create_container(errand, here)
-            notes = here.notes
+            container = read_container(0)
+            bundle = container.bundle
+            run_create_container(hook_arguments, container)
+            notes = container.notes
         else:
             from gpu_oci_hook.hook.nvidia_hooks import run_nvidia_hook
 
@@ -65,9 +66,9 @@ def run_hook(arguments: list[str]) -> int:
 
 
 def run_create_container(arguments: HookArguments, container: Container) -> None:
-    """Does all of an errand; doing it again changes nothing.
+    """Run all steps that the arguments request. A second run changes nothing.
 
-    What can refuse the container comes first, so that nothing was touched then.
+    The steps that can refuse the container come first, before any change is made.
 
     Raises:
         Fault: a required step failed.
@@ -75,12 +76,10 @@ def run_create_container(arguments: HookArguments, container: Container) -> None
     from gpu_oci_hook.hook.loader_steps import run_library_steps
 
     _note_stale_cdi_file(arguments, container)
-    if arguments.requirements:
-        asks = _has_requirements(container)
-        if asks:
-            from gpu_oci_hook.hook.device_steps import enforce_requirements
+    if arguments.requirements and _may_have_requirements(container):
+        from gpu_oci_hook.hook.device_steps import enforce_requirements
 
-            enforce_requirements(container, arguments.root, arguments.driver_version)
+        enforce_requirements(container, arguments.root, arguments.driver_version)
     run_library_steps(container, arguments, _detect_architecture(arguments.root))
     if arguments.drm_links or arguments.egl_profile or arguments.hide_device_files:
         from gpu_oci_hook.hook.device_steps import create_drm_links, hide_device_files, write_egl_profile
@@ -94,17 +93,17 @@ def run_create_container(arguments: HookArguments, container: Container) -> None
 
 
 def _find_log_option(arguments: list[str]) -> str:
-    """The log that the words name: also what is wrong with the other words is told there."""
-    for at, word in enumerate(arguments):
-        if word.startswith("--log="):
-            return word[6:]
-        if word == "--log" and at + 1 < len(arguments):
+    """Return the value of --log without parsing the rest, so that errors in the rest are logged too."""
+    for at, argument in enumerate(arguments):
+        if argument.startswith("--log="):
+            return argument[6:]
+        if argument == "--log" and at + 1 < len(arguments):
             return arguments[at + 1]
     return ""
 
 
-def _has_requirements(container: Container) -> bool:
-    """Whether the container's environment may demand anything of the host, told by a look."""
+def _may_have_requirements(container: Container) -> bool:
+    """Tell whether the container's environment may have requirements, by the names of its variables."""
     from gpu_oci_hook.formats.oci import get_list
 
     entries = get_list(container.spec, "process", "env")
@@ -112,7 +111,7 @@ def _has_requirements(container: Container) -> bool:
 
 
 def _detect_architecture(root: str) -> str:
-    """`uname -m`, or what the driver below another root says that it is for."""
+    """Return the machine's architecture as `uname -m` prints it; below another root that of its driver."""
     if root == "/":
         return os.uname().machine
     from gpu_oci_hook.host.root import Host
@@ -121,7 +120,7 @@ def _detect_architecture(root: str) -> str:
 
 
 def _note_stale_cdi_file(arguments: HookArguments, container: Container) -> None:
-    """Notes that the driver is another one than when the CDI file was made: its files may be gone or not fit."""
+    """Note that the driver has changed since the CDI file was generated: its files may be gone or not fit."""
     if not arguments.driver_version:
         return
     try:
@@ -136,8 +135,8 @@ def _note_stale_cdi_file(arguments: HookArguments, container: Container) -> None
     if arguments.driver_version.encode("utf-8", "replace") not in data.split():
         from gpu_oci_hook.formats.proc import parse_driver_version
 
-        running = parse_driver_version(data) or "another one"
+        running = parse_driver_version(data) or "an unknown version"
         container.notes.append(
-            f"the CDI file was made for driver {arguments.driver_version}, and this machine runs {running}. "
+            f"the CDI file was generated for driver {arguments.driver_version}, and this host runs {running}. "
             f"Run: {arguments.made_by or 'gpu-oci-hook cdi refresh'}"
         )

@@ -1,4 +1,7 @@
-"""Make symbolic links in the container that a hook was called for."""
+"""Create symbolic links in the container that a hook is called for.
+
+Import budget: hook.
+"""
 
 from __future__ import annotations
 
@@ -13,51 +16,58 @@ if TYPE_CHECKING:
     from gpu_oci_hook.files.rootfs import Rootfs
     from gpu_oci_hook.hook.called_container import Container
 
+    # Resolved directory, the reason why no link can be made in it ("" for none), and the root to make links through.
+    LinkDirectory = tuple[str, str, Rootfs]
 
 UNWRITABLE_ROOTFS = "the root file system cannot be written"
 
 
 def create_links(container: Container, links: Iterable[tuple[str, str]]) -> None:
-    """Makes symbolic links, (text, path) each; one that lies in somebody else's mount is left out with a note.
+    """Create symbolic links, (target, path) each. A link inside another mount is skipped with a note.
 
     Raises:
-        Fault: one cannot be made though its place can be written.
+        Fault: a link cannot be created although its directory is writable.
     """
-    places = container.get_layout()
-    lost = []
-    # What holds for one name in a directory holds for all; a driver has fifty links in one.
-    ways: dict[str, tuple[str, str, Rootfs]] = {}
-    for text, path in links:
-        above, _, name = path.rpartition("/")
-        if above not in ways:
-            place, why = places.find_mount_point(f"{above}/{PROBE_NAME}")
-            fresh = not why and places.classify_resolved_path(place) == "fresh"
-            if not (why or fresh or places.writable):
-                why = UNWRITABLE_ROOTFS
-            ways[above] = place.rpartition("/")[0], why, container.rootfs if fresh else container.writable_rootfs
-        place, why, root = ways[above]
-        if not why and places.is_mount_destination(f"{place}/{name}"):
-            why = "the container has its own mount there"
-        if not why:
+    layout = container.get_layout()
+    unwritable: list[str] = []
+    # The result for one name in a directory holds for all, and a driver has fifty links in one directory.
+    directories: dict[str, LinkDirectory] = {}
+    for target, path in links:
+        parent, _, name = path.rpartition("/")
+        if parent not in directories:
+            directories[parent] = _resolve_link_directory(container, parent)
+        directory, reason, root = directories[parent]
+        if not reason and layout.is_mount_destination(f"{directory}/{name}"):
+            reason = "the container has its own mount there"
+        if not reason:
             try:
-                root.make_symlink(f"{place}/{name}", text)
+                root.make_symlink(f"{directory}/{name}", target)
             except CrossMountError:
-                container.notes.append(f"the link {path} is left out: it lies in another mount")
-        elif places.writable:
-            container.notes.append(f"the link {path} is left out: {why}")
+                container.notes.append(f"skipped the link {path}: it lies in another mount")
+        elif layout.writable:
+            container.notes.append(f"skipped the link {path}: {reason}")
         else:
-            lost.append(path)
-    if lost:
-        more = f" and {len(lost) - 1} more" if len(lost) > 1 else ""
-        container.notes.append(f"the link {lost[0]}{more} cannot be made: {UNWRITABLE_ROOTFS}")
+            unwritable.append(path)
+    if unwritable:
+        more = f" and {len(unwritable) - 1} more" if len(unwritable) > 1 else ""
+        container.notes.append(f"cannot create the link {unwritable[0]}{more}: {UNWRITABLE_ROOTFS}")
+
+
+def _resolve_link_directory(container: Container, parent: str) -> LinkDirectory:
+    layout = container.get_layout()
+    path, reason = layout.find_mount_point(f"{parent}/{PROBE_NAME}")
+    is_fresh = not reason and layout.classify_resolved_path(path) == "fresh"
+    if not (reason or is_fresh or layout.writable):
+        reason = UNWRITABLE_ROOTFS
+    return path.rpartition("/")[0], reason, container.rootfs if is_fresh else container.writable_rootfs
 
 
 def list_mount_destinations(container: Container) -> list[tuple[str, str]]:
-    """(directory, name) of what the spec mounts."""
-    found = []
+    """Return (directory, name) of each mount destination in the spec."""
+    destinations = []
     for mount in get_list(container.spec, "mounts"):
         path = get_member(mount, "destination")
         if isinstance(path, str) and path.startswith("/"):
-            above, _, name = path.rpartition("/")
-            found.append((above, name))
-    return found
+            parent, _, name = path.rpartition("/")
+            destinations.append((parent, name))
+    return destinations

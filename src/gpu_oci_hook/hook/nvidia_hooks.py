@@ -1,14 +1,15 @@
-"""NVIDIA's hooks in NVIDIA's spelling, for CDI files that their generator has written.
+"""Run NVIDIA's OCI hooks under their own names and flags, for CDI files of NVIDIA's generator.
 
-One process for each, as there: `nvidia-cdi-hook NAME ...`, `nvidia-ctk hook NAME ...`, `gpu-oci-hook hook NAME ...`.
-Names, flags and exit statuses are theirs (container toolkit facts 4); what is done is ours: nothing is executed, all of
-it goes through the held root, and doing it again changes nothing.
+Each hook is one process: `nvidia-cdi-hook NAME ...`, `nvidia-ctk hook NAME ...` or `gpu-oci-hook hook NAME ...`. Names,
+flags and exit statuses are those of NVIDIA's hooks (facts: nvidia-cdi-hooks). The implementation is ours: nothing is
+executed, every change goes through the held root, and a second run changes nothing.
 
-`enable-cuda-compat` runs before `update-ldcache`, which has to know its verdict. It leaves no file in the
-image for that (an image could bring such a file itself): both are called for the same config.json, which lists the
-hooks with their flags, so the second reads the first's flags there and comes to the same verdict by the same
-function. The image's libraries are judged by their names, as the shim does; a note within the ELF file, which NVIDIA's
-hook reads, does not count.
+`enable-cuda-compat` runs before `update-ldcache`, which needs its decision. The decision is not left in the container
+as a file, because an image could bring such a file itself. Instead, `update-ldcache` finds the flags of
+`enable-cuda-compat` in the same config.json and decides again by the same function. The image's libraries are judged
+by their names, as in the shim. NVIDIA's hook also reads a note in the ELF file, which does not count here.
+
+Import budget: hook.
 """
 
 from __future__ import annotations
@@ -32,9 +33,9 @@ if TYPE_CHECKING:
 
     Flags = dict[str, list[str]]
 
-ROOT = "/"  # their flags name no other
+HOST_ROOT = "/"  # NVIDIA's hooks have no flag for another root
 DEFAULT_COMPAT_ROOT = "/usr/local/cuda/compat"
-# Every hook's own flags; "container-spec" is a file with the OCI state in the place of stdin.
+# The flags of each hook. The common flag "container-spec" names a file to read the OCI state from, in place of stdin.
 HOOK_FLAGS: dict[str, tuple[str, ...]] = {
     "chmod": ("mode", "path"),
     "create-symlinks": ("link",),
@@ -46,10 +47,10 @@ HOOK_FLAGS: dict[str, tuple[str, ...]] = {
 }
 _COMMON_FLAGS = ("container-spec",)
 _USAGE = f"""\
-A runtime calls a hook, with the container's state on standard input:
+OCI hooks, called by a runtime with the container's state on standard input:
 
-  gpu-oci-hook hook create-container [FLAG VALUE]...   as files by gpu-oci-hook cdi generate say
-  nvidia-cdi-hook HOOK [FLAG VALUE]...                 as files by NVIDIA's generator say; also gpu-oci-hook hook HOOK
+  gpu-oci-hook hook create-container [FLAG VALUE]...   in files of gpu-oci-hook cdi generate
+  nvidia-cdi-hook HOOK [FLAG VALUE]...                 in files of NVIDIA's generator; also gpu-oci-hook hook HOOK
 
 Hooks: {", ".join(HOOK_FLAGS)}
 """
@@ -58,28 +59,28 @@ _SWITCH_FLAGS = ("debug", "d", *_HELP_FLAGS, *_VERSION_FLAGS, *_QUIET_FLAGS)
 
 
 def run_nvidia_hook(arguments: list[str]) -> list[str]:
-    """Runs the hook that the arguments name; what is to be said of it.
+    """Run the hook that the arguments name and return notes for the log.
 
-    A name or a flag before it that nobody knows is said and otherwise passed over, as NVIDIA's hook does: a newer
-    generator's file must not keep containers from starting.
+    An unknown hook, also one after unknown flags, is skipped with a note, as NVIDIA's program does: a file of a newer
+    generator must not keep containers from starting.
 
     Raises:
         Fault: an unknown flag of a known hook, or a step that failed.
     """
-    at = next((place for place, word in enumerate(arguments) if not word.startswith("-")), len(arguments))
-    name, before, after = "".join(arguments[at : at + 1]), arguments[:at], arguments[at + 1 :]
-    switches = [word.lstrip("-").partition("=")[0] for word in before]
-    strange = [word for word, switch in zip(before, switches, strict=True) if switch not in _SWITCH_FLAGS]
+    at = next((index for index, argument in enumerate(arguments) if not argument.startswith("-")), len(arguments))
+    name, program_flags, hook_arguments = "".join(arguments[at : at + 1]), arguments[:at], arguments[at + 1 :]
+    switches = [flag.lstrip("-").partition("=")[0] for flag in program_flags]
     if name not in HOOK_FLAGS:
         if any(switch in (*_HELP_FLAGS, *_VERSION_FLAGS) for switch in switches) and not name:
             _print_help(f"gpu-oci-hook, version {VERSION}\n" if switches[0] in _VERSION_FLAGS else _USAGE)
             return []
-        what = f'"{clip_text(name)}" is no hook that is known here' if name else "no hook is named"
+        problem = f'unknown hook "{clip_text(name)}"' if name else "no hook is named"
         drain_state(0)
-        return [f"{what}: nothing is done. Known are {', '.join(HOOK_FLAGS)}"]
-    if strange:
-        raise Fault("this flag is unknown", where=clip_text(strange[0]))
-    flags = _parse_hook_flags(name, after)
+        return [f"{problem}: skipped. Known hooks: {', '.join(HOOK_FLAGS)}"]
+    for flag, switch in zip(program_flags, switches, strict=True):
+        if switch not in _SWITCH_FLAGS:
+            raise Fault("unknown flag", where=clip_text(flag))
+    flags = _parse_hook_flags(name, hook_arguments)
     if any(flag in flags for flag in _HELP_FLAGS):
         _print_help(f"{name}: --{' --'.join((*HOOK_FLAGS[name], *_COMMON_FLAGS))}\n")
         return []
@@ -95,7 +96,7 @@ def _parse_hook_flags(name: str, arguments: list[str]) -> Flags:
 
 
 def _print_help(text: str) -> None:
-    """For a person who asks; a runtime never does."""
+    """Print help for a person. Runtimes do not request help."""
     try:
         os.write(1, text.encode())
     except OSError:
@@ -110,23 +111,24 @@ def _run_known_hook(name: str, flags: Flags) -> list[str]:
     if name == "chmod":
         mode = _parse_mode(flags)
     links = [_parse_link(value) for value in dict.fromkeys(flags.get("link", ()))]
-    here = _open_container(flags)
+    container = _open_container(flags)
     if name == "create-symlinks":
-        create_links(here, links)
+        create_links(container, links)
     elif name == "update-ldcache":
-        _update_loader_cache(here, flags.get("folder", []))
+        _update_loader_cache(container, flags.get("folder", []))
     elif name == "enable-cuda-compat":
-        _choose_compat_from_flags(here, flags)
+        _choose_compat_from_flags(container, flags)
     elif name == "chmod":
-        _change_modes(here, mode, flags.get("path", []))
+        _change_modes(container, mode, flags.get("path", []))
     else:
+        # Imported here: few hooks concern device nodes.
         from gpu_oci_hook.hook.device_steps import hide_device_files, write_egl_profile
 
         if name == "update-application-profile":
-            write_egl_profile(here, ROOT)
+            write_egl_profile(container, HOST_ROOT)
         else:
-            hide_device_files(here, ROOT)
-    return here.notes
+            hide_device_files(container, HOST_ROOT)
+    return container.notes
 
 
 def _get_last_value(flags: Flags, name: str) -> str:
@@ -140,8 +142,8 @@ def _open_container(flags: Flags) -> Container:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     except (OSError, ValueError) as error:
-        reason = describe_os_error(error) if isinstance(error, OSError) else "no file can have this name"
-        raise Fault(f"the container's state cannot be opened: {reason}", where=path) from None
+        reason = describe_os_error(error) if isinstance(error, OSError) else "invalid file name"
+        raise Fault(f"cannot open the container's state: {reason}", where=path) from None
     try:
         return read_container(fd)
     finally:
@@ -150,26 +152,47 @@ def _open_container(flags: Flags) -> Container:
 
 def _parse_link(value: str) -> tuple[str, str]:
     target, path = parse_link_flag("link", value)
-    return target, "/" + path.lstrip("/")  # theirs may be relative to the root
+    return target, "/" + path.lstrip("/")  # paths of NVIDIA's hooks may be relative to the root
 
 
 def _update_loader_cache(container: Container, folders: list[str]) -> None:
-    """What `ldconfig` would find in these folders of the files that are mounted there: SONAMEs, links, cache.
+    """Register the libraries mounted in folders with the container's loader, as `ldconfig` would: links and cache.
 
-    A SONAME is read from the mount's source, a file of the host's. Of the folder's own links only the one that
-    `ldconfig` keeps too is looked at: the name without a version, by the text of the link. Two files can bring this
-    hook twice; each does the work of both, so that the last one leaves everything.
+    A file can have this hook several times. Each run does the work of all of them, so the last one completes it.
     """
     listed = [folder for flags in _find_hook_flags(container, "update-ldcache") for folder in flags.get("folder", [])]
-    folders = [*listed, *folders]  # in one order for all of them
-    arch = os.uname().machine
-    known = [arch, ARCHITECTURES[arch].arch32] if arch in ARCHITECTURES else [arch]
-    folders = list(dict.fromkeys("/" + folder.strip("/") for folder in folders))
-    if not folders:
+    all_folders = list(dict.fromkeys("/" + folder.strip("/") for folder in [*listed, *folders]))
+    if not all_folders:
         return
-    mounted = frozenset(list_mount_destinations(container))
-    entries: list[tuple[str, str, str]] = []
-    wanted: dict[str, str] = {}
+    arch = os.uname().machine
+    architectures = [arch, ARCHITECTURES[arch].arch32] if arch in ARCHITECTURES else [arch]
+    libraries = _find_mounted_libraries(container, all_folders, architectures)
+    note_count = len(container.notes)
+    compat_directory = ""
+    # Before the search starts: the flags say where the image's compat libraries are.
+    for flags in _find_hook_flags(container, "enable-cuda-compat"):
+        compat_directory = _choose_compat_from_flags(container, flags)
+    del container.notes[note_count:]  # the other hook reports them
+    search = start_library_search(container, arch)
+    search.compat_directory = compat_directory
+    for folder in all_folders:
+        search.add_directory(folder)
+    for name, path, library_arch in libraries:
+        search.add_library(name, path, library_arch)
+    write_loader_files(container, search)
+
+
+def _find_mounted_libraries(
+    container: Container, folders: list[str], architectures: list[str]
+) -> list[tuple[str, str, str]]:
+    """Return (name, path, architecture) of the libraries mounted in folders, and make the missing links of SONAMEs.
+
+    A SONAME is read from the mount's source, which is a file of the host. Of the links that a folder has already, only
+    the one without a version counts, as for `ldconfig`, and only by the text of the link.
+    """
+    destinations = frozenset(list_mount_destinations(container))
+    libraries: list[tuple[str, str, str]] = []
+    missing_links: dict[str, str] = {}
     for mount in get_list(container.spec, "mounts"):
         path, source = get_member(mount, "destination"), get_member(mount, "source")
         if not isinstance(path, str) or not isinstance(source, str):
@@ -177,45 +200,35 @@ def _update_loader_cache(container: Container, folders: list[str]) -> None:
         folder, _, name = path.rpartition("/")
         if folder not in folders or ".so" not in name or not name.startswith("lib"):
             continue
-        soname, kind = _read_soname(source)
-        if kind not in known:
+        soname, arch = _read_soname(source)
+        if arch not in architectures:
             continue
         soname = soname or name
-        entries.append((soname, f"{folder}/{soname}", kind))
-        if (folder, soname) not in mounted:
-            wanted.setdefault(f"{folder}/{soname}", name)
-        bare = name[: name.find(".so") + 3]
-        text = container.rootfs.readlink(f"{folder}/{bare}") if bare != soname else None
-        if text in (name, soname):
-            entries.append((bare, f"{folder}/{bare}", kind))
-    create_links(container, [(text, path) for path, text in wanted.items()])
-    said = len(container.notes)
-    compat_directory = ""
-    for flags in _find_hook_flags(container, "enable-cuda-compat"):
-        compat_directory = _choose_compat_from_flags(container, flags)
-    del container.notes[said:]  # that hook has said it
-    search = start_library_search(container, arch)
-    search.compat_directory = compat_directory
-    for folder in folders:
-        search.add_directory(folder)
-    for name, path, kind in entries:
-        search.add_library(name, path, kind)
-    write_loader_files(container, search)
+        libraries.append((soname, f"{folder}/{soname}", arch))
+        if (folder, soname) not in destinations:
+            missing_links.setdefault(f"{folder}/{soname}", name)
+        bare_name = name[: name.find(".so") + 3]
+        target = container.rootfs.readlink(f"{folder}/{bare_name}") if bare_name != soname else None
+        if target in (name, soname):
+            libraries.append((bare_name, f"{folder}/{bare_name}", arch))
+    create_links(container, [(target, path) for path, target in missing_links.items()])
+    return libraries
 
 
 def _read_soname(source: str) -> tuple[str, str]:
-    """(SONAME, architecture) of a library of the host's; ("", "") when it is none."""
+    """Return (SONAME, architecture) of a library on the host; ("", "") when the file is not a library."""
     from gpu_oci_hook.formats.elf import read_shared_object
 
     try:
-        # Opening a device can have effects, and who may write to a volume can exchange a file after a look at it.
-        held = os.open(source, os.O_PATH | os.O_CLOEXEC)
+        # Opening a device can have side effects, and a user who can write to a volume can exchange a file after a
+        # check of its path. So the file is pinned with O_PATH, checked, and then opened through the descriptor.
+        pinned = os.open(source, os.O_PATH | os.O_CLOEXEC)
         try:
-            if os.fstat(held).st_mode & 0o170000 != 0o100000:  # S_ISREG, without the import
+            if os.fstat(pinned).st_mode & 0o170000 != 0o100000:  # S_ISREG, without the import
                 return "", ""
-            fd = os.open(f"{PROC_SELF_FD}/{held}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+            fd = os.open(f"{PROC_SELF_FD}/{pinned}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
         finally:
-            os.close(held)
+            os.close(pinned)
     except (OSError, ValueError):
         return "", ""
     try:
@@ -224,53 +237,53 @@ def _read_soname(source: str) -> tuple[str, str]:
         return "", ""
     finally:
         os.close(fd)
-    usable = "/" not in library.soname and library.soname not in (".", "..")
-    return (library.soname if usable else ""), library.arch
+    is_file_name = "/" not in library.soname and library.soname not in (".", "..")
+    return (library.soname if is_file_name else ""), library.arch
 
 
 def _find_hook_flags(container: Container, name: str) -> list[Flags]:
-    """The flags of each hook of this name that the config.json lists."""
-    found = []
-    for hook in get_list(container.spec, "hooks", "createContainer"):
-        arguments = find_nvidia_hook_arguments(hook, name)
-        if arguments is not None:
-            found.append(_parse_hook_flags(name, arguments))
-    return found
+    """Return the flags of each hook with this name in the config.json."""
+    hook_arguments = [
+        find_nvidia_hook_arguments(hook, name) for hook in get_list(container.spec, "hooks", "createContainer")
+    ]
+    return [_parse_hook_flags(name, arguments) for arguments in hook_arguments if arguments is not None]
 
 
 def _choose_compat_from_flags(container: Container, flags: Flags) -> str:
-    """The directory of the image's compat libraries, if those come first; see `loader_steps.choose_compat_directory`.
+    """Return the directory of the image's preferred compat libraries; see `loader_steps.choose_compat_directory`.
 
-    Only the driver's version counts: what CUDA version a library of an image is for, its name does not tell.
+    Only the driver version counts. The name of a compat library does not show its CUDA version.
     """
-    version, place = _get_last_value(flags, "host-driver-version"), _get_last_value(flags, "cuda-compat-container-root")
+    version = _get_last_value(flags, "host-driver-version")
     if not version:
         return ""
-    return choose_compat_directory(container, os.uname().machine, version, "auto", ROOT, place or DEFAULT_COMPAT_ROOT)
+    compat_root = _get_last_value(flags, "cuda-compat-container-root") or DEFAULT_COMPAT_ROOT
+    return choose_compat_directory(container, os.uname().machine, version, "auto", HOST_ROOT, compat_root)
 
 
 def _parse_mode(flags: Flags) -> int:
-    text = _get_last_value(flags, "mode")
+    value = _get_last_value(flags, "mode")
     try:
-        mode = int(text, 8)
+        mode = int(value, 8)
     except ValueError:
         mode = -1
-    if not 0 <= mode <= 0o7777 or not text.isdigit():
-        raise Fault(f'"{clip_text(text)}" is no mode', where="--mode", hint="Give it in octal, such as 755")
+    if not 0 <= mode <= 0o7777 or not value.isdigit():
+        raise Fault(f'invalid mode "{clip_text(value)}"', where="--mode", hint="Use an octal number, such as 755")
     return mode
 
 
 def _change_modes(container: Container, mode: int, paths: list[str]) -> None:
-    """Changes the mode of what lies in the image or in a tmpfs of the container's; never of the host's files."""
-    places = container.get_layout()
+    """Change the mode of files in the image or in a tmpfs of the container; never of the host's files."""
+    layout = container.get_layout()
     for path in paths:
         path = "/" + path.strip("/")
         if container.rootfs.stat_path(path, follow=True) is None:
             continue
-        if places.classify_path(path) == "foreign":
-            container.notes.append(f"the mode of {path} stays as it is: it lies in another mount")
+        kind = layout.classify_path(path)
+        if kind == "foreign":
+            container.notes.append(f"left the mode of {path} unchanged: it lies in another mount")
             continue
         try:
-            (container.rootfs if places.classify_path(path) == "fresh" else container.writable_rootfs).chmod(path, mode)
+            (container.rootfs if kind == "fresh" else container.writable_rootfs).chmod(path, mode)
         except Fault as fault:
             container.notes.append(str(fault))
