@@ -174,7 +174,7 @@ def test_a_log_that_takes_nothing_stops_nothing(scene: Scene, tmp_path: Path, lo
     (tmp_path / "DIRECTORY").mkdir()
     scene.errand.log = log if log.startswith("/") else str(tmp_path / log)
     scene.errand.driver_version = "535.183.06"
-    assert "this machine runs" in scene.works()
+    assert "this host runs" in scene.works()
 
 
 @pytest.fixture

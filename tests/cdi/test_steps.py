@@ -182,7 +182,7 @@ def test_r21_cuda_forward_compatibility(
         (root / COMPAT / f"libcuda.so.{version}").write_bytes(b"\x7fELF")
     (root / COMPAT / "libcuda.so.1").symlink_to(f"libcuda.so.{files[0]}")
     prelude = (
-        f"from gpu_oci_hook.hook import nvidia_hooks; nvidia_hooks.ROOT = {str(host)!r}" if way == "theirs" else ""
+        f"from gpu_oci_hook.hook import nvidia_hooks; nvidia_hooks.HOST_ROOT = {str(host)!r}" if way == "theirs" else ""
     )
     program = launcher(tmp_path / ("nvidia-cdi-hook" if way == "theirs" else "gpu-oci-hook"), prelude)
     config = read(made)

@@ -26,7 +26,7 @@ class Program:
         directory.mkdir(exist_ok=True)
         self.host = simulated.root
         self.errand = cdi_edits.errand(simulated.root, simulated.version)
-        root = f"from gpu_oci_hook.hook import nvidia_hooks; nvidia_hooks.ROOT = {str(simulated.root)!r}\n"
+        root = f"from gpu_oci_hook.hook import nvidia_hooks; nvidia_hooks.HOST_ROOT = {str(simulated.root)!r}\n"
         self.paths = {}
         for way, name in (("ours", "gpu-oci-hook"), ("theirs", "nvidia-cdi-hook")):
             text = (root if way == "theirs" else "") + prelude

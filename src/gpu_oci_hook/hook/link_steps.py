@@ -59,6 +59,7 @@ def _resolve_link_directory(container: Container, parent: str) -> LinkDirectory:
     is_fresh = not reason and layout.classify_resolved_path(path) == "fresh"
     if not (reason or is_fresh or layout.writable):
         reason = UNWRITABLE_ROOTFS
+    reason = reason.replace(f"{parent}/{PROBE_NAME}", parent)
     return path.rpartition("/")[0], reason, container.rootfs if is_fresh else container.writable_rootfs
 
 
