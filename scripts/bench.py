@@ -26,10 +26,9 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from tests.e2e import images  # noqa: E402
-
 from gpu_oci_hook.simulate import host_tree  # noqa: E402
-from nvml.double import Double  # noqa: E402
+from support.e2e import images  # noqa: E402
+from support.nvml_double import Double  # noqa: E402
 
 STATE = Path("/run/gpu-oci-hook")
 

@@ -8,6 +8,8 @@ import pytest
 
 from gpu_oci_hook.files import state_dir
 
+pytest_plugins = ["support.command_line", "support.rootfs_fixtures"]
+
 
 @pytest.fixture
 def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

@@ -15,11 +15,11 @@ from pathlib import Path
 
 import pytest
 
-import cdi_edits
 import gpu_oci_hook
-from bundles import DEV, PROC, Spec, bundle, lacking, nodes_needed, spec
 from gpu_oci_hook.cli.install_command import find_interpreter
 from gpu_oci_hook.simulate import host_tree
+from support import cdi_edits
+from support.bundles import DEV, PROC, Spec, bundle, lacking, nodes_needed, spec
 
 SOURCE = Path(gpu_oci_hook.__file__).resolve().parents[1]
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import pytest
 
-from bundles import lacking
 from gpu_oci_hook.config.keys import KEYS
 from gpu_oci_hook.request.capabilities import KNOWN_CAPABILITIES
+from support.bundles import lacking
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

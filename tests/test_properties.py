@@ -23,7 +23,6 @@ from hypothesis import HealthCheck, assume, given
 from hypothesis import settings as examples
 from hypothesis import strategies as st
 
-from bundles import DEV, PROC, bundle, inject, look, settings, spec, write
 from gpu_oci_hook import cli
 from gpu_oci_hook.config import load
 from gpu_oci_hook.config.keys import Config
@@ -34,6 +33,7 @@ from gpu_oci_hook.inject import pipeline
 from gpu_oci_hook.reporting import failure
 from gpu_oci_hook.shim import main
 from gpu_oci_hook.simulate import host_tree
+from support.bundles import DEV, PROC, bundle, inject, look, settings, spec, write
 
 SCHEMA = json.loads((Path(cli.__file__).parent / "explain.schema.json").read_text())
 PATIENCE = 30

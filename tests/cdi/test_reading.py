@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import yaml
 
-from cdi import engine_cases
-from cdi.engine_cases import CASES
-from cdi.mutations import text_mutated
-from cdi.specs import BROUGHT, FULL, small
 from gpu_oci_hook.cdi.spec import go_decoding, reading, validation, yaml_tree
 from gpu_oci_hook.cdi.spec.finding import Finding, find_line_number
 from gpu_oci_hook.formats import json_lines
 from gpu_oci_hook.formats.json_lines import join_json_path
+from support import podman_cases
+from support.podman_cases import CASES
+from support.spec_mutations import text_mutated
+from support.valid_specs import BROUGHT, FULL, small
 
 NOBODY = 65534
 
@@ -334,7 +334,7 @@ def test_an_odd_file_is_the_same_without_libyaml(plain: Any, name: str) -> None:
 
 def test_mutations_of_a_file_are_the_same_without_libyaml(plain: Any) -> None:
     chance = random.Random(4)
-    start = engine_cases.yaml(
+    start = podman_cases.yaml(
         "env: [A=b, 'c d', \"e\\tf\"]\n    mounts:\n    - hostPath: /a # b\n      containerPath: |\n       x"
     )
     for _ in range(1500):

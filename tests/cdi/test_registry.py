@@ -13,9 +13,8 @@ from gpu_oci_hook.cdi.registry import scan, spec_dirs
 from gpu_oci_hook.cdi.spec import reading
 from gpu_oci_hook.cdi.spec.reading import read_spec_file
 from gpu_oci_hook.host.root import Host
-
-from .tree import DIRECTORIES, Memory, put, spec
-from .tree import registry as make_registry
+from support.spec_dirs import DIRECTORIES, Memory, put, spec
+from support.spec_dirs import registry as make_registry
 
 A, B = "vendor.com/dev=a", "vendor.com/dev=b"
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can give files away")

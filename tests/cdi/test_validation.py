@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from cdi.specs import BROUGHT, FULL, Spec, changed, small
 from gpu_oci_hook.cdi.spec import reading, validation
 from gpu_oci_hook.cdi.spec.finding import Finding
+from support.valid_specs import BROUGHT, FULL, Spec, changed, small
 
 EDITS = "devices[0].containerEdits"
 

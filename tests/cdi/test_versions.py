@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from cdi.specs import BROUGHT, FULL, changed, small
 from gpu_oci_hook.cdi.spec import versions
 from gpu_oci_hook.errors import Fault
+from support.valid_specs import BROUGHT, FULL, changed, small
 
 
 def common(**edits: Any) -> dict[str, Any]:

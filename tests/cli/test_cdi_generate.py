@@ -16,8 +16,7 @@ from gpu_oci_hook.cli import cdi_generate
 from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.formats.program_names import LAUNCHER_MARKER
 from gpu_oci_hook.simulate import host_tree
-
-from .conftest import Answer, Command
+from support.command_line import Answer, Command
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can make device nodes")
 

@@ -9,11 +9,10 @@ from typing import Any
 import jsonschema
 import pytest
 
-from cdi.tree import put, spec
 from gpu_oci_hook import cli
 from gpu_oci_hook.simulate import host_tree
-
-from .conftest import Answer, Command
+from support.command_line import Answer, Command
+from support.spec_dirs import put, spec
 
 SCHEMAS = Path(cli.__file__).parent
 

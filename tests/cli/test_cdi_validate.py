@@ -12,8 +12,7 @@ import pytest
 
 from gpu_oci_hook import cli
 from gpu_oci_hook.simulate import host_tree
-
-from .conftest import Command
+from support.command_line import Command
 
 SCHEMA = json.loads((Path(cli.__file__).parent / "cdi-validate.schema.json").read_text())
 

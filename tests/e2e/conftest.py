@@ -7,27 +7,15 @@ for root.
 
 from __future__ import annotations
 
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
-from . import engines, host, images, machine
-from .matrix import Matrix
-
-REQUIRE = os.environ.get("GPU_OCI_HOOK_E2E") == "require"
-MATRIX = Matrix()
-
-
-def need(*programs: str) -> None:
-    """Skips, loudly, what this machine cannot run; with GPU_OCI_HOOK_E2E=require that is a failure."""
-    lack = machine.lacking(programs)
-    if lack and REQUIRE:
-        pytest.fail(f"GPU_OCI_HOOK_E2E=require, but this machine {lack}", pytrace=False)
-    if lack:
-        pytest.skip(f"END TO END NOT TESTED: {lack}")
+from support.e2e import engines, host, images, machine
+from support.e2e.matrix import MATRIX
+from support.e2e.requirements import need
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -11,14 +11,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from test_matrix import CONTROL, LIBRARIES, parse, probe
+from test_real_driver import COULD_NOT_TALK, debian, fetch, runfile, version_of
 
-from . import host, images, machine
-from .conftest import need
-from .engines import Place, Podman, Request
-from .images import TRIPLE
-from .machine import Done
-from .test_matrix import CONTROL, LIBRARIES, parse, probe
-from .test_real_driver import COULD_NOT_TALK, debian, fetch, runfile, version_of
+from support.e2e import host, images, machine
+from support.e2e.engines import Place, Podman, Request
+from support.e2e.images import TRIPLE
+from support.e2e.machine import Done
+from support.e2e.requirements import need
 
 TARGET = "podman-4.3"
 KIND = "nvidia.com/gpu"

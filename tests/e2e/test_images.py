@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 
-from . import engines, host, images
-from .conftest import need
-from .engines import ByHand, Request
-from .host import Runtime, SimulatedHost
+from support.e2e import engines, host, images
+from support.e2e.engines import ByHand, Request
+from support.e2e.host import Runtime, SimulatedHost
+from support.e2e.requirements import need
 
 LIBRARIES = ("libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1")
 PROBE = ["/probe", *(word for name in LIBRARIES for word in ("--library", name))]

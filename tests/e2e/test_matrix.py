@@ -9,9 +9,9 @@ from functools import cache
 
 import pytest
 
-from .conftest import MATRIX
-from .engines import Engine, Request
-from .host import SimulatedHost
+from support.e2e.engines import Engine, Request
+from support.e2e.host import SimulatedHost
+from support.e2e.matrix import MATRIX
 
 LIBRARIES = ("libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1")
 CONTROL = ("/dev/nvidiactl", "/dev/nvidia-uvm")

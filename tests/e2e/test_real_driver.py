@@ -15,10 +15,10 @@ from pathlib import Path
 
 import pytest
 
-from . import engines, host, machine
-from .conftest import need
-from .engines import ByHand, Request
-from .images import TRIPLE
+from support.e2e import engines, host, machine
+from support.e2e.engines import ByHand, Request
+from support.e2e.images import TRIPLE
+from support.e2e.requirements import need
 
 CACHE = Path(os.environ.get("GPU_OCI_HOOK_TEST_CACHE", "/var/cache/gpu-oci-hook-tests"))
 SUITES = ("bookworm", "trixie")

@@ -13,12 +13,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from test_real_driver import SUITES, fetch
 
-from . import engines, host, images, machine
-from .conftest import need
-from .engines import ByHand, Request
-from .images import TRIPLE
-from .test_real_driver import SUITES, fetch
+from support.e2e import engines, host, images, machine
+from support.e2e.engines import ByHand, Request
+from support.e2e.images import TRIPLE
+from support.e2e.requirements import need
 
 DRIVER = (
     *("libcuda1", "libnvidia-ml1", "libglx-nvidia0", "libegl-nvidia0", "libnvidia-eglcore", "libnvidia-glcore"),
@@ -83,7 +83,7 @@ def hand(packages: tuple[Path, Path], image: Path, runtime: host.Runtime, tmp_pa
     drawing = images.copy(image, tmp_path / "drawing")
     for path in [*own.glob(f"usr/lib/{TRIPLE}/*.so*"), *own.glob(f"lib/{TRIPLE}/*.so*")]:
         shutil.copy2(path, drawing / f"usr/lib/{TRIPLE}" / path.name, follow_symlinks=False)
-    source = str(Path(__file__).with_name("graphics_probe.c"))
+    source = str(images.HERE / "graphics_probe.c")
     words = ["-O1", "-Wall", "-Wextra", "-Werror", "-Wno-pedantic", "-o", str(drawing / "graphics-probe"), source]
     machine.run([machine.program("gcc"), *words]).check()
     images.refresh_cache(drawing)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from .tree import (
+from support.driver_tree import (
     LIBDIR,
     SONAMES,
     VERSION,

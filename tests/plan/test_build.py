@@ -23,8 +23,7 @@ from gpu_oci_hook.model.edits import (
     SetEnvVariable,
 )
 from gpu_oci_hook.plan import build
-
-from .facts import FILES, LIBRARIES, OWN, VERSION, Target, facts, library, node
+from support.plan_input import FILES, LIBRARIES, OWN, VERSION, Target, facts, library, node
 
 ALL = ("compute", "compat32", "graphics", "utility", "video", "display", "ngx")
 USER = {"namespaces": [{"type": "mount"}, {"type": "user"}]}

@@ -2,7 +2,7 @@
 
 The rules are those of the reference library (container-device-interface, pkg/cdi/container-edits.go): the edits of
 all devices are joined kind by kind and made once, in the order env, device nodes, network interfaces, mounts, hooks,
-RDT, groups. Where this differs, on purpose, and why (the comparison with podman, tests/cdi/pairs.py, checks the list):
+RDT, groups. Where this differs, on purpose, and why (the comparison with podman, tests/support/e2e/podman_pairs.py, checks the list):
 
 - A variable is replaced where it stands (the library up to 1.1.0 adds it again): the first entry would else be
   what some readers take.

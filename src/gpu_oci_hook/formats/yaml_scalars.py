@@ -2,7 +2,7 @@
 
 Engines read every CDI file, JSON too, with sigs.k8s.io/yaml: go-yaml 2 makes values of it, those become JSON, and Go's
 decoder puts the JSON into its types. PyYAML's own rules differ (`1:30` is 90 there, `0o17` a string, `y` no boolean),
-so none of them is used. The rules below were tried word for word with podman 4.3 (tests/e2e/test_cdi_files.py).
+so none of them is used. The rules below were tried word for word with podman 4.3 (tests/e2e/test_podman_cases.py).
 
 Cost rule: cold.
 """

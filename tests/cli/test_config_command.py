@@ -1,0 +1,183 @@
+"""`config show|default|validate`."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from gpu_oci_hook.config import load
+from gpu_oci_hook.config.keys import KEYS
+from support.command_line import Command
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    path = tmp_path / "config.toml"
+    monkeypatch.delenv("GPU_OCI_HOOK_CONFIG", raising=False)
+    monkeypatch.setattr(load, "DEFAULT_PATH", str(path))
+    return path
+
+
+def test_default_prints_the_file_that_the_project_ships(command: Command) -> None:
+    assert command("config", "default").out == (ROOT / "config/config.toml").read_text()
+
+
+def test_the_shipped_file_is_valid(command: Command) -> None:
+    path = ROOT / "config/config.toml"
+    answer = command("config", "validate", path)
+    assert (answer.status, answer.out) == (0, f"{path}: valid\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('[host]\nroot = "{0}/none"', "host.root: {0}/none is not a directory"),
+        ('[host]\nroot = "{0}"\ndriver-root = "/none"', "host.driver-root: {0}/none is not a directory (now)"),
+        ('[host]\nroot = "{0}"\nlibrary-paths = ["/none"]', "host.library-paths: {0}/none is not a directory"),
+        (
+            '[runtime]\nlow-level = ["/none"]',
+            "runtime.low-level: no low-level runtime is installed: looked for /none in",
+        ),
+        ('[[inject.extra]]\npath = "{0}/none"\nrequired = true', "inject.extra[0].path: {0}/none is missing"),
+        ('[inject]\nmps-shm = "{0}/none"', "inject.mps-shm: {0}/none is not a directory"),
+        ('[cdi]\nspec-dirs = ["{0}/none"]', "cdi.spec-dirs: {0}/none is not a directory"),
+        ('[host]\ncsv-directory = "{0}/none"', "host.csv-directory: {0}/none is not a directory"),
+        ('[runtime]\nlog-file = "{0}/none/log"', "runtime.log-file: there is no directory {0}/none"),
+        (
+            '[request]\nsupported-capabilities = ["utility"]',
+            "request.default-capabilities: compute not among request.supported-capabilities",
+        ),
+    ],
+)
+def test_validate_warns_about_what_this_machine_does_not_have(
+    command: Command, file: Path, tmp_path: Path, text: str, said: str
+) -> None:
+    file.write_text(text.format(tmp_path))
+    answer = command("config", "validate")
+    assert (answer.status, answer.out) == (0, f"{file}: valid\n")
+    assert f"warning: {said.format(tmp_path)}" in answer.err
+    document = json.loads(command("config", "validate", "--format", "json").out)
+    assert document["valid"] is True and any(said.format(tmp_path) in one for one in document["warnings"])
+
+
+def test_nothing_is_warned_about_where_all_is_there(command: Command, file: Path, tmp_path: Path) -> None:
+    file.write_text(f"runtime.low-level = ['/bin/sh']\nruntime.log-file = '{tmp_path}/log'\n")
+    assert command("config", "validate").err == ""
+
+
+def test_show_prints_every_value_as_toml_with_its_origin(command: Command, file: Path) -> None:
+    file.write_text('[request]\n\nmissing-gpu = "warn"\n')
+    answer = command("config", "show")
+    assert answer.status == 0
+    shown = tomllib.loads(answer.out)
+    assert shown["request"]["missing-gpu"] == "warn"
+    assert [(t, k) for t in shown for k in shown[t]] == [(t, k) for t, k, _, _ in KEYS]
+    by_key = {line.split(" = ")[0]: line.rpartition("  # ")[2] for line in answer.out.split("\n") if " = " in line}
+    assert by_key.pop("missing-gpu") == f"{file}:3"
+    assert set(by_key.values()) == {"default"}
+
+
+def test_show_survives_its_own_output(command: Command, file: Path) -> None:
+    file.write_text("[host]\nroot = '/tmp/a \"b\" \\ ü'\n[runtime]\nlow-level = ['/opt/x y', 'crun']\n")
+    first = command("config", "show").out
+    file.write_text(first)
+    second = command("config", "show").out
+    assert tomllib.loads(first) == tomllib.loads(second)
+    assert tomllib.loads(first)["host"]["root"] == '/tmp/a "b" \\ ü'
+
+
+def test_show_survives_its_own_output_with_added_files(command: Command, file: Path) -> None:
+    file.write_text('[[inject.extra]]\npath = "/a"\n[[inject.extra]]\npath = "/b \\"x"\nkind = "library"\n')
+    first = command("config", "show").out
+    assert tomllib.loads(first)["inject"]["extra"] == [{"path": "/a"}, {"path": '/b "x', "kind": "library"}]
+    assert 'extra = [{ path = "/a" }, ' in first and f"# {file}:1" in first
+    file.write_text(first)
+    assert tomllib.loads(command("config", "show").out) == tomllib.loads(first)
+
+
+def test_show_without_a_file_prints_the_defaults(command: Command, file: Path) -> None:
+    answer = command("config", "show")
+    assert answer.out.startswith(f"# {file} is missing: the defaults hold\n")
+    assert answer.status == 0
+    data = json.loads(command("config", "show", "--format", "json").out)
+    assert data["schema"] == "gpu-oci-hook.config/1" and data["path"] is None
+    assert data["values"]["runtime"]["low-level"] == {"value": ["runc", "crun"], "origin": "default"}
+
+
+def test_show_as_json_carries_value_and_origin(command: Command, file: Path) -> None:
+    file.write_text("inject = {sockets = false}\n")
+    data = json.loads(command("config", "show", "--format", "json").out)
+    assert data["path"] == str(file)
+    assert data["values"]["inject"]["sockets"] == {"value": False, "origin": f"{file}:1"}
+    assert data["values"]["inject"]["firmware"] == {"value": True, "origin": "default"}
+
+
+def test_show_takes_another_file_and_warns_about_unknown_keys(command: Command, tmp_path: Path) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text("[inject]\nsocket = false\n")
+    answer = command("config", "show", "--config", other)
+    assert answer.status == 0
+    assert answer.err == f"warning: {other}: line 2: inject.socket: unknown key; did you mean sockets?\n"
+
+
+def test_validate_lists_every_finding_and_exits_1(command: Command, file: Path) -> None:
+    file.write_text("[request]\nenv = 3\n[inject]\nno-cgroups = true\n")
+    answer = command("config", "validate")
+    assert answer.status == 1
+    assert answer.out.split("\n") == [
+        f"{file}: line 2: request.env: must be a string, is the number 3",
+        f"{file}: line 4: inject.no-cgroups: unknown key: decided per container; remove it",
+        "",
+    ]
+
+
+def test_validate_shows_a_syntax_error_with_line_and_caret(command: Command, file: Path) -> None:
+    file.write_text("[runtime]\nlog-level = = 'info'\n")
+    answer = command("config", "validate")
+    assert answer.status == 1 and answer.out == ""
+    assert answer.err == (
+        f"gpu-oci-hook: {file}: line 2, column 13: not TOML: invalid value\n  log-level = = 'info'\n              ^\n"
+    )
+
+
+def test_validate_as_json_holds_findings_with_places(command: Command, file: Path) -> None:
+    file.write_text("[host]\nroot = 'x'\n")
+    answer = command("config", "validate", "--format", "json")
+    assert answer.status == 1
+    assert json.loads(answer.out) == {
+        "schema": "gpu-oci-hook.config-findings/1",
+        "path": str(file),
+        "valid": False,
+        "warnings": [],
+        "findings": [
+            {"key": "host.root", "line": 2, "column": 0, "kind": "wrong", "what": '"x" is not an absolute path'}
+        ],
+    }
+    file.write_text("x")
+    answer = command("config", "validate", "--format", "json")
+    assert answer.status == 1
+    (finding,) = json.loads(answer.out)["findings"]
+    assert (finding["kind"], finding["line"], finding["column"]) == ("unreadable", 1, 2)
+    file.write_text("")
+    assert json.loads(command("config", "validate", "--format", "json").out)["valid"] is True
+
+
+def test_validate_of_a_named_file_that_is_missing_fails_and_of_the_default_place_does_not(
+    command: Command, file: Path
+) -> None:
+    answer = command("config", "validate", file)
+    assert (answer.status, answer.err) == (1, f"gpu-oci-hook: {file}: there is no such file\n")
+    answer = command("config", "validate")
+    assert (answer.status, answer.out) == (0, f"{file} is missing: the defaults hold\n")
+
+
+def test_a_wrong_file_keeps_show_from_showing(command: Command, file: Path) -> None:
+    file.write_text("[request]\nenv = 3\n")
+    answer = command("config", "show")
+    assert answer.status == 1 and answer.out == ""
+    assert answer.err == f"gpu-oci-hook: {file}: line 2: request.env: must be a string, is the number 3\n"

@@ -1,0 +1,458 @@
+"""`explain`, `apply`, `list` and `simulate` on a simulated host."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+
+from gpu_oci_hook.cli import explain_command
+from gpu_oci_hook.config import load
+from gpu_oci_hook.inject import pipeline
+from gpu_oci_hook.model import outcome
+from gpu_oci_hook.simulate import host_tree
+from support.command_line import Answer, Command
+
+SCHEMAS = Path(__file__).parents[2] / "src/gpu_oci_hook/cli"
+
+
+def validated(answer: Answer, name: str) -> dict[str, Any]:
+    """The JSON document of an answer, held against the shipped schema."""
+    document: dict[str, Any] = json.loads(answer.out)
+    schema = json.loads((SCHEMAS / f"{name}.schema.json").read_text())
+    jsonschema.Draft202012Validator.check_schema(schema)
+    jsonschema.validate(document, schema, cls=jsonschema.Draft202012Validator)
+    return document
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("host")
+    host_tree.build_host(directory, gpus=2, driver="550.163.01")
+    return directory
+
+
+@pytest.fixture(autouse=True)
+def default_config(tmp_path: Path, own_state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The configuration is the one in its usual place, where nobody has written any."""
+    monkeypatch.delenv("GPU_OCI_HOOK_CONFIG")
+    (tmp_path / "config.toml").unlink()
+    monkeypatch.setattr(load, "DEFAULT_PATH", str(tmp_path / "config.toml"))
+
+
+class Bundle:
+    """A bundle with a Debian-like image."""
+
+    def __init__(self, directory: Path) -> None:
+        self.path = directory
+        for name in ("etc/ld.so.conf.d", "usr/lib/x86_64-linux-gnu", "usr/bin", "proc", "dev"):
+            (directory / "rootfs" / name).mkdir(parents=True)
+        (directory / "rootfs/etc/debian_version").write_text("12\n")
+        (directory / "rootfs/etc/ld.so.conf").write_text("include /etc/ld.so.conf.d/*.conf\n")
+
+    def asks(self, *env: str) -> Bundle:
+        """Writes config.json with this environment."""
+        spec = {
+            "ociVersion": "1.0.2",
+            "process": {"user": {"uid": 0, "gid": 0}, "args": ["sh"], "cwd": "/", "env": ["PATH=/bin", *env]},
+            "root": {"path": "rootfs"},
+            "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"}],
+            "linux": {
+                "namespaces": [{"type": "mount"}, {"type": "pid"}],
+                "resources": {"devices": [{"allow": False, "access": "rwm"}]},
+            },
+        }
+        (self.path / "config.json").write_text(json.dumps(spec))
+        return self
+
+    def tree(self) -> dict[str, object]:
+        """Everything in it: name to content, link text or kind."""
+        found: dict[str, object] = {}
+        for path in sorted(self.path.rglob("*")):
+            mode = path.lstat().st_mode
+            name = str(path.relative_to(self.path))
+            if stat.S_ISLNK(mode):
+                found[name] = os.readlink(path)
+            else:
+                found[name] = (mode, path.lstat().st_mtime_ns, path.read_bytes() if stat.S_ISREG(mode) else b"")
+        return found
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> Bundle:
+    return Bundle(tmp_path / "bundle")
+
+
+# --- explain ---------------------------------------------------------------------------------------
+
+
+def test_explain_gives_every_edit_and_every_withheld_thing_a_reason(
+    command: Command, host: Path, bundle: Bundle
+) -> None:
+    bundle.asks("NVIDIA_VISIBLE_DEVICES=0")
+    answer = command("explain", "--bundle", bundle.path, "--root", host, "--format", "json")
+    assert answer.status == 0
+    document = validated(answer, "explain")
+    assert document["state"] == "inject"
+    assert document["driver"] == "550.163.01"
+    assert document["request"]["devices"] == [{"word": "0", "origin": "NVIDIA_VISIBLE_DEVICES=0 (process.env[1])"}]
+    assert [gpu["given"] for gpu in document["gpus"]] == [True, False]
+    kinds = {edit["kind"] for edit in document["edits"]}
+    assert {"device", "rule", "mount", "link", "file"} <= kinds
+    assert all(edit["reason"].strip() and edit["text"].strip() for edit in document["edits"])
+    withheld = {one["name"]: one["reason"] for one in document["withheld"]}
+    assert withheld["libnvidia-encode.so.1"] == "needs capability video"
+    minor = document["gpus"][1]["minor"]
+    assert any(name.startswith(f"/dev/nvidia{minor} ") and "not asked" in why for name, why in withheld.items())
+
+
+def test_explain_as_text_says_the_same(command: Command, host: Path, bundle: Bundle) -> None:
+    bundle.asks("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=utility")
+    answer = command("explain", "-b", bundle.path, "--root", host)
+    assert answer.status == 0 and answer.err == ""
+    assert "asked         NVIDIA_VISIBLE_DEVICES=all (process.env[1])\n" in answer.out
+    assert "the container gets the driver, 2 of 2 GPUs\n" in answer.out
+    assert "capabilities  utility (NVIDIA_DRIVER_CAPABILITIES=utility)\n" in answer.out
+    goes_in, withheld = answer.out.split("\nwithheld\n")
+    assert "asked for by" not in goes_in
+    assert "libnvidia-ml.so.1" in goes_in and "libcuda.so.1" not in goes_in
+    assert "  needs capability compute:\n" in withheld and "    library   libcuda.so.1\n" in withheld
+
+
+@pytest.mark.parametrize("form", ["text", "json", "diff"])
+def test_explain_changes_nothing(command: Command, host: Path, bundle: Bundle, own_state: Path, form: str) -> None:
+    bundle.asks("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all")
+    before = bundle.tree()
+    assert command("explain", "--bundle", bundle.path, "--root", host, "--format", form).status == 0
+    assert bundle.tree() == before
+    assert not own_state.exists()
+
+
+def test_explain_as_a_diff_is_what_apply_does(command: Command, host: Path, bundle: Bundle) -> None:
+    bundle.asks("NVIDIA_VISIBLE_DEVICES=1")
+    before = json.dumps(json.loads((bundle.path / "config.json").read_text()), indent=2).split("\n")
+    diff = command("explain", "--bundle", bundle.path, "--root", host, "--format", "diff").out.split("\n")
+    assert diff[0].startswith("--- a/") and diff[0].endswith("config.json")
+    assert any(line.startswith("# link /usr/lib/x86_64-linux-gnu/libcuda.so.1 -> ") for line in diff)
+    command("apply", "--bundle", bundle.path, "--root", host)
+    after = json.dumps(json.loads((bundle.path / "config.json").read_text()), indent=2).split("\n")
+    changes = [line for line in diff[2:] if line[:1] in ("+", "-")]
+    added = [line[1:] for line in changes if line[0] == "+"]
+    removed = [line[1:] for line in changes if line[0] == "-"]
+    assert len(after) == len(before) + len(added) - len(removed)
+    assert set(added) <= set(after) and set(removed) <= set(before)
+
+
+def test_explain_as_text_says_each_thing_once_and_warnings_first(command: Command, host: Path, bundle: Bundle) -> None:
+    (bundle.path / "rootfs/usr/bin/nvidia-smi").touch()
+    bundle.asks("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_X=colour=red", "NVIDIA_REQUIRE_Y=cuda>=12 shape=round")
+    lines = command("explain", "-b", bundle.path, "--root", host).out.split("\n")
+    assert "requirement   NVIDIA_REQUIRE_X: colour=red (not checked: it names nothing that we know)" in lines
+    assert "requirement   NVIDIA_REQUIRE_Y: cuda>=12 shape=round (met, as far as we know its words)" in lines
+    titles = ["  devices", "  directory of the libraries", "  libraries", "  programs and other files"]
+    order = ["warnings", "GPUs", "goes in", *titles, "  generated files", "  links", "withheld"]
+    assert [lines.index(title) for title in order] == sorted(lines.index(title) for title in order)
+    assert "      /dev/nvidia1           c 195:1 rw" in lines
+    assert f"  sources, where not said otherwise, lie below {host}" in lines
+    assert "    capability compute, from /usr/lib/x86_64-linux-gnu:" in lines
+    assert "      /usr/bin/nvidia-smi" in lines
+    assert "      /var/run/nvidia-persistenced/socket <- /run/nvidia-persistenced/socket (nosuid" in "\n".join(lines)
+    assert "      libcuda.so.550.163.01" in lines
+    assert sum("ro,nosuid,nodev,rbind,rprivate" in line for line in lines) == 1
+    assert not [line for line in lines if "lets the container open" in line]
+
+
+def test_explain_takes_a_config_json_for_its_bundle(command: Command, host: Path, bundle: Bundle) -> None:
+    bundle.asks("NVIDIA_VISIBLE_DEVICES=0")
+    directory, file = (
+        command("explain", "-b", path, "--root", host).out for path in (bundle.path, bundle.path / "config.json")
+    )
+    assert directory == file and f"bundle        {bundle.path}\n" in file
+    assert command("apply", "-b", bundle.path / "config.json", "--root", host).status == 0
+    assert command("apply", "-b", bundle.path, "--root", host).out == "nothing to do: all is there\n"
+
+
+def test_explain_of_a_running_bundle_takes_no_mount_point_for_a_leftover_and_repeats_nothing_that_is_done(
+    command: Command, host: Path, bundle: Bundle
+) -> None:
+    bundle.asks("NVIDIA_VISIBLE_DEVICES=0")
+    command("apply", "-b", bundle.path, "--root", host)
+    for mount in json.loads((bundle.path / "config.json").read_text())["mounts"]:
+        place = bundle.path / "rootfs" / mount["destination"].lstrip("/")
+        if mount["destination"].startswith("/usr/bin/"):
+            place.touch()  # as runc does
+    answer = command("explain", "-b", bundle.path, "--root", host)
+    assert answer.status == 0 and "leftover" not in answer.out
+    assert command("explain", "-b", bundle.path, "--root", host, "--format", "diff").out == ""
+
+
+def test_explain_knows_a_variable_whose_name_is_nearly_right(command: Command, host: Path, bundle: Bundle) -> None:
+    bundle.asks("NVIDIA_VISIBLE_DEVICE=0", "NVIDIA_VERSION=1", "NVIDIA_GDS=disabled", "NVIDIA_DRIVER_CAPABILITES=all")
+    answer = command("explain", "-b", bundle.path, "--root", host)
+    assert "NVIDIA_VISIBLE_DEVICE means nothing: did you mean NVIDIA_VISIBLE_DEVICES?" in answer.out
+    assert "NVIDIA_DRIVER_CAPABILITES means nothing: did you mean NVIDIA_DRIVER_CAPABILITIES?" in answer.out
+    assert answer.out.count("means nothing") == 2
+
+
+def test_explain_of_a_container_that_asks_for_nothing_says_so(command: Command, host: Path, bundle: Bundle) -> None:
+    bundle.asks("NVIDIA_VISIBLE_DEVICES=void")
+    answer = command("explain", "--bundle", bundle.path, "--root", host, "--format", "json")
+    document = validated(answer, "explain")
+    assert (answer.status, document["state"], document["edits"]) == (0, "nothing", [])
+    assert "gets nothing" in command("explain", "--bundle", bundle.path, "--root", host).out
+
+
+def test_explain_says_who_may_not_ask(command: Command, host: Path, bundle: Bundle, tmp_path: Path) -> None:
+    file = tmp_path / "c.toml"
+    file.write_text("request.env = 'privileged'")
+    file.chmod(0o600)
+    bundle.asks("NVIDIA_VISIBLE_DEVICES=all")
+    answer = command("explain", "--bundle", bundle.path, "--root", host, "--config", file, "--format", "json")
+    document = validated(answer, "explain")
+    assert document["state"] == "nothing" and document["config"] == str(file)
+    assert "CAP_SYS_ADMIN" in document["withheld"][0]["reason"]
+    assert "starts without a GPU" in document["warnings"][0]
+
+
+@pytest.mark.parametrize(
+    ("env", "words", "understood"),
+    [
+        ("NVIDIA_VISIBLE_DEVICES=9", "there is no GPU 9", True),
+        ("NVIDIA_VISIBLE_DEVICES=vendor.com/dev=a", "no CDI file defines it", True),
+        ("NVIDIA_VISIBLE_DEVICES=none,0", "mixes", False),
+    ],
+)
+def test_explain_of_a_container_that_would_not_start_gives_the_engines_reason(
+    command: Command, host: Path, bundle: Bundle, env: str, words: str, understood: bool
+) -> None:
+    bundle.asks(env)
+    answer = command("explain", "--bundle", bundle.path, "--root", host)
+    assert answer.status == 1 and answer.out == ""
+    assert words in answer.err and answer.err.count("\n") == 1
+    answer = command("explain", "--bundle", bundle.path, "--root", host, "--format", "json")
+    assert answer.status == 1
+    document = validated(answer, "explain")
+    assert document["state"] == "refused" and words in document["reason"]
+    assert (document["request"] is not None) is understood
+
+
+def test_explain_warns_about_driver_files_left_in_an_image(command: Command, host: Path, bundle: Bundle) -> None:
+    for name in ("usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1", "usr/bin/nvidia-smi"):
+        (bundle.path / "rootfs" / name).touch()
+    bundle.asks("NVIDIA_VISIBLE_DEVICES=0")
+    document = validated(command("explain", "--bundle", bundle.path, "--root", host, "--format", "json"), "explain")
+    assert any("left" in sentence for sentence in document["warnings"]), document["warnings"]
+
+
+def test_explain_never_loads_a_kernel_module(
+    command: Command, host: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[bool] = []
+    real = pipeline.prepare_injection
+
+    def prepare(spec: Any, config: Any, *rest: Any) -> outcome.Outcome:
+        seen.append(config.load_modules)
+        return real(spec, config, *rest)
+
+    monkeypatch.setattr(explain_command, "prepare_injection", prepare)
+    bundle.asks("NVIDIA_VISIBLE_DEVICES=0")
+    command("explain", "--bundle", bundle.path, "--root", host)
+    assert seen == [False]
+
+
+def test_a_directory_without_config_json_is_a_sentence(command: Command, tmp_path: Path) -> None:
+    for name in ("explain", "apply"):
+        answer = command(name, "--bundle", tmp_path)
+        assert answer.status == 1
+        assert (
+            answer.err == f"gpu-oci-hook: {tmp_path}: there is no config.json in it. Name a bundle with --bundle DIR\n"
+        )
+        answer = command(name, "--bundle", tmp_path / "none")
+        assert (answer.status, answer.err) == (
+            1,
+            f"gpu-oci-hook: {tmp_path}/none: there is no such directory. Name a bundle with --bundle DIR\n",
+        )
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'{"process": {"env": 3}, "root": 1}'])
+def test_a_broken_config_json_is_never_a_traceback(
+    command: Command, host: Path, bundle: Bundle, content: bytes
+) -> None:
+    (bundle.path / "config.json").write_bytes(content)
+    for name in ("explain", "apply"):
+        answer = command(name, "--bundle", bundle.path, "--root", host)
+        assert "mistake" not in answer.err
+        assert (bundle.path / "config.json").read_bytes() == content
+
+
+def test_a_host_root_that_is_not_there_is_a_sentence(command: Command, bundle: Bundle, tmp_path: Path) -> None:
+    bundle.asks("NVIDIA_VISIBLE_DEVICES=0")
+    answer = command("explain", "--bundle", bundle.path, "--root", tmp_path / "none")
+    assert (answer.status, answer.err) == (1, f"gpu-oci-hook: {tmp_path}/none: there is no such directory\n")
+    answer = command("list", "--config", tmp_path / "none.toml")
+    assert (answer.status, answer.err) == (1, f"gpu-oci-hook: {tmp_path}/none.toml: there is no such file\n")
+
+
+def test_a_config_file_that_somebody_named_must_be_there(
+    command: Command, bundle: Bundle, host: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle.asks("NVIDIA_VISIBLE_DEVICES=0")
+    monkeypatch.setenv("GPU_OCI_HOOK_CONFIG", f"{tmp_path}/typo.toml")
+    for words in (["explain", "-b", bundle.path], ["apply", "-b", bundle.path], ["list"], ["config", "show"]):
+        answer = command(*words)
+        assert (answer.status, answer.out) == (1, "")
+        assert answer.err.startswith(
+            f"gpu-oci-hook: {tmp_path}/typo.toml: the config file that GPU_OCI_HOOK_CONFIG names is missing. "
+        )
+    assert command("config", "validate").status == 1
+    assert command("config", "show", "--config", tmp_path / "none.toml").err.endswith("there is no such file\n")
+
+
+@pytest.mark.parametrize(
+    ("root", "said"), [("usr", "not an absolute path"), ("/nope", "no such directory"), ("/etc/ld.so.cache", "no such")]
+)
+def test_a_driver_root_that_is_none_is_a_sentence(
+    command: Command, bundle: Bundle, host: Path, root: str, said: str
+) -> None:
+    bundle.asks("NVIDIA_VISIBLE_DEVICES=0")
+    for words in (["list"], ["explain", "-b", bundle.path]):
+        answer = command(*words, "--root", host, "--driver-root", root)
+        assert (answer.status, answer.out) == (1, "") and said in answer.err
+
+
+def test_words_of_the_image_cannot_write_to_the_terminal(command: Command, host: Path, bundle: Bundle) -> None:
+    bundle.asks("NVIDIA_VISIBLE_DEVICES=none", "NVIDIA_REQUIRE_X=\x1b[31m\ncuda>=1", "NVIDIA_DISABLE_REQUIRE=1")
+    for form in ("text", "diff"):
+        answer = command("explain", "--bundle", bundle.path, "--root", host, "--format", form)
+        assert "\x1b" not in answer.out + answer.err
+
+
+# --- apply -----------------------------------------------------------------------------------------
+
+
+def test_apply_makes_the_edits_once_and_says_what_it_did(command: Command, host: Path, bundle: Bundle) -> None:
+    bundle.asks("NVIDIA_VISIBLE_DEVICES=0")
+    first = command("apply", "--bundle", bundle.path, "--root", host)
+    assert first.status == 0
+    assert f"rewrote {bundle.path}/config.json\n" in first.out
+    assert "link /usr/lib/x86_64-linux-gnu/libcuda.so.1 -> /usr/local/nvidia/lib64/libcuda.so.1\n" in first.out
+    spec = json.loads((bundle.path / "config.json").read_text())
+    assert any(device["path"] == "/dev/nvidiactl" for device in spec["linux"]["devices"])
+    link = os.readlink(bundle.path / "rootfs/usr/lib/x86_64-linux-gnu/libcuda.so.1")
+    assert link == "/usr/local/nvidia/lib64/libcuda.so.1"
+    directory = next(m["source"] for m in spec["mounts"] if m["destination"] == "/usr/local/nvidia/lib64")
+    assert os.readlink(f"{directory}/libcuda.so.1") == "libcuda.so.550.163.01"
+    before = bundle.tree()
+    second = command("apply", "--bundle", bundle.path, "--root", host)
+    assert second.status == 0 and second.out == "nothing to do: all is there\n"
+    assert bundle.tree() == before
+    assert "config.json has it already" in command("explain", "--bundle", bundle.path, "--root", host).out
+
+
+def test_apply_to_a_container_that_asks_for_nothing_does_nothing(command: Command, host: Path, bundle: Bundle) -> None:
+    before = bundle.asks().tree()
+    answer = command("apply", "--bundle", bundle.path, "--root", host)
+    assert (answer.status, answer.out) == (0, "nothing to do: NVIDIA_VISIBLE_DEVICES is not set: nothing\n")
+    assert bundle.tree() == before
+
+
+def test_apply_of_a_wrong_request_fails_and_changes_nothing(command: Command, host: Path, bundle: Bundle) -> None:
+    before = bundle.asks("NVIDIA_VISIBLE_DEVICES=9").tree()
+    assert command("apply", "--bundle", bundle.path, "--root", host).status == 1
+    assert bundle.tree() == before
+
+
+# --- list ------------------------------------------------------------------------------------------
+
+
+def test_list_names_gpus_driver_files_and_the_places_looked_at(command: Command, host: Path, own_state: Path) -> None:
+    answer = command("list", "--root", host)
+    assert answer.status == 0 and answer.err == ""
+    assert "kernel module  550.163.01\n" in answer.out and "libraries      550.163.01\n" in answer.out
+    document = validated(command("list", "--root", host, "--format", "json"), "list")
+    for gpu in document["gpus"]:
+        assert gpu["uuid"] in answer.out and gpu["pci"] in answer.out
+        assert (gpu["arch"], gpu["brands"]) == ("8.0", ["nvidia", "tesla"])
+    assert ", arch 8.0, brand nvidia or tesla\n" in answer.out
+    assert max(map(len, answer.out.split("\n"))) <= 90, "a line that 80 columns would break in the middle"
+    (cuda,) = (one for one in document["files"] if one["soname"] == "libcuda.so.1" and one["arch"] != "i386")
+    assert cuda["capability"] == "compute" and cuda["found"]
+    for one in document["files"]:
+        assert one["path"] in answer.out
+    for place in document["places"]:
+        assert place["place"] in answer.out
+    assert not own_state.exists()
+
+
+@pytest.mark.parametrize("layout", host_tree.DESKTOPS)
+def test_list_finds_the_driver_in_every_layout(command: Command, tmp_path: Path, layout: str) -> None:
+    made = json.loads(command("simulate", tmp_path / "h", "--layout", layout, "--format", "json").out)
+    assert made["schema"] == "gpu-oci-hook.simulate/1" and made["layout"] == layout
+    answer = command("list", "--root", tmp_path / "h", "--driver-root", made["driver_root"], "--format", "json")
+    document = validated(answer, "list")
+    assert document["driver"] == {"module": "550.163.01", "libraries": "550.163.01"}
+    assert {one["soname"] for one in document["files"]} >= {"libcuda.so.1", "libnvidia-ml.so.1"}
+    assert document["problems"] == []
+
+
+def test_list_of_a_machine_without_a_driver_is_no_failure(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "empty").mkdir()
+    answer = command("list", "--root", tmp_path / "empty")
+    assert answer.status == 0
+    assert "kernel module  not loaded\n" in answer.out and "\nno GPUs\n" in answer.out
+    assert "libraries      none found\n" in answer.out
+    assert answer.out.endswith(
+        "\nNo driver was found: install it. If it lies elsewhere, name its root in [host] driver-root "
+        "or its directory in [host] library-paths\n"
+    )
+    document = validated(command("list", "--root", tmp_path / "empty", "--format", "json"), "list")
+    assert document["gpus"] == [] and document["files"] == [] and document["places"]
+
+
+@pytest.mark.parametrize(
+    ("gone", "advice"),
+    [
+        (("proc/driver/nvidia", "sys/module/nvidia"), "modprobe nvidia"),
+        (("proc/driver/nvidia/gpus",), "dmesg"),
+        (("usr/lib",), "libraries were not found"),
+    ],
+)
+def test_list_of_a_machine_that_lacks_a_part_ends_with_the_next_step(
+    command: Command, tmp_path: Path, gone: tuple[str, ...], advice: str
+) -> None:
+    command("simulate", tmp_path / "h")
+    for place in gone:
+        (tmp_path / "h" / place).rename(tmp_path / place.replace("/", "-"))
+    assert advice in command("list", "--root", tmp_path / "h").out.rstrip("\n").rpartition("\n")[2]
+
+
+# --- simulate --------------------------------------------------------------------------------------
+
+
+def test_simulate_builds_what_is_asked_and_says_how_to_use_it(command: Command, tmp_path: Path) -> None:
+    answer = command("simulate", tmp_path / "h", "--gpus", 3, "--driver", "535.183.06", "--model", "NVIDIA H100")
+    assert answer.status == 0
+    assert f"built a host with 3 GPUs in {tmp_path}/h (layout debian, driver 535.183.06)\n" in answer.out
+    assert f'root = "{tmp_path}/h"' in answer.out
+    document = validated(command("list", "--root", tmp_path / "h", "--format", "json"), "list")
+    assert [gpu["model"] for gpu in document["gpus"]] == ["NVIDIA H100"] * 3
+    assert document["driver"]["module"] == "535.183.06"
+
+
+def test_simulate_refuses_a_directory_with_somebody_elses_files(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "mine").write_text("precious")
+    answer = command("simulate", tmp_path)
+    assert answer.status == 1 and str(tmp_path) in answer.err
+    assert (tmp_path / "mine").read_text() == "precious"
+
+
+@pytest.mark.parametrize("words", [["--layout", "nope"], ["--gpus", "many"], ["--gpus", "-1"], []])
+def test_simulate_with_a_wrong_command_line_exits_2(command: Command, tmp_path: Path, words: list[str]) -> None:
+    answer = command("simulate", *([str(tmp_path / "h")] if words else []), *words)
+    assert answer.status == 2
+    assert not (tmp_path / "h").exists()

@@ -1,0 +1,240 @@
+"""`install`: launchers that start, replace themselves and nobody else's files."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gpu_oci_hook import VERSION
+from gpu_oci_hook.cli import install_command
+from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.formats import program_names
+from support.command_line import Command
+
+ROOT = Path(__file__).parents[2]
+NAMES = {"gpu-oci-runtime", "gpu-oci-hook"}
+ALIASES = {"nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-cdi-hook"}
+
+
+def test_install_writes_two_launchers_that_start(command: Command, tmp_path: Path) -> None:
+    answer = command("install", "--prefix", tmp_path)
+    assert answer.status == 0
+    assert {path.name for path in (tmp_path / "bin").iterdir()} == NAMES
+    for name in NAMES:
+        path = tmp_path / "bin" / name
+        assert f"wrote {path}\n" in answer.out
+        assert path.stat().st_mode & 0o7777 == 0o755
+        first = path.read_bytes().split(b"\n")[0].decode()
+        python, flags = first.removeprefix("#!").split(" ")
+        assert flags == "-ISXutf8" and Path(python).is_absolute()
+        assert Path(python).resolve() == Path(python) and not Path(python).is_relative_to(sys.prefix)
+    run = subprocess.run([tmp_path / "bin/gpu-oci-hook", "--version"], env={}, capture_output=True, text=True)
+    assert (run.returncode, run.stdout, run.stderr) == (0, f"gpu-oci-hook, version {VERSION}\n", "")
+
+
+def test_the_launched_command_line_is_deaf_to_the_environment(command: Command, tmp_path: Path) -> None:
+    command("install", "--prefix", tmp_path)
+    evil = tmp_path / "evil"
+    evil.mkdir()
+    for name in ("click", "sitecustomize", "usercustomize", "json"):
+        (evil / f"{name}.py").write_text(f"open({str(tmp_path / 'touched')!r}, 'w')")
+    run = subprocess.run(
+        [tmp_path / "bin/gpu-oci-hook", "config", "default"],
+        env={"PYTHONPATH": str(evil), "PYTHONSTARTUP": str(evil / "json.py"), "HOME": str(evil)},
+        cwd=evil,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0 and run.stdout == (ROOT / "config/config.toml").read_text()
+    assert not (tmp_path / "touched").exists()
+
+
+def test_the_launched_shim_becomes_the_low_level_runtime(command: Command, tmp_path: Path) -> None:
+    command("install", "--prefix", tmp_path)
+    low = tmp_path / "low"
+    low.write_text("#!/bin/sh\necho I am $$ with $*\n")
+    low.chmod(0o755)
+    config = tmp_path / "c.toml"
+    config.write_text(f"runtime.low-level = ['{low}']")
+    config.chmod(0o644)
+    process = subprocess.Popen(
+        [tmp_path / "bin/gpu-oci-runtime", "--root", "/r", "state", "x"],
+        env={"GPU_OCI_HOOK_CONFIG": str(config)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    out, err = process.communicate()
+    assert (process.returncode, out, err) == (0, f"I am {process.pid} with --root /r state x\n", "")
+
+
+def test_installing_again_changes_nothing(command: Command, tmp_path: Path) -> None:
+    command("install", "--prefix", tmp_path, "--aliases")
+    before = {path.name: path.lstat() for path in (tmp_path / "bin").iterdir()}
+    answer = command("install", "--prefix", tmp_path, "--aliases")
+    assert answer.status == 0
+    assert answer.out.count("unchanged ") == 5
+    assert {path.name: path.lstat().st_mtime_ns for path in (tmp_path / "bin").iterdir()} == {
+        name: status.st_mtime_ns for name, status in before.items()
+    }
+
+
+def test_aliases_are_relative_links_to_the_launchers(command: Command, tmp_path: Path) -> None:
+    answer = command("install", "--prefix", tmp_path, "--aliases")
+    assert answer.status == 0
+    links = {path.name: os.readlink(path) for path in (tmp_path / "bin").iterdir() if path.is_symlink()}
+    assert set(links) == ALIASES
+    assert links["nvidia-container-runtime"] == "gpu-oci-runtime"
+    assert set(links.values()) == NAMES
+
+
+def test_an_older_launcher_is_replaced_and_its_mode_mended(command: Command, tmp_path: Path) -> None:
+    command("install", "--prefix", tmp_path)
+    old = tmp_path / "bin/gpu-oci-runtime"
+    text = old.read_bytes()
+    old.write_bytes(b"#!/old -IS\n" + program_names.LAUNCHER_MARKER + b"\n")
+    (tmp_path / "bin/gpu-oci-hook").chmod(0o600)
+    answer = command("install", "--prefix", tmp_path)
+    assert f"replaced {old}\n" in answer.out and "made executable" in answer.out
+    assert old.read_bytes() == text and os.access(tmp_path / "bin/gpu-oci-hook", os.X_OK)
+
+
+@pytest.mark.parametrize("kind", ["file", "link", "directory", "fifo"])
+@pytest.mark.parametrize("name", ["gpu-oci-hook", "nvidia-cdi-hook"])
+def test_somebody_elses_file_is_left_alone_and_nothing_is_written(
+    command: Command, tmp_path: Path, kind: str, name: str
+) -> None:
+    (tmp_path / "bin").mkdir()
+    path = tmp_path / "bin" / name
+    if kind == "file":
+        path.write_text("#!/bin/sh\n")
+    elif kind == "link":
+        path.symlink_to("/usr/bin/true")
+    elif kind == "directory":
+        path.mkdir()
+    else:
+        os.mkfifo(path)
+    answer = command("install", "--prefix", tmp_path, "--aliases")
+    assert answer.status == 1
+    assert answer.err.startswith(f"gpu-oci-hook: {path}: this is not a file of ours") and "--force" in answer.err
+    assert [one.name for one in (tmp_path / "bin").iterdir()] == [name]
+
+
+def test_force_replaces_somebody_elses_file_but_not_through_a_link(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "victim").write_text("mine")
+    (tmp_path / "bin/gpu-oci-hook").symlink_to(tmp_path / "victim")
+    answer = command("install", "--prefix", tmp_path, "--force")
+    assert answer.status == 0
+    assert (tmp_path / "victim").read_text() == "mine"
+    assert not (tmp_path / "bin/gpu-oci-hook").is_symlink()
+
+
+def test_a_broken_config_does_not_break_install(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "c.toml").write_text("curl -fsSL https://example.com | sh")
+    monkeypatch.setenv("GPU_OCI_HOOK_CONFIG", str(tmp_path / "c.toml"))
+    assert command("install", "--prefix", tmp_path).status == 0
+
+
+def test_a_relative_prefix_is_taken_from_the_current_directory(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert f"wrote {tmp_path}/here/bin/gpu-oci-hook" in command("install", "--prefix", "here").out
+
+
+def test_an_empty_prefix_is_a_sentence(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    answer = command("install", "--prefix", "")
+    assert (answer.status, answer.err.partition(".")[0]) == (1, "gpu-oci-hook: --prefix is empty")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_compiled_is_not_said_to_be(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(install_command.compileall, "compile_dir", lambda *_, **__: False)
+    answer = command("install", "--prefix", tmp_path)
+    assert answer.status == 0 and "could not be compiled by this user" in answer.out
+
+
+def test_a_prefix_that_cannot_be_written_is_a_sentence(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "bin").write_text("")
+    answer = command("install", "--prefix", tmp_path)
+    assert answer.status == 1
+    assert answer.err.count("\n") == 1 and str(tmp_path / "bin") in answer.err
+
+
+def base(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.setattr(sys, "_base_executable", path, raising=False)
+
+
+def test_an_interpreter_with_a_long_path_is_refused_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    deep = tmp_path / ("d" * 120) / "python3"
+    deep.parent.mkdir()
+    deep.write_text("")
+    deep.chmod(0o755)
+    base(monkeypatch, str(deep))
+    with pytest.raises(Fault, match="too long for a script's first line \\(127 characters\\)"):
+        install_command.find_interpreter()
+
+
+def test_an_interpreter_with_a_blank_in_its_path_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my python").write_text("")
+    (tmp_path / "my python").chmod(0o755)
+    base(monkeypatch, str(tmp_path / "my python"))
+    with pytest.raises(Fault, match="blank"):
+        install_command.find_interpreter()
+
+
+def test_an_interpreter_that_cannot_be_run_or_is_relative_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    base(monkeypatch, "/etc/passwd")
+    with pytest.raises(Fault, match="cannot be run"):
+        install_command.find_interpreter()
+    base(monkeypatch, "python3")
+    with pytest.raises(Fault, match="absolute path"):
+        install_command.find_interpreter()
+
+
+def test_an_interpreter_that_cannot_load_the_shim_is_refused(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    base(monkeypatch, "/bin/false")
+    answer = command("install", "--prefix", tmp_path)
+    assert answer.status == 1 and "cannot run the shim" in answer.err
+    assert not (tmp_path / "bin").exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="chown needs root")
+def test_root_is_warned_of_places_where_others_could_write(tmp_path: Path) -> None:
+    good = tmp_path / "good"
+    good.mkdir(mode=0o755)
+    assert not [text for text in install_command.find_insecure_paths([str(good)]) if str(good) in text]
+    for name, uid, gid, mode, why in (
+        ("users", 1000, 0, 0o755, "belongs to user 1000"),
+        ("all", 0, 0, 0o777, "can be written by every user"),
+        ("group", 0, 50, 0o775, "can be written by group 50"),
+    ):
+        path = tmp_path / name
+        path.mkdir()
+        path.chmod(mode)
+        os.chown(path, uid, gid)
+        (path / "below").mkdir()
+        texts = [
+            text for text in install_command.find_insecure_paths([str(path / "below")]) if text.startswith(f"{path} ")
+        ]
+        assert len(texts) == 1 and why in texts[0] and "runs as root" in texts[0]
+
+
+def test_packaging_shows_the_templates_that_install_uses() -> None:
+    for name in NAMES:
+        text = (ROOT / "packaging/launchers" / f"{name}.in").read_bytes()
+        assert program_names.LAUNCHER_MARKER in text and text.startswith(b"#!@PYTHON@ -ISXutf8\n")

@@ -1,0 +1,69 @@
+"""The one hook that is left, run by real runtimes: a file of ours over one below the container's /proc.
+
+No machine of the tests has NVIDIA's module, so /proc/version stands in for its parameters.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpu_oci_hook.config.keys import Config
+from gpu_oci_hook.container import rootfs_edits, spec_edits
+from gpu_oci_hook.files.rootfs import Rootfs
+from gpu_oci_hook.model.edits import Plan
+from gpu_oci_hook.model.machine import Gpu
+from gpu_oci_hook.model.plan_input import PlanInput
+from gpu_oci_hook.plan import build
+from support.e2e import machine
+from support.e2e.engines import ByHand, Place, Request
+from support.e2e.requirements import need
+
+SHOW = "cat /proc/version; echo x >> /proc/version || echo closed; grep -c ' /proc/version ' /proc/self/mountinfo"
+
+
+@pytest.fixture(scope="module", params=["runc", "crun"])
+def hand(request: pytest.FixtureRequest, workspace: Path, image: Path) -> Iterator[ByHand]:
+    need(request.param)
+    engine = ByHand(request.param, "v1", "run")
+    directory = workspace / f"params-test-{request.param}"
+    directory.mkdir()
+    engine.start(Place(directory, image, lambda name: Path(machine.program(name))))
+    yield engine
+    engine.stop()
+
+
+@pytest.mark.parametrize("remapped", [False, True], ids=["plain", "user namespace"])
+def test_the_container_sees_our_parameters_and_cannot_change_them(
+    hand: ByHand, remapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "DRIVER_PARAMS", "/proc/version")
+    bundle = hand.bundle(Request(["/bin/sh", "-c", SHOW]))
+    spec = json.loads((bundle / "config.json").read_text())
+    if remapped:
+        spec["linux"]["namespaces"].append({"type": "user"})
+        whole = [{"containerID": 0, "hostID": 0, "size": 65536}]
+        spec["linux"] |= {"uidMappings": whole, "gidMappings": whole}
+    facts = PlanInput()
+    facts.spec, facts.config, facts.process_in_user_namespace, facts.has_mount_program = spec, Config(), False, True
+    gpu = Gpu(index=0, uuid="GPU-0", pci="0000:01:00.0", minor=0, model="A")
+    facts.gpus, facts.chosen_gpus = [gpu], []
+    facts.driver_params = b"A: 1\nModifyDeviceFiles: 1\n"
+    facts.rootfs_path, facts.generated_dir = f"{bundle}/rootfs", f"{bundle}/params-test"
+    plan = Plan()
+    build._mask_driver_params(facts, plan)
+    assert [edit.kind for edit in plan.edits] == ["file", "hook"]
+    with Rootfs(facts.rootfs_path) as rootfs:
+        rootfs_edits.apply_to_rootfs(rootfs, plan.edits, facts.generated_dir)
+    spec_edits.apply_to_spec(spec, plan.edits)
+    (bundle / "config.json").write_text(json.dumps(spec))
+    done = hand.start_bundle(bundle).check()
+    lines = done.stdout.splitlines()
+    assert lines[:2] == ["A: 1", "ModifyDeviceFiles: 0"]
+    assert lines[-1] == "1"
+    if not remapped:
+        assert "closed" in lines
+        assert (bundle / "params-test/proc-version").read_bytes() == b"A: 1\nModifyDeviceFiles: 0\n"

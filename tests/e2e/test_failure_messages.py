@@ -1,0 +1,132 @@
+"""What people see when we refuse: the engine's user gets our sentence, whichever way the engine carries it.
+
+containerd and docker read the last error of the JSON log, podman the whole log as one JSON object or else
+conmon's copy of stderr, CRI-O stderr alone. So the contract is one JSON line in the log and the same text on
+stderr.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime
+from pathlib import Path
+
+import pytest
+
+from support.e2e import engines, machine
+from support.e2e.engines import ByHand, Engine, Request
+from support.e2e.host import Runtime, SimulatedHost
+
+CASES = {
+    "unknown GPU": (["NVIDIA_VISIBLE_DEVICES=9"], ["NVIDIA_VISIBLE_DEVICES", "9"]),
+    "unknown capability": (
+        ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,grafics"],
+        ["NVIDIA_DRIVER_CAPABILITIES", "grafics", "graphics"],
+    ),
+    "requirement not met": (
+        ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_REQUIRE_CUDA=cuda>=99.9"],
+        ["NVIDIA_REQUIRE_CUDA", "99.9"],
+    ),
+    "requirement that cannot be read": (
+        ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_REQUIRE_CUDA=cuda>>1"],
+        ["NVIDIA_REQUIRE_CUDA"],
+    ),
+}
+
+# Sentences of engines that lost the reason.
+LOST = ("unable to retrieve OCI runtime error", "no logs from conmon", "container process is already dead")
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda name: name.replace(" ", "-"))
+def test_the_engine_user_sees_our_sentence(engine: Engine, case: str) -> None:
+    env, words = CASES[case]
+    done = engine.run(Request(["/bin/true"], env))
+    assert done.status == engine.refusal, done
+    for word in words:
+        assert word in done.text, done
+    for text in (*LOST, "Traceback"):
+        assert text not in done.text, done
+
+
+def failing_bundle(place: engines.Place) -> tuple[ByHand, Path]:
+    """A bundle that asks for a GPU that does not exist."""
+    hand = ByHand("runc", "v1", "run")
+    hand.start(place)
+    return hand, hand.bundle(Request(["/bin/true"], ["NVIDIA_VISIBLE_DEVICES=9"]))
+
+
+@pytest.fixture
+def place(workspace: Path, image: Path, runtime: Runtime, simulated: SimulatedHost, tmp_path: Path) -> engines.Place:
+    """A place for bundles by hand."""
+    return engines.Place(tmp_path, image, lambda low_level: runtime.wrapper(low_level, simulated.root))
+
+
+def shim(place: engines.Place, *words: str) -> machine.Done:
+    """The shim itself with these words."""
+    return machine.run([str(place.runtime("runc")), "--root", str(place.directory / "state"), *words])
+
+
+def test_one_json_line_in_the_log_and_the_same_text_on_stderr(place: engines.Place) -> None:
+    _, bundle = failing_bundle(place)
+    log = place.directory / "log.json"
+    done = shim(place, "--log", str(log), "--log-format", "json", "create", "--bundle", str(bundle), "c1")
+    assert done.status == 1
+    assert done.stdout == ""
+    lines = log.read_text().splitlines()
+    assert len(lines) == 1, lines
+    entry = json.loads(lines[0])
+    assert sorted(entry) == ["level", "msg", "time"]
+    assert entry["level"] == "error"
+    assert datetime.fromisoformat(entry["time"]).tzinfo is not None
+    assert entry["msg"] in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_the_log_is_appended_to(place: engines.Place) -> None:
+    _, bundle = failing_bundle(place)
+    log = place.directory / "log.json"
+    log.write_text('{"level":"info","msg":"before"}\n')
+    shim(place, f"--log={log}", "--log-format=json", "create", "-b", str(bundle), "c1")
+    assert [json.loads(line)["level"] for line in log.read_text().splitlines()] == ["info", "error"]
+
+
+def test_a_text_log_gets_a_text_line(place: engines.Place) -> None:
+    _, bundle = failing_bundle(place)
+    log = place.directory / "log.txt"
+    done = shim(place, "--log", f"file:{log}", "create", "--bundle", str(bundle), "c1")
+    assert done.status == 1
+    lines = log.read_text().splitlines()
+    assert len(lines) == 1
+    assert "NVIDIA_VISIBLE_DEVICES" in lines[0]
+    assert not lines[0].startswith("{")
+
+
+def test_a_log_that_cannot_be_opened_leaves_stderr(place: engines.Place) -> None:
+    _, bundle = failing_bundle(place)
+    done = shim(place, "--log", "/proc/nowhere/log", "--log-format", "json", "create", "--bundle", str(bundle), "c1")
+    assert done.status == 1
+    assert "NVIDIA_VISIBLE_DEVICES" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_failure_leaves_the_bundle_alone(place: engines.Place) -> None:
+    _, bundle = failing_bundle(place)
+    before = (bundle / "config.json").read_bytes()
+    names = sorted(path.name for path in bundle.iterdir())
+    assert shim(place, "create", "--bundle", str(bundle), "c1").status == 1
+    assert (bundle / "config.json").read_bytes() == before
+    assert sorted(path.name for path in bundle.iterdir()) == names
+
+
+@pytest.mark.parametrize("words", [["--version"], ["features"], ["--help"], ["list"]], ids=" ".join)
+def test_everything_else_is_the_low_level_runtime(place: engines.Place, words: list[str]) -> None:
+    ours = shim(place, *words)
+    theirs = machine.run([machine.program("runc"), "--root", str(place.directory / "state"), *words])
+    assert (ours.status, ours.stdout, ours.stderr) == (theirs.status, theirs.stdout, theirs.stderr)
+
+
+def test_silence_on_success(place: engines.Place, simulated: SimulatedHost) -> None:
+    hand = ByHand("runc", "v1", "run")
+    hand.start(place)
+    done = hand.run(Request(["/bin/echo", "alone"], ["NVIDIA_VISIBLE_DEVICES=all"]))
+    assert (done.status, done.stdout, done.stderr) == (0, "alone\n", "")

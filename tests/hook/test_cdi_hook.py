@@ -1,0 +1,472 @@
+"""The hook as a process: a state on stdin, what refuses a container, what stops nothing, and kill -9."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import shutil
+import stat
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import gpu_oci_hook
+from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.files import state_dir
+from gpu_oci_hook.formats import ldcache
+from gpu_oci_hook.hook import called_container, cdi_hook, nvidia_hooks
+from gpu_oci_hook.simulate import host_tree
+from support import cdi_edits
+from support.bundles import lacking, look, read
+from support.cdi_edits import FOLDER, VERSION, call, launcher
+from support.hook_scenes import CACHE, DROP_IN, Scene, gpu_host
+
+
+@pytest.fixture(scope="module")
+def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return gpu_host(tmp_path_factory.mktemp("hook") / "host")
+
+
+@pytest.fixture
+def scene(tmp_path: Path, host: Path) -> Scene:
+    return Scene(tmp_path, host)
+
+
+# --- what a runtime says ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("said", "text"),
+    [
+        (b"", "the container's state is empty"),
+        (b" \n", "the container's state is empty"),
+        (b"{", "invalid container state: it is not JSON"),
+        (b"[]", "invalid container state: it is not an object"),
+        (b"\xff\xfe", "invalid container state: it is not UTF-8"),
+        (b"[" * 100000, "invalid container state: it is nested too deeply"),
+        (b"{}", "has no absolute bundle path (none)"),
+        (b'{"bundle": 7}', "has no absolute bundle path (none)"),
+        (b'{"bundle": ""}', "has no absolute bundle path ('')"),
+        (b'{"bundle": "here"}', "has no absolute bundle path ('here')"),
+        (b'{"bundle": "/a\\u0000b"}', "has no absolute bundle path"),
+        (b'{"bundle": "/nowhere/at/all"}', "/nowhere/at/all/config.json: the bundle has no config.json"),
+        (b'{"bundle": "%s"}' % (b"x" * (5 << 20)), "the container's state is larger than 4 MiB"),
+    ],
+    ids=lambda value: value[:20].decode("latin-1") if isinstance(value, bytes) else "",
+)
+def test_a_state_that_means_nothing_is_a_sentence(scene: Scene, said: bytes, text: str) -> None:
+    done = call(scene.program, ["hook", "create-container"], said)
+    assert (done.returncode, done.stdout) == (1, "")
+    assert text in done.stderr and done.stderr.count("\n") == 1
+    assert "no such file or directory" not in done.stderr.lower()
+
+
+def test_an_endless_state_is_a_sentence(scene: Scene) -> None:
+    with open("/dev/zero", "rb") as zero:
+        done = subprocess.run([scene.program, "hook", "create-container"], stdin=zero, capture_output=True, timeout=30)
+    assert done.returncode == 1 and b"larger than 4 MiB" in done.stderr
+
+
+def test_a_closed_state_is_a_sentence(scene: Scene) -> None:
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"{scene.program} hook create-container <&-"], capture_output=True, text=True, timeout=30
+    )
+    assert done.returncode == 1
+    assert "standard input: cannot read the container's state: it is closed" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("config", "text"),
+    [
+        (b"", "it is not JSON"),
+        (b"[]", "it is not an object"),
+        (b"{}", '"root.path" is missing'),
+        (b'{"root": {"path": "nowhere"}}', "cannot open the container's root file system"),
+        (b'{"root": {"path": "/"}}', "is the host's root"),
+        (b'{"root": {"path": "/../"}}', "is the host's root"),
+    ],
+)
+def test_a_config_json_that_means_nothing_is_a_sentence(scene: Scene, config: bytes, text: str) -> None:
+    (scene.bundle / "config.json").write_bytes(config)
+    done = call(scene.program, ["hook", "create-container"], json.dumps({"bundle": str(scene.bundle)}))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert text in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_the_machines_own_root_is_refused_under_another_name(scene: Scene) -> None:
+    (scene.bundle / "config.json").write_text('{"root": {"path": "other"}}')
+    (scene.bundle / "other").symlink_to("/")
+    done = call(scene.program, ["hook", "create-container"], json.dumps({"bundle": str(scene.bundle)}))
+    assert done.returncode == 1 and "is the host's root" in done.stderr
+    done = call(scene.program, ["hook", "create-container"], json.dumps({"bundle": str(scene.bundle), "root": "/"}))
+    assert done.returncode == 1 and "is the host's root" in done.stderr
+
+
+def test_crun_says_the_root_itself_and_is_believed(scene: Scene) -> None:
+    scene.finish()
+    scene.root.rename(scene.bundle / "other")
+    words = ["hook", "create-container", *scene.errand.to_command_line()]
+    done = call(scene.program, words, json.dumps({"bundle": str(scene.bundle), "root": "other"}))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert FOLDER in (scene.bundle / "other" / DROP_IN).read_text()
+
+
+def test_without_a_bundle_the_current_directory_is_not_believed_when_it_may_be_the_images(scene: Scene) -> None:
+    """runc starts hooks in the root file system, whose config.json is the image's."""
+    (scene.root / "config.json").write_text(json.dumps({"root": {"path": "rootfs"}}))
+    (scene.root / "rootfs").mkdir()
+    words = ["hook", "create-container", *scene.errand.to_command_line()]
+    for said in ({"bundle": ""}, {"bundle": "", "root": "rootfs"}, {"root": "."}):
+        done = call(scene.program, words, json.dumps(said), cwd=scene.root)
+        assert done.returncode == 1, said
+        assert os.listdir(scene.root / "rootfs") == []
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can mount")
+def test_without_a_bundle_cruns_current_directory_is(scene: Scene) -> None:
+    scene.finish()
+    words = " ".join(["hook", "create-container", *scene.errand.to_command_line()])
+    script = f"mount --bind {scene.root} {scene.root} && exec {scene.program} {words}"
+    done = call("/usr/bin/unshare", ["-m", "sh", "-c", script], '{"bundle": "", "root": "rootfs"}', cwd=scene.bundle)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert FOLDER in (scene.root / DROP_IN).read_text()
+
+
+@pytest.mark.parametrize("words", [["--nope"], ["--link", "x"], ["x"]])
+def test_a_wrong_command_line_is_a_sentence(scene: Scene, words: list[str]) -> None:
+    done = call(scene.program, ["hook", "create-container", *words], json.dumps({"bundle": str(scene.bundle)}))
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+
+
+# --- what stops nothing -------------------------------------------------------------------------------------
+
+
+def test_a_driver_that_is_another_one_by_now_is_said(scene: Scene) -> None:
+    scene.errand.driver_version = "535.183.06"
+    said = scene.works()
+    assert "the CDI file was generated for driver 535.183.06, and this host runs 550.163.01" in said
+    assert said.endswith(". Run: gpu-oci-hook cdi refresh\n") and said.count("\n") == 1
+    scene.errand.made_by = "gpu-oci-hook cdi refresh --output /etc/cdi/x.yaml"
+    assert scene.works().endswith(f". Run: {scene.errand.made_by}\n")
+
+
+def test_what_is_said_goes_into_the_log_too(scene: Scene, tmp_path: Path) -> None:
+    scene.errand.driver_version = "535.183.06"
+    scene.errand.log = str(tmp_path / "log")
+    said = scene.works()
+    (scene.bundle / "config.json").write_text("{")
+    refused = call(scene.program, ["hook", "create-container", "--log", scene.errand.log, "--nope"], "{}")
+    lines = (tmp_path / "log").read_text().splitlines()
+    assert len(lines) == 2
+    assert "level=warning" in lines[0] and said.strip() in lines[0]
+    assert "level=error" in lines[1] and refused.stderr.strip() in lines[1]
+
+
+@pytest.mark.parametrize("log", ["/nowhere/at/all/log", "/dev/full", "FIFO", "DIRECTORY"])
+def test_a_log_that_takes_nothing_stops_nothing(scene: Scene, tmp_path: Path, log: str) -> None:
+    os.mkfifo(tmp_path / "FIFO")
+    (tmp_path / "DIRECTORY").mkdir()
+    scene.errand.log = log if log.startswith("/") else str(tmp_path / log)
+    scene.errand.driver_version = "535.183.06"
+    assert "this host runs" in scene.works()
+
+
+@pytest.fixture
+def open_place() -> Iterator[Path]:
+    """A directory that other users can enter, with our code in it."""
+    path = Path(tempfile.mkdtemp(prefix="gpu-oci-hook-test-"))
+    path.chmod(0o755)
+    shutil.copytree(Path(gpu_oci_hook.__file__).parent, path / "code/gpu_oci_hook")
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def test_r19_a_root_that_is_no_mount_point_is_as_good(scene: Scene) -> None:
+    assert scene.works() == ""
+    assert scene.cache()["libcuda.so.1"] == f"{FOLDER}/libcuda.so.1"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can become another user")
+@pytest.mark.parametrize("owner", [1000, 0])
+def test_r19_a_user_in_a_user_namespace_without_mount_rights(open_place: Path, owner: int) -> None:
+    """With a root of its own all but the mount is done; with one that it may not write nothing is, and that is said."""
+    host = open_place / "host"
+    host_tree.build_host(host, driver=VERSION)
+    scene = Scene(open_place, host, source=open_place / "code")
+    scene.errand.hide_device_files = True
+    scene.finish()
+    for directory, names, files in os.walk(scene.bundle):
+        for name in (".", *names, *files):
+            os.chown(os.path.join(directory, name), owner, owner, follow_symlinks=False)
+    words = ["--reuid=1000", "--regid=1000", "--clear-groups", "/usr/bin/unshare", "--user"]
+    words += [str(scene.program), "hook", "create-container", *scene.errand.to_command_line()]
+    done = call("/usr/bin/setpriv", words, json.dumps({"bundle": str(scene.bundle)}))
+    if "unshare failed" in done.stderr:
+        lacking(f"this kernel gives users no user namespace ({done.stderr.strip()})")
+    assert (done.returncode, done.stdout) == (0, ""), done.stderr
+    if owner:
+        assert done.stderr == ""
+        assert scene.cache()["libcuda.so.1"] == f"{FOLDER}/libcuda.so.1"
+    else:
+        assert not (scene.root / CACHE).exists()
+        assert "cannot create the link" in done.stderr and "the root file system cannot be written" in done.stderr
+        assert f"Set LD_LIBRARY_PATH={FOLDER}" in done.stderr
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can mount")
+def test_r19_a_read_only_file_system_is_said_in_a_line_each(scene: Scene) -> None:
+    scene.errand.egl_profile = True
+    scene.nodes = {"/dev/nvidia0": (195, 0)}
+    scene.finish()
+    before = look(scene.root)
+    words = " ".join(["hook", "create-container", *scene.errand.to_command_line()])
+    mount = f"mount --bind {scene.root} {scene.root} && mount -o remount,bind,ro {scene.root}"
+    done = call(
+        "/usr/bin/unshare", ["-m", "sh", "-c", f"{mount} && exec {scene.program} {words}"],
+        json.dumps({"bundle": str(scene.bundle)}),
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (0, "")
+    lines = done.stderr.splitlines()
+    assert len(lines) == 4 and all(line.startswith("gpu-oci-hook: warning: ") for line in lines), done.stderr
+    assert any(f"Set LD_LIBRARY_PATH={FOLDER}" in line for line in lines)
+    assert look(scene.root) == before
+
+
+def test_a_disk_that_is_full_refuses_the_container(scene: Scene) -> None:
+    """What is required fails by name; the image's cache is the old one."""
+    scene.finish()
+    prelude = (
+        "from gpu_oci_hook.files import directory\n"
+        "def _fill(self, name, data, mode): raise OSError(28, 'full')\n"
+        "directory.Directory._create_file = _fill"
+    )
+    scene.program = launcher(scene.bundle.parent / "full", prelude)
+    assert "/etc/ld.so.cache: cannot write the file: the disk is full" in scene.refused()
+    assert not (scene.root / CACHE).exists()
+
+
+# --- the reason that is left where it can be looked for -----------------------------------------------------------
+
+
+def failed(scene: Scene, *words: str) -> str:
+    """A call that refuses the container; the sentence."""
+    said = json.dumps({"bundle": str(scene.bundle)})
+    done = call(scene.program, ["hook", "create-container", *(words or ("--nope",))], said)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    return done.stderr.strip()
+
+
+def test_the_reason_of_a_failure_is_kept_in_the_directory_of_our_state(scene: Scene) -> None:
+    said = failed(scene)
+    scene.errand.requirements = True
+    scene.finish()
+    config = read(scene.bundle)
+    config["process"]["env"].append("NVIDIA_REQUIRE_CUDA=cuda>=99.0")
+    (scene.bundle / "config.json").write_text(json.dumps(config))
+    second = scene.refused().strip().replace('"', '\\"')
+    lines = (scene.state / "hook.log").read_text().splitlines()
+    assert len(lines) == 2
+    assert "level=error" in lines[0] and said in lines[0]
+    assert second in lines[1] and lines[1].endswith(f'bundle="{scene.bundle}"'), "in its path is the container's id"
+    assert stat.S_IMODE((scene.state / "hook.log").stat().st_mode) == 0o600
+
+
+def test_a_container_that_starts_leaves_nothing(scene: Scene) -> None:
+    scene.errand.driver_version = "535.183.06"
+    assert scene.works() != "" and not (scene.state / "hook.log").exists()
+
+
+def test_a_reason_that_the_named_log_has_is_not_kept_twice(scene: Scene, tmp_path: Path) -> None:
+    failed(scene, "--log", str(tmp_path / "log"), "--nope")
+    assert (tmp_path / "log").exists() and not (scene.state / "hook.log").exists()
+    said = failed(scene, "--log", "/nowhere/at/all/log", "--nope")
+    assert said in (scene.state / "hook.log").read_text(), "a log that takes nothing is as good as none"
+
+
+def test_the_kept_reasons_never_fill_the_disk(scene: Scene) -> None:
+    said = failed(scene)
+    log = scene.state / "hook.log"
+    log.write_bytes(b"x" * (64 << 10))
+    failed(scene)
+    assert (scene.state / "hook.log.1").read_bytes() == b"x" * (64 << 10)
+    assert said in log.read_text() and log.read_text().count("\n") == 1
+    log.write_bytes(b"y" * (64 << 10))
+    failed(scene)
+    assert (scene.state / "hook.log.1").read_bytes() == b"y" * (64 << 10)
+    assert sorted(path.name for path in scene.state.iterdir()) == ["hook.log", "hook.log.1"]
+
+
+@pytest.mark.parametrize("what", ["link", "fifo", "directory", "open to all", "directory open to all", "no directory"])
+def test_what_others_could_have_put_in_its_place_is_left_alone(scene: Scene, tmp_path: Path, what: str) -> None:
+    log, precious = scene.state / "hook.log", tmp_path / "precious"
+    precious.write_text("precious")
+    if what == "no directory":
+        scene.state.symlink_to(tmp_path / "elsewhere")
+    else:
+        scene.state.mkdir(mode=0o755)
+    if what == "link":
+        log.symlink_to(precious)
+    elif what == "fifo":
+        os.mkfifo(log)
+    elif what == "directory":
+        log.mkdir()
+    elif what == "open to all":
+        log.touch()
+        log.chmod(0o666)
+    elif what == "directory open to all":
+        scene.state.chmod(0o777)
+    before = look(tmp_path, times=False)
+    assert "--nope" in failed(scene)
+    assert look(tmp_path, times=False) == before
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can become another user")
+def test_a_user_finds_the_reason_in_the_users_own_run_directory(open_place: Path, host: Path) -> None:
+    """A hook of a CDI file has no environment but PATH, and rootless podman calls it in a user namespace."""
+    scene = Scene(open_place, host, source=open_place / "code")
+    (open_place / "run").mkdir()
+    words = f"{scene.program} hook create-container --nope"
+    user = "/usr/bin/setpriv --reuid=1000 --regid=1000 --clear-groups"
+    prepare = f"mount --bind {open_place}/run /run && mkdir -p /run/user/1000 && chown 1000:1000 /run/user/1000"
+    for command in (f"{user} /usr/bin/unshare --user --map-root-user {words}", f"{user} {words}"):
+        done = call("/usr/bin/unshare", ["-m", "sh", "-c", f"{prepare} && exec {command}"], "{}")
+        if "unshare failed" in done.stderr:
+            lacking(f"this kernel gives users no user namespace ({done.stderr.strip()})")
+        assert done.returncode == 1 and "--nope" in done.stderr
+    log = open_place / "run/user/1000/gpu-oci-hook/hook.log"
+    assert log.read_text().count("--nope") == 2 and log.stat().st_uid == 1000
+    assert not scene.state.exists()
+
+
+# --- kill -9 ------------------------------------------------------------------------------------------------
+
+KILL = """
+import os
+COUNT = 0
+def wrap(name):
+    real = getattr(os, name)
+    def call(*args, **kwargs):
+        global COUNT
+        if name == "open" and not args[1] & os.O_CREAT:
+            return real(*args, **kwargs)
+        COUNT += 1
+        if COUNT == {at}:
+            if {half} and name == "write":
+                real(args[0], bytes(args[1])[: len(args[1]) // 2])
+            os.kill(os.getpid(), 9)
+        return real(*args, **kwargs)
+    setattr(os, name, call)
+for name in ("open", "write", "rename", "symlink", "unlink", "mkdir", "fchmod"):
+    wrap(name)
+"""
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["before", "amid"])
+def test_killed_at_any_step_the_cache_is_whole_and_the_next_call_comes_to_the_same_end(
+    scene: Scene, tmp_path: Path, half: bool
+) -> None:
+    scene.errand.egl_profile = True
+    scene.nodes = {"/dev/nvidia0": (195, 0)}
+    old = ldcache.dump_ld_cache(ldcache.merge_ld_cache(None, [("libc.so.6", "/lib/libc.so.6", 0x303)]))
+    scene.finish()
+    (scene.root / CACHE).write_bytes(old)
+    kept = tmp_path / "kept"
+    subprocess.run(["cp", "-a", scene.root, kept], check=True)
+    scene.works()
+    end = look(scene.root, times=False)
+    new = (scene.root / CACHE).read_bytes()
+    own, at = scene.program, 0
+    while True:
+        at += 1
+        assert at < 200
+        subprocess.run(["rm", "-rf", scene.root], check=True)
+        subprocess.run(["cp", "-a", kept, scene.root], check=True)
+        scene.program = launcher(tmp_path / "killed", KILL.format(at=at, half=half))
+        status = scene.call().returncode
+        assert (scene.root / CACHE).read_bytes() in (old, new)
+        if status == 0:
+            break
+        assert status == -9
+        scene.program = own
+        assert scene.works() == ""
+        assert look(scene.root, times=False) == end, at
+    assert at > 10
+
+
+def test_no_hook_takes_long_over_a_fifo_or_a_huge_file_of_the_image(scene: Scene) -> None:
+    os.mkfifo(scene.root / CACHE)
+    with (scene.root / "etc/huge").open("wb") as file:
+        file.truncate(1 << 40)
+    (scene.root / "etc/ld.so.conf").unlink()
+    (scene.root / "etc/ld.so.conf").symlink_to("huge")
+    begin = time.monotonic()
+    assert "not a readable file of a sane size" in scene.works()
+    assert time.monotonic() - begin < 10
+    assert (scene.root / CACHE).is_file()
+
+
+# --- whatever is in config.json -----------------------------------------------------------------------------
+
+ODD = (
+    *(None, True, -1, 1 << 80, 1.5, "", "x", "/", "//", "/../..", "a\0b", "\udcff", "/dev/nvidia0"),
+    *([], [[]], {}, {"a": 1}),
+)
+
+
+def places(value: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The way to every value in a JSON document."""
+    found = [path] if path else []
+    if isinstance(value, dict | list):
+        for key in value if isinstance(value, dict) else range(len(value)):
+            found += places(value[key], (*path, key))
+    return found
+
+
+@pytest.mark.parametrize("way", ["ours", "theirs"])
+def test_any_value_of_config_json_may_be_anything(
+    tmp_path: Path, host: Path, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sentence or success, never a mistake of ours; and nothing outside of the bundle."""
+    monkeypatch.setattr(state_dir, "DIRECTORY", str(tmp_path / "memory"))
+    scene = Scene(tmp_path, host, "NVIDIA_REQUIRE_CUDA=cuda>=12")
+    config = read(scene.bundle)
+    cdi_edits.devices(config, {"/dev/nvidia0": (195, 0), "/dev/dri/card0": (226, 0)})
+    getattr(cdi_edits, way)(config, host, scene.program)
+    cdi_edits.mount_points(scene.bundle, config)
+    errand = scene.errand
+    errand.requirements = errand.egl_profile = errand.drm_links = errand.hide_device_files = True
+    text = json.dumps(config)
+    choose = random.Random(way)
+    before = look(host)
+    for number, path in enumerate(places(config) * 2):
+        spoilt = json.loads(text)
+        inner = spoilt
+        for key in path[:-1]:
+            inner = inner[key]
+        inner[path[-1]] = choose.choice([odd for odd in ODD if path[:2] != ("root", "path") or odd != "/dev/nvidia0"])
+        (scene.bundle / "config.json").write_text(json.dumps(spoilt))
+        state_file = tmp_path / "state.json"
+        state_file.write_text(json.dumps({"bundle": str(scene.bundle)}))
+        fd = os.open(state_file, os.O_RDONLY)
+        try:
+            here = called_container.read_container(fd)
+            if way == "ours":
+                cdi_hook.run_create_container(errand, here)
+            else:
+                for words in cdi_edits.chain():
+                    nvidia_hooks.run_nvidia_hook([*words, f"--container-spec={state_file}"])
+        except Fault as fault:
+            assert str(fault)
+        except Exception as error:
+            raise AssertionError(f"{number}: {path} = {inner[path[-1]]!r}") from error
+        finally:
+            os.close(fd)
+    assert look(host) == before

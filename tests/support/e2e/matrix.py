@@ -1,0 +1,33 @@
+"""The table of engines and checks that the tests print at their end."""
+
+from __future__ import annotations
+
+
+class Matrix:
+    """What was checked, for each engine in the order of its first check."""
+
+    def __init__(self) -> None:
+        self.rows: dict[str, dict[str, str]] = {}
+        self.columns: list[str] = []
+
+    def note(self, row: str, column: str, word: str) -> None:
+        """Notes one check's outcome."""
+        self.rows.setdefault(row, {})[column] = word
+        if column not in self.columns:
+            self.columns.append(column)
+
+    def table(self) -> str:
+        """The table as text."""
+        first = max(len(row) for row in self.rows)
+        widths = {
+            column: max(len(column), *(len(row.get(column, "-")) for row in self.rows.values()))
+            for column in self.columns
+        }
+        lines = [" " * first + "  " + "  ".join(column.ljust(widths[column]) for column in self.columns)]
+        for name, row in self.rows.items():
+            cells = (row.get(column, "-").ljust(widths[column]) for column in self.columns)
+            lines.append(f"{name.ljust(first)}  {'  '.join(cells)}")
+        return "\n".join(line.rstrip() for line in lines)
+
+
+MATRIX = Matrix()

@@ -1,0 +1,20 @@
+"""What to do about a machine that cannot run a test: skip loudly, or fail."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from support.e2e import machine
+
+REQUIRE = os.environ.get("GPU_OCI_HOOK_E2E") == "require"
+
+
+def need(*programs: str) -> None:
+    """Skips, loudly, what this machine cannot run; with GPU_OCI_HOOK_E2E=require that is a failure."""
+    lack = machine.lacking(programs)
+    if lack and REQUIRE:
+        pytest.fail(f"GPU_OCI_HOOK_E2E=require, but this machine {lack}", pytrace=False)
+    if lack:
+        pytest.skip(f"END TO END NOT TESTED: {lack}")

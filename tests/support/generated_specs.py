@@ -1,0 +1,90 @@
+"""Simulated machines and what a CDI file says about them, told by meaning."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_oci_hook.cdi.own_kinds import ContentOptions
+from gpu_oci_hook.cdi.spec import validation
+from gpu_oci_hook.cli.config_overrides import ReadOnlyCache
+from gpu_oci_hook.config.keys import Config
+from gpu_oci_hook.generate import generate
+from gpu_oci_hook.generate.generate import BuiltSpec, PlannedSpec, SpecRecipe, build_spec
+from gpu_oci_hook.hook import arguments
+from support.bundles import settings
+
+DRIVER = "550.163.01"
+LIB = "/usr/local/nvidia/lib64"
+VOID = "NVIDIA_VISIBLE_DEVICES=void"
+
+nodes_needed = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can make device nodes")
+
+Spec = dict[str, Any]
+
+
+def made(host: Path, config: Config | None = None, **options: Any) -> PlannedSpec:
+    """What a file about a host is made of."""
+    return generate.plan_spec(config or settings(host), ContentOptions(**options), ReadOnlyCache())
+
+
+def product(
+    host: Path, config: Config | None = None, *, recipe: dict[str, Any] | None = None, **options: Any
+) -> BuiltSpec:
+    """The file about a host; whatever it is, it must be one that the reference library accepts, without a warning."""
+    found = build_spec(
+        SpecRecipe(ContentOptions(**options), **(recipe or {})), config or settings(host), ReadOnlyCache()
+    )
+    assert [str(one) for one in validation.validate_spec(found.spec, "made.yaml")] == []
+    by_hand(found.spec)
+    return found
+
+
+def by_hand(spec: Spec) -> None:
+    """The rules that matter most, once more and by nobody's schema."""
+    assert list(spec)[:2] == ["cdiVersion", "kind"]
+    assert spec["devices"]
+    names = [device["name"] for device in spec["devices"]]
+    assert len(set(names)) == len(names)
+    everything = [spec.get("containerEdits", {}), *[device["containerEdits"] for device in spec["devices"]]]
+    assert all(everything[1:]), "a device without any edits is refused by the reference library"
+    hooks = [hook for edits in everything for hook in edits.get("hooks", [])]
+    assert len(hooks) <= 1
+    for hook in hooks:
+        assert hook["path"].startswith("/") and hook["env"] and hook["hookName"] == "createContainer"
+        assert hook["args"][:3] == ["gpu-oci-hook", "hook", "create-container"]
+        arguments.parse_hook_arguments(hook["args"][3:])
+    for edits in everything:
+        paths = [node["path"] for node in edits.get("deviceNodes", [])]
+        places = [mount["containerPath"] for mount in edits.get("mounts", [])]
+        assert len(set(paths)) == len(paths) and len(set(places)) == len(places)
+        for mount in edits.get("mounts", []):
+            assert mount["hostPath"].startswith("/") and os.path.lexists(mount["hostPath"])
+            assert "type" not in mount and "rbind" in mount["options"]
+        for node in edits.get("deviceNodes", []):
+            assert node["type"] == "c" and node["permissions"] == "rw" and node["uid"] >= 0 and node["gid"] >= 0
+            assert ("major" in node) == ("minor" in node) == (node.get("major") in (195, 226))
+
+
+def devices(spec: Spec) -> dict[str, Spec]:
+    """Name to edits."""
+    return {device["name"]: device["containerEdits"] for device in spec["devices"]}
+
+
+def nodes(edits: Spec) -> list[str]:
+    """Paths of device nodes."""
+    return [node["path"] for node in edits.get("deviceNodes", [])]
+
+
+def places(spec: Spec) -> dict[str, str]:
+    """Place in the container to path on the host, of the common mounts."""
+    return {mount["containerPath"]: mount["hostPath"] for mount in spec["containerEdits"].get("mounts", [])}
+
+
+def errand_of(spec: Spec) -> arguments.HookArguments:
+    """What the file's hook is to do."""
+    (hook,) = spec["containerEdits"]["hooks"]
+    return arguments.parse_hook_arguments(hook["args"][3:])

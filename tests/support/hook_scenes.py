@@ -1,0 +1,108 @@
+"""A bundle with a CDI file's edits in it and the hook as a process, for the tests of all that the hook does."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from typing import Any
+
+from gpu_oci_hook.formats import ldcache
+from gpu_oci_hook.simulate import host_tree
+from support import cdi_edits
+from support.bundles import bundle, read, spec, write
+from support.cdi_edits import VERSION, call, launcher
+
+PROFILE = "etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
+CACHE, DROP_IN = "etc/ld.so.cache", "etc/ld.so.conf.d/00-gpu-oci-hook.conf"
+COMPAT = "usr/local/cuda/compat"
+
+
+def gpu_host(directory: Path) -> Path:
+    """A simulated host with two GPUs of the data-centre class."""
+    host_tree.build_host(directory, gpus=2, driver=VERSION, model="NVIDIA A100-SXM4-40GB")
+    return directory
+
+
+class Scene:
+    """A bundle with a file's edits in it, and the hook."""
+
+    def __init__(self, directory: Path, host: Path, *env: str, source: Path | None = None, **more: Any) -> None:
+        self.host = host
+        self.program = launcher(directory / "gpu-oci-hook", source=source)
+        self.state = directory / "state"
+        self.bundle = bundle(directory / "bundle", spec(*env, **more))
+        self.root = self.bundle / "rootfs"
+        self.errand = cdi_edits.errand(host)
+        self.nodes: dict[str, tuple[int, int]] = {}
+
+    def finish(self) -> None:
+        """Puts the edits into config.json and makes the mount points, as engine and runtime would."""
+        config = read(self.bundle)
+        if "hooks" not in config:
+            cdi_edits.devices(config, self.nodes)
+            cdi_edits.ours(config, self.host, self.program, self.errand)
+            write(self.bundle, config)
+        cdi_edits.mount_points(self.bundle, config)
+
+    def call(self, **more: Any) -> subprocess.CompletedProcess[str]:
+        """One call of the hook; nothing is ever said on stdout."""
+        self.finish()
+        words = ["hook", "create-container", *self.errand.to_command_line()]
+        done = call(self.program, words, json.dumps({"bundle": str(self.bundle)}), **more)
+        assert done.stdout == ""
+        assert "Traceback" not in done.stderr
+        return done
+
+    def works(self) -> str:
+        """A call that must end with 0; what it says."""
+        done = self.call()
+        assert done.returncode == 0, done.stderr
+        return done.stderr
+
+    def refused(self) -> str:
+        """A call that must end with 1 and one sentence."""
+        done = self.call()
+        assert done.returncode == 1
+        assert done.stderr.startswith("gpu-oci-hook: ") and done.stderr.count("\n") == 1
+        return done.stderr
+
+    def cache(self) -> dict[str, str]:
+        """Name to path, of the 64-bit libraries in the image's loader cache."""
+        return cached(self.root)
+
+
+def cached(root: Path) -> dict[str, str]:
+    found = ldcache.parse_ld_cache((root / CACHE).read_bytes())
+    return {entry.name: entry.path for entry in found.entries if entry.flags == 0x303}
+
+
+class Theirs(Scene):
+    """A bundle as NVIDIA's generator wants it, and our program under NVIDIA's name."""
+
+    def __init__(self, directory: Path, host: Path, *env: str, **more: Any) -> None:
+        super().__init__(directory, host, *env, **more)
+        self.cdi_hook = directory / "nvidia-cdi-hook"
+        self.cdi_hook.symlink_to("gpu-oci-hook")
+
+    def finish(self) -> None:
+        config = read(self.bundle)
+        if "hooks" not in config:
+            cdi_edits.devices(config, self.nodes)
+            cdi_edits.theirs(config, self.host, self.cdi_hook)
+            write(self.bundle, config)
+        cdi_edits.mount_points(self.bundle, config)
+
+    def hook(self, *words: str, said: str | None = None) -> subprocess.CompletedProcess[str]:
+        self.finish()
+        done = call(self.cdi_hook, list(words), json.dumps({"bundle": str(self.bundle)}) if said is None else said)
+        assert "Traceback" not in done.stderr
+        return done
+
+    def chain(self) -> str:
+        text = ""
+        for words in cdi_edits.chain():
+            done = self.hook(*words)
+            assert (done.returncode, done.stdout) == (0, ""), done.stderr
+            text += done.stderr
+        return text

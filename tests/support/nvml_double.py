@@ -1,0 +1,76 @@
+"""A library with NVML's symbols in the place of a simulated host's, and what it shall answer."""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
+
+from gpu_oci_hook.simulate import host_tree, kernel
+
+SOURCE = Path(__file__).with_name("nvml_double.c")
+MODES = (
+    "normal", "sleep", "crash", "chatter", "orphan", "lost", "latin-name", "latin-uuid", "endless", "lie-uuid",
+    "lie-gpu", "lie-count", "lie-twice", "lie-ids",
+)  # fmt: skip
+
+
+def compiler() -> str:
+    """The C compiler; empty when there is none."""
+    return shutil.which("gcc") or shutil.which("cc") or ""
+
+
+@functools.cache
+def library() -> bytes:
+    """The compiled library; once in a process."""
+    with tempfile.TemporaryDirectory() as directory:
+        made = Path(directory) / "double.so"
+        subprocess.run(
+            [
+                compiler(), "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-format-truncation",
+                "-Wl,-soname,libnvidia-ml.so.1", "-o", made, SOURCE, "-ldl",
+            ],
+            check=True,
+        )  # fmt: skip
+        return made.read_bytes()
+
+
+class Double:
+    """The double in a simulated host.
+
+    Arguments:
+        report: of the host.
+        reverse: MIG devices in the opposite order, to tell NVML's order from ours.
+    """
+
+    def __init__(self, report: host_tree.SimulatedHost, *, reverse: bool = False) -> None:
+        root = Path(report.directory + report.driver_root.rstrip("/"))
+        self.path = Path(f"{root}{report.libraries['libnvidia-ml.so.1']}")
+        self.reverse = reverse
+        self.report = report
+        self.called_file = self.path.with_name("nvml-double.called")
+        fresh = self.path.with_name("nvml-double.new")
+        fresh.write_bytes(library())
+        fresh.chmod(0o755)
+        os.replace(fresh, self.path)
+        self.set("normal")
+
+    def set(self, mode: str, *, gpus: tuple[kernel.SimulatedGpu, ...] | None = None) -> None:
+        """What it does from now on; `gpus` in place of those of the host."""
+        assert mode in MODES
+        lines = [f"mode {mode}", f"driver {self.report.driver}"]
+        cards = self.report.gpus if gpus is None else gpus
+        for card in cards:
+            lines.append(f"gpu {card.pci} {card.uuid} {card.minor} {int(bool(card.mig))} {40 << 30} {card.model}")
+        for card in cards:
+            for one in reversed(card.mig) if self.reverse else card.mig:
+                lines.append(f"mig {card.index} {one.gi} {one.ci} {one.uuid}")
+        self.path.with_name("nvml-double").write_text("\n".join(lines) + "\n")
+
+    @property
+    def called(self) -> int:
+        """How often it was asked."""
+        return self.called_file.stat().st_size if self.called_file.exists() else 0
