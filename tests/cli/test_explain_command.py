@@ -389,7 +389,7 @@ def test_list_names_gpus_driver_files_and_the_places_looked_at(command: Command,
     assert not own_state.exists()
 
 
-@pytest.mark.parametrize("layout", host_tree.DESKTOPS)
+@pytest.mark.parametrize("layout", host_tree.DESKTOP_LAYOUTS)
 def test_list_finds_the_driver_in_every_layout(command: Command, tmp_path: Path, layout: str) -> None:
     made = json.loads(command("simulate", tmp_path / "h", "--layout", layout, "--format", "json").out)
     assert made["schema"] == "gpu-oci-hook.simulate/1" and made["layout"] == layout

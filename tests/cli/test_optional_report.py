@@ -97,4 +97,4 @@ def test_simulate_refuses_what_it_does_not_know(command: Command, tmp_path: Path
     answer = command("simulate", tmp_path / "other", *words)
     assert answer.status in (1, 2) and answer.err
     if "warp" in words[-1]:
-        assert "Known are gds, mofed, gdrcopy, nvswitch" in answer.err
+        assert "Use any of gds, mofed, gdrcopy, nvswitch" in answer.err

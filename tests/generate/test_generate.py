@@ -240,7 +240,7 @@ def test_every_kind_of_machine_has_a_valid_file_with_cuda_and_its_gpu(layout: st
     assert gpu and all(stat.S_ISCHR(os.stat(f"{tmp_path}/h{path}").st_mode) for path in gpu)
     errand = errand_of(found)
     assert errand.folders
-    if layout in host_tree.DESKTOPS:
+    if layout in host_tree.DESKTOP_LAYOUTS:
         assert "libcuda.so.1" in {path.rpartition("/")[2] for _, path in errand.links}
 
 

@@ -13,7 +13,7 @@ from gpu_oci_hook.host import device_nodes, gpus
 from gpu_oci_hook.host.driver.inventory_cache import load_inventory
 from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.model.machine import DriverFile, Inventory
-from gpu_oci_hook.simulate.host_tree import DESKTOPS, SimulatedHost, build_host
+from gpu_oci_hook.simulate.host_tree import DESKTOP_LAYOUTS, SimulatedHost, build_host
 from support.driver_tree import Memory
 
 VERSION = "550.163.01"
@@ -43,7 +43,7 @@ def count(found: Inventory, kind: str) -> int:
 def inventories(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, bool], tuple[SimulatedHost, Inventory]]:
     """The inventory of each layout, with and without its cache."""
     made: dict[tuple[str, bool], tuple[SimulatedHost, Inventory]] = {}
-    for layout in DESKTOPS:
+    for layout in DESKTOP_LAYOUTS:
         for cache in (True, False):
             directory = tmp_path_factory.mktemp(f"{layout}-{'cache' if cache else 'bare'}")
             report = build_host(directory, driver=VERSION, layout=layout, loader_cache=cache, gpus=2)
@@ -128,7 +128,7 @@ def test_gpus_and_nodes_of_a_simulated_host_are_right(tmp_path: Path) -> None:
 
 
 def test_a_remembered_layout_is_the_same_as_a_searched_one(tmp_path: Path) -> None:
-    for layout in DESKTOPS:
+    for layout in DESKTOP_LAYOUTS:
         report = build_host(tmp_path / layout, layout=layout)
         host = Host(str(tmp_path / layout))
         memory = Memory()

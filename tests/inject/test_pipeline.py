@@ -93,7 +93,7 @@ def _edits(root: Path, layout: str) -> tuple[Any, ...]:
     return mounts, devices(after), allowed(after), after["process"]["env"], links
 
 
-@pytest.mark.parametrize("layout", [name for name in host_tree.DESKTOPS if name != "debian"])
+@pytest.mark.parametrize("layout", [name for name in host_tree.DESKTOP_LAYOUTS if name != "debian"])
 def test_every_layout_gives_the_same_edits(layout: str, tmp_path: Path) -> None:
     """32-bit libraries apart: not every layout has any. File names follow the host's: some have no version in them."""
     mounts, *rest = _edits(tmp_path / "a", layout)

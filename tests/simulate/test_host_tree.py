@@ -29,7 +29,7 @@ def inside(report: host_tree.SimulatedHost, path: str) -> Path:
     return Path(str(base) + found)
 
 
-@pytest.fixture(scope="module", params=host_tree.DESKTOPS)
+@pytest.fixture(scope="module", params=host_tree.DESKTOP_LAYOUTS)
 def host(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> host_tree.SimulatedHost:
     """One host of each layout, with three GPUs."""
     layout: str = request.param
@@ -37,8 +37,8 @@ def host(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 
 def test_the_layouts_are_those_of_real_hosts() -> None:
-    assert (*host_tree.DESKTOPS, "wsl", "jetson") == host_tree.LAYOUTS
-    assert host_tree.DESKTOPS == (
+    assert (*host_tree.DESKTOP_LAYOUTS, "wsl", "jetson") == host_tree.LAYOUTS
+    assert host_tree.DESKTOP_LAYOUTS == (
         "debian",
         "debian-alternatives",
         "fedora",
@@ -304,9 +304,9 @@ def test_a_file_in_the_place_of_the_directory_is_a_fault(tmp_path: Path) -> None
     ("arguments", "words"),
     [
         ({"layout": "gentoo"}, "debian-alternatives"),
-        ({"driver": "../../x"}, "no driver version"),
-        ({"driver": "550"}, "no driver version"),
-        ({"driver": "550.1\n"}, "no driver version"),
+        ({"driver": "../../x"}, "invalid driver version"),
+        ({"driver": "550"}, "invalid driver version"),
+        ({"driver": "550.1\n"}, "invalid driver version"),
         ({"gpus": -1}, "-1 GPUs"),
         ({"gpus": 1000}, "1000 GPUs"),
         ({"model": "A\nGPU UUID: x"}, "name of a GPU"),

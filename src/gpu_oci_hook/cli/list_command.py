@@ -32,7 +32,7 @@ from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.inject.no_gpu import NO_GPU_HINT
 from gpu_oci_hook.model.machine import DriverFile, Gpu, Inventory
 from gpu_oci_hook.simulate.feature_files import FEATURES
-from gpu_oci_hook.simulate.host_tree import DESKTOPS, LAYOUTS, build_host
+from gpu_oci_hook.simulate.host_tree import DESKTOP_LAYOUTS, LAYOUTS, build_host
 
 _KIND_PLURALS = {"library": "libraries", "binary": "programs", "socket": "sockets", "directory": "directories"}
 
@@ -301,7 +301,7 @@ def simulate(
             },
         )
         return
-    if report.layout not in DESKTOPS and gpus:
+    if report.layout not in DESKTOP_LAYOUTS and gpus:
         count = f"{gpus} GPU{'' if gpus == 1 else 's'}"
     else:
         count = f"{len(report.gpus)} GPU{'' if len(report.gpus) == 1 else 's'}"

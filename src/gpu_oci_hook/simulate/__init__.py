@@ -1,12 +1,14 @@
-"""A GPU host made of files: useful to anyone who tests GPU container set-ups without a GPU.
+"""Simulated GPU hosts: trees of files that stand for a host with NVIDIA GPUs, for tests on machines without a GPU.
 
-It has the driver's libraries (tiny ones that really load), programs, firmware and configuration where a real
-host of the chosen layout has them, a loader cache, the /proc and /sys files of NVIDIA's modules, and, when root
-makes it, device nodes with the right numbers. Cost rule: none, this is a tool of its own.
+A simulated host has the driver's libraries (tiny ones that really load), programs, firmware and configuration where a
+real host of the chosen layout has them. It also has a loader cache and the /proc and /sys files of NVIDIA's modules.
+Device nodes with the right numbers are added when root builds it.
+
+Import budget: cold.
 """
 
 from gpu_oci_hook.simulate.feature_files import FEATURES
-from gpu_oci_hook.simulate.host_tree import DESKTOPS, LAYOUTS, SimulatedHost, build_host
+from gpu_oci_hook.simulate.host_tree import DESKTOP_LAYOUTS, LAYOUTS, SimulatedHost, build_host
 from gpu_oci_hook.simulate.kernel import SimulatedGpu
 
-__all__ = ["DESKTOPS", "FEATURES", "LAYOUTS", "SimulatedGpu", "SimulatedHost", "build_host"]
+__all__ = ["DESKTOP_LAYOUTS", "FEATURES", "LAYOUTS", "SimulatedGpu", "SimulatedHost", "build_host"]

@@ -1,23 +1,21 @@
-"""Machines that are no desktop: a Linux on Windows (WSL2), and Jetson boards.
+"""Build simulated machines other than desktops and servers: a Linux on Windows (WSL2), and Jetson boards.
 
-Small, but with everything in the place where the real ones have it. A WSL has two driver stores, an Intel GPU's and
-NVIDIA's. A Jetson with one GPU is an Orin, whose GPU is not NVIDIA's module's; with more it is a Thor with discrete
-GPUs beside it; with none an Orin whose nodes are missing. Cost rule: none.
+They are small, but every file is where the real machine has it. A WSL has two driver stores, an Intel GPU's and
+NVIDIA's. A Jetson with one GPU is an Orin, whose GPU is not managed by the kernel module nvidia. With more GPUs it is a
+Thor with discrete GPUs, with none it is an Orin whose device nodes are missing.
+
+Import budget: cold.
 """
 
 from __future__ import annotations
 
-import os
-import stat
-
-from gpu_oci_hook.errors import describe_os_error
-from gpu_oci_hook.files.rootfs import Rootfs
 from gpu_oci_hook.formats.architectures import ARCHITECTURES
 from gpu_oci_hook.formats.elf import build_shared_object
 from gpu_oci_hook.formats.ldcache import dump_ld_cache, merge_ld_cache
 from gpu_oci_hook.simulate.kernel import NVIDIA_MAJOR, KernelFiles, SimulatedGpu, build_simulated_gpus
+from gpu_oci_hook.simulate.special_files import SpecialFiles
 
-BOARDS = ("wsl", "jetson")
+BOARD_LAYOUTS = ("wsl", "jetson")
 CSV_DIRECTORY = "/etc/nvidia-container-runtime/host-files-for-container.d"
 NVIDIA_STORE = "/usr/lib/wsl/drivers/nv_dispi.inf_amd64_0b9ec0a3f4a1c7d2"
 INTEL_STORE = "/usr/lib/wsl/drivers/iigd_dch.inf_amd64_5f3a9c61b2e8d407"
@@ -32,12 +30,12 @@ _CUDA_SYMBOLS = (
 )
 _NVML_SYMBOLS = ("nvmlInit", "nvmlInit_v2", "nvmlInitWithFlags", "nvmlShutdown")
 _SYSTEM_LIBRARIES = ("libdl.so.2", "libpthread.so.0", "libc.so.6")
-# Numbers that no driver of an ordinary machine has; /dev/dxg is one of the kernel's "misc" devices as on Windows.
+# Majors that the driver of a desktop or server does not use. /dev/dxg is a "misc" device, as in WSL.
 _MISC, _DXG, _NVHOST, _NVGPU, _NVMAP = 10, 125, 501, 502, 503
 _PROC_DEVICES = "Character devices:\n  1 mem\n  5 /dev/tty\n 10 misc\n{more}\nBlock devices:\n  7 loop\n"
 _SCRIPT = '#!/bin/sh\n# Made by `gpu-oci-hook simulate`.\necho "nvidia-smi (simulated)"\n'
 
-# Name in the store: (SONAME, symbols); a name without an entry is no library.
+# Library in the driver store to its (SONAME, symbols).
 _STORE_LIBRARIES = {
     "libcuda.so.1.1": ("libcuda.so.1", _CUDA_SYMBOLS),
     "libcuda_loader.so": ("libcuda_loader.so", _CUDA_SYMBOLS),
@@ -62,22 +60,21 @@ _RELEASES = {
 
 
 class Board:
-    """What was made of a machine; the fields are those of `SimulatedHost`."""
+    """A machine that is being built; its fields are those of `SimulatedHost`."""
 
-    def __init__(self, files: Rootfs, driver: str, arch: str) -> None:
-        self.files = files
+    def __init__(self, special_files: SpecialFiles, driver: str, arch: str) -> None:
+        self.special_files = special_files
+        self.files = special_files.files
         self.driver = driver
         self.arch = arch
         self.triple = ARCHITECTURES[arch].triple
         self.gpus: tuple[SimulatedGpu, ...] = ()
         self.directory = ""
         self.libraries: dict[str, str] = {}
-        self.nodes: list[str] = []
-        self.left_out: list[str] = []
         self.loader_cache = "/etc/ld.so.cache"
 
     def build_files(self, layout: str, gpus: int, model: str) -> None:
-        """Makes everything."""
+        """Write all files of a layout."""
         for path in ("/bin", "/lib", "/lib64"):
             self.files.open_directory(f"/usr{path}")
             self.files.make_symlink(path, f"usr{path}")
@@ -86,8 +83,8 @@ class Board:
         self.files.make_symlink("/var/run", "../run")
         self.write_text("/etc/os-release", "ID=ubuntu\nVERSION_ID=22.04\n")
         self.write_text("/etc/ld.so.conf", "include /etc/ld.so.conf.d/*.conf\n")
-        name = f"/usr/lib/{self.triple}/libdrm.so.2"  # so that the host's loader cache is not empty
-        self.files.write_file(name, build_shared_object(soname="libdrm.so.2", arch=self.arch), 0o644)
+        path = f"/usr/lib/{self.triple}/libdrm.so.2"  # so that the host's loader cache is not empty
+        self.files.write_file(path, build_shared_object(soname="libdrm.so.2", arch=self.arch), 0o644)
         entry = ("libdrm.so.2", f"/lib/{self.triple}/libdrm.so.2", ARCHITECTURES[self.arch].cache_flags)
         self.files.write_file(self.loader_cache, dump_ld_cache(merge_ld_cache(None, [entry])))
         if layout == "wsl":
@@ -96,30 +93,16 @@ class Board:
             self._build_jetson(gpus, model)
 
     def write_text(self, path: str, text: str, mode: int = 0o644) -> None:
-        """A text file."""
+        """Write a text file."""
         self.files.write_file(path, text.encode(), mode)
 
     def write_library(self, path: str, soname: str, symbols: tuple[str, ...] = ()) -> None:
-        """A library that loads."""
+        """Write a library that loads."""
         data = build_shared_object(
             soname=soname, needed=_SYSTEM_LIBRARIES, arch=self.arch, symbols=symbols, glibc="2.17"
         )
         self.files.write_file(path, data, 0o644)
         self.libraries.setdefault(soname, path)
-
-    def make_node(self, path: str, major: int, minor: int, mode: int = 0o666, group: int = 0) -> None:
-        """A device node, or the reason why not."""
-        above, _, name = path.rpartition("/")
-        directory = self.files.open_directory(above)
-        try:
-            os.mknod(name, stat.S_IFCHR | mode, os.makedev(major, minor), dir_fd=directory.fd)
-            os.chmod(name, mode, dir_fd=directory.fd)  # undoes the umask
-            os.chown(name, 0, group, dir_fd=directory.fd, follow_symlinks=False)
-        except OSError as error:
-            text = f"device nodes below /dev: {describe_os_error(error)}; only root can make them"
-            self.left_out += [text] if text not in self.left_out else []
-            return
-        self.nodes.append(path)
 
     def _build_wsl(self, gpus: int) -> None:
         self.write_text(
@@ -135,18 +118,18 @@ class Board:
         self.write_text(f"{NVIDIA_STORE}/nvoptix.bin", "data, made by gpu-oci-hook simulate\n")
         self.write_text(f"{NVIDIA_STORE}/nvcuda64.dll", "MZ\n")
         self.write_text(f"{NVIDIA_STORE}/nvidia-smi", _SCRIPT, 0o755)
-        for name in ("nvidia-smi.exe", "nv_dispi.inf", "nv_disp.cat"):  # Windows' own, for no container
+        for name in ("nvidia-smi.exe", "nv_dispi.inf", "nv_disp.cat"):  # for Windows only
             self.write_text(f"{NVIDIA_STORE}/{name}", "of Windows\n")
         self.write_library(f"{INTEL_STORE}/libigdgmm_w.so.12", "libigdgmm_w.so.12")
         self.write_text(f"{INTEL_STORE}/igd10um64xe.dll", "MZ\n")
-        # What Windows puts beside the stores: libdxcore, Direct3D, and loaders that find the store by libdxcore.
+        # Outside the stores Windows puts libdxcore, Direct3D, and loaders that find the store through libdxcore.
         for name, soname in (("libdxcore.so", "libdxcore.so"), ("libd3d12.so", "libd3d12.so")):
             self.write_library(f"/usr/lib/wsl/lib/{name}", soname)
         self.write_library("/usr/lib/wsl/lib/libcuda.so.1.1", "libcuda.so.1", _CUDA_SYMBOLS)
         for name in ("libcuda.so.1", "libcuda.so"):
             self.files.make_symlink(f"/usr/lib/wsl/lib/{name}", "libcuda.so.1.1")
         if gpus:
-            self.make_node("/dev/dxg", _MISC, _DXG)
+            self.special_files.make_node("/dev/dxg", _MISC, _DXG)
 
     def _build_jetson(self, gpus: int, model: str) -> None:
         major, revision, name = _RELEASES["Thor" if gpus > 1 else "Orin"]
@@ -176,29 +159,28 @@ class Board:
             self.write_text("/proc/devices", _PROC_DEVICES.format(more=table), 0o444)
             devices += [f"/dev/{name}" for name in _ORIN_NODES] + ["/dev/nvgpu/igpu0/*", "/dev/nvidiactl"]
             for number, name in enumerate(_ORIN_NODES if gpus else ()):
-                self.make_node(f"/dev/{name}", _NVHOST, number, 0o660, 44)
+                self.special_files.make_node(f"/dev/{name}", _NVHOST, number, 0o660, 44)
             for number, name in enumerate(("as", "channel", "ctrl", "power") if gpus else ()):
-                self.make_node(f"/dev/nvgpu/igpu0/{name}", _NVGPU, number, 0o660, 44)
+                self.special_files.make_node(f"/dev/nvgpu/igpu0/{name}", _NVGPU, number, 0o660, 44)
         if gpus:
-            self.make_node("/dev/nvmap", _NVMAP, 0, 0o660, 44)
+            self.special_files.make_node("/dev/nvmap", _NVMAP, 0, 0o660, 44)
         self._write_csv_lists(devices)
 
     def _build_thor(self, gpus: int, model: str) -> list[str]:
+        """Write the kernel's files for a Thor with discrete GPUs, and return the nodes that its lists name."""
         discrete = build_simulated_gpus(gpus - 1, model)
         thor = SimulatedGpu(0, "d5b4c0de-6b07-5a1c-9d3e-3f2a1b0c9d8e", "0000:01:00.0", 0, "NVIDIA Thor")
-        more = [
-            SimulatedGpu(card.index + 1, card.uuid, f"0005:{card.index + 1:02x}:00.0", card.index + 1, card.model)
-            for card in discrete
+        renumbered = [
+            SimulatedGpu(gpu.index + 1, gpu.uuid, f"0005:{gpu.index + 1:02x}:00.0", gpu.index + 1, gpu.model)
+            for gpu in discrete
         ]
-        self.gpus = (thor, *more)
-        module = KernelFiles(self.files, self.driver, self.arch, self.gpus)
+        self.gpus = (thor, *renumbered)
+        module = KernelFiles(self.special_files, self.driver, self.arch, self.gpus)
         module.write_text_files("")
         module.write_drm_entries()
         module.make_device_nodes()
-        self.nodes += module.made_nodes
-        self.left_out += module.left_out
         if gpus == 2:
-            self.make_node("/dev/nvidia2", NVIDIA_MAJOR, 2)
+            self.special_files.make_node("/dev/nvidia2", NVIDIA_MAJOR, 2)
         names = ("nvidia0", "nvidia1", "nvidiactl", "nvidia-uvm", "nvidia-uvm-tools", "nvidia-modeset")
         return [f"/dev/{name}" for name in names]
 
@@ -207,7 +189,7 @@ class Board:
             "devices": [f"dev, {path}" for path in devices],
             "drivers": [
                 *(f"lib, {self.directory}/{name}" for name in _TEGRA_LIBRARIES),
-                f"lib, {self.directory}/libnvargus.so",  # a list for all boards: this one has none
+                f"lib, {self.directory}/libnvargus.so",  # the list is for all boards, and this one lacks it
                 f"sym, {self.directory}/libcuda.so",
                 f"sym, /usr/lib/{self.triple}/libcuda.so",
                 "dir, /usr/lib/firmware/tegra23x",

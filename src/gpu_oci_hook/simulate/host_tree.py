@@ -1,7 +1,8 @@
-"""Builds the simulated host: checks what was asked, makes the directory ours, and calls the parts.
+"""Build a simulated host: check the arguments, claim the directory, and write all its parts.
 
-Every write goes through Rootfs, so that no link in the tree (real layouts have absolute ones) can lead a write
-out of it. Cost rule: none.
+Every write goes through `Rootfs`, because real layouts have absolute links, which could lead a write out of the tree.
+
+Import budget: cold.
 """
 
 from __future__ import annotations
@@ -21,14 +22,15 @@ from typing import Any
 from gpu_oci_hook.errors import Fault, describe_os_error
 from gpu_oci_hook.files.rootfs import Rootfs
 from gpu_oci_hook.formats.architectures import HOST_ARCHITECTURES
-from gpu_oci_hook.simulate.boards import BOARDS, Board
+from gpu_oci_hook.simulate.boards import BOARD_LAYOUTS, Board
 from gpu_oci_hook.simulate.feature_files import FEATURES, add_simulated_features
 from gpu_oci_hook.simulate.kernel import KernelFiles, SimulatedGpu, build_simulated_gpus
+from gpu_oci_hook.simulate.special_files import SpecialFiles
 from gpu_oci_hook.simulate.userland import Userland
 
 _MARKER = ".gpu-oci-hook-simulate"
 _MAX_GPUS = 128
-_MAX_CHANNELS = 2048  # what the module is told by default (ImexChannelCount)
+_MAX_CHANNELS = 2048  # the module's default (ImexChannelCount)
 _VERSION_PATTERN = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4}){1,3}", re.ASCII)
 
 
@@ -36,25 +38,26 @@ def _load_toml(name: str) -> dict[str, Any]:
     return tomllib.loads(resources.files(__package__).joinpath(name).read_text("utf-8"))
 
 
-_LAYOUTS = _load_toml("layouts.toml")
-DESKTOPS: tuple[str, ...] = tuple(_LAYOUTS)
-LAYOUTS: tuple[str, ...] = (*DESKTOPS, *BOARDS)
+_LAYOUT_TABLES = _load_toml("layouts.toml")
+DESKTOP_LAYOUTS: tuple[str, ...] = tuple(_LAYOUT_TABLES)
+LAYOUTS: tuple[str, ...] = (*DESKTOP_LAYOUTS, *BOARD_LAYOUTS)
 
 
 @dataclass(frozen=True)
 class SimulatedHost:
-    """What was made.
+    """The host that was built.
 
     Attributes:
         directory: the host's root, as given.
-        layout, driver, arch: as asked; arch is "x86_64" or "aarch64".
-        driver_root: where the driver's files begin, inside the directory: "/" or "/run/nvidia/driver".
-        library_directory: where the library files are, inside the driver root.
-        loader_cache: the loader cache inside the driver root; "" when the layout has none or none was wanted.
+        layout, driver: as given.
+        arch: "x86_64" or "aarch64".
+        driver_root: the root of the driver's files inside the directory: "/" or "/run/nvidia/driver".
+        library_directory: directory of the library files, inside the driver root.
+        loader_cache: the loader cache inside the driver root; "" if the layout has none or none was wanted.
         gpus: in the order of their index.
-        libraries: SONAME to the path of the file, inside the driver root. libraries32: the same for the 32-bit ones.
-        nodes: device nodes that were made.
-        left_out: a sentence for each thing that could not be made, and why.
+        libraries: SONAME to the path of the file, inside the driver root. libraries32: the same for 32-bit libraries.
+        nodes: device nodes that were created.
+        left_out: one sentence for each reason why something could not be created.
     """
 
     directory: str
@@ -84,130 +87,154 @@ def build_host(
     imex: int = 0,
     features: tuple[str, ...] = (),
 ) -> SimulatedHost:
-    """Makes a GPU host of files in a directory.
+    """Build a GPU host made of files in a directory.
 
     Arguments:
-        directory: where; made when missing. It must be empty, or a simulated host, which is then made anew.
-        gpus: how many; the first two have each other's device minor, as index and minor differ on real hosts.
+        directory: the host's root, created if missing. It must be empty or a simulated host, which is then replaced.
+        gpus: number of GPUs. The first two have each other's device minor, because index and minor differ on real
+            hosts too.
         driver: the driver's version.
         model: the GPUs' name.
         layout: one of LAYOUTS.
-        loader_cache: write the loader cache that the layout has.
-        arch: "x86_64" or "aarch64"; this machine's by default, so that the libraries load.
-        mig: divides the GPUs into MIG devices: one word for all of them, or one for each, see `mig_instances.build_mig_devices`.
-        imex: how many IMEX channels.
-        features: of "gds", "mofed", "gdrcopy", "nvswitch": their nodes, modules and files.
+        loader_cache: write the layout's loader cache.
+        arch: "x86_64" or "aarch64". The default is this machine's, so that the libraries load.
+        mig: the MIG devices of the GPUs, see `mig_instances.build_mig_devices`.
+        imex: number of IMEX channels.
+        features: any of FEATURES: their nodes, modules and files are added.
 
-    Raises Fault for a wrong argument, for a directory that holds something else, and when writing fails.
+    Raises:
+        Fault: an argument is invalid, the directory contains other files, or writing fails.
     """
-    if layout not in LAYOUTS:
-        raise Fault(f"there is no layout {layout!r}", hint=f"Known are {', '.join(LAYOUTS)}")
-    if not _VERSION_PATTERN.fullmatch(driver):
-        raise Fault(f"{driver!r} is no driver version", hint="Give one such as 550.163.01")
-    if not 0 <= gpus <= _MAX_GPUS:
-        raise Fault(f"cannot simulate {gpus} GPUs", hint=f"Give a number from 0 to {_MAX_GPUS}")
-    if not 0 <= imex <= _MAX_CHANNELS:
-        raise Fault(f"cannot simulate {imex} IMEX channels", hint=f"Give a number from 0 to {_MAX_CHANNELS}")
-    for word in features:
-        if word not in FEATURES:
-            raise Fault(f"there is no feature {word!r}", hint=f"Known are {', '.join(FEATURES)}")
-    if layout in BOARDS and (mig or imex or features):
-        raise Fault(f"layout {layout} has neither MIG devices nor IMEX channels nor features")
-    if not model.strip() or not model.isprintable() or len(model) > 200:
-        raise Fault(f"{model!r} cannot be the name of a GPU")
-    machine = arch or {"arm64": "aarch64"}.get(platform.machine(), platform.machine())
-    if not arch and machine not in HOST_ARCHITECTURES:
-        machine = "x86_64"
-    if machine not in HOST_ARCHITECTURES:
-        raise Fault(f"cannot simulate a machine of kind {arch!r}", hint=f"Known are {', '.join(HOST_ARCHITECTURES)}")
+    machine = arch or _choose_architecture()
+    _check_arguments(layout, driver, gpus, model, machine, mig, imex, features)
     root = Path(directory)
     try:
         _claim_directory(root)
         with Rootfs(str(root)) as files:
-            if layout in BOARDS:
-                board = Board(files, driver, machine)
-                board.build_files(layout, gpus, model)
-                return _describe_board(board, root, layout)
-            cards = build_simulated_gpus(gpus, model, mig)
-            return _build_desktop(
-                files,
-                root,
-                _LAYOUTS[layout],
-                cards,
-                driver,
-                layout,
-                machine,
-                (features, imex),
-                loader_cache=loader_cache,
-            )
+            special_files = SpecialFiles(files)
+            if layout in BOARD_LAYOUTS:
+                return _build_board(special_files, root, layout, gpus, driver, model, machine)
+            simulated_gpus = build_simulated_gpus(gpus, model, mig)
+            module = KernelFiles(special_files, driver, machine, simulated_gpus)
+            module.write_text_files(_LAYOUT_TABLES[layout].get("firmware-parameter", ""))
+            module.write_drm_entries()
+            module.make_device_nodes()
+            add_simulated_features(special_files, features, imex)
+            return _build_desktop(module, root, layout, loader_cache=loader_cache)
     except OSError as error:
         reason = describe_os_error(error, writing=True)
-        raise Fault(f"cannot make the simulated host: {reason}", where=str(error.filename or root)) from error
+        raise Fault(f"cannot create the simulated host: {reason}", where=str(error.filename or root)) from error
 
 
-def _build_desktop(
-    files: Rootfs,
-    root: Path,
-    layout_settings: dict[str, Any],
-    gpus: tuple[SimulatedGpu, ...],
-    driver: str,
+def _choose_architecture() -> str:
+    """Return this machine's architecture, or x86_64 if no host of this machine's kind can be simulated."""
+    machine = {"arm64": "aarch64"}.get(platform.machine(), platform.machine())
+    return machine if machine in HOST_ARCHITECTURES else "x86_64"
+
+
+def _check_arguments(
     layout: str,
+    driver: str,
+    gpus: int,
+    model: str,
     arch: str,
-    features_and_imex: tuple[tuple[str, ...], int],
-    *,
-    loader_cache: bool,
-) -> SimulatedHost:
-    module = KernelFiles(files, driver, arch, gpus)
-    module.write_text_files(layout_settings.get("firmware-parameter", ""))
-    module.write_drm_entries()
-    module.make_device_nodes()
-    add_simulated_features(module, *features_and_imex)
-    driver_root = layout_settings.get("root", "/")
-    if driver_root != "/":
-        files.open_directory(driver_root)
-        with Rootfs(str(root) + driver_root) as inner:
-            made = Userland(inner, layout_settings, _load_toml("driver.toml"), driver, arch)
-            made.build_files(loader_cache=loader_cache)
-            left_out = [*module.left_out, *made.left_out]
+    mig: Sequence[str],
+    imex: int,
+    features: tuple[str, ...],
+) -> None:
+    """Check the arguments of `build_host`.
+
+    Raises:
+        Fault: one of them is invalid.
+    """
+    if layout not in LAYOUTS:
+        raise Fault(f"unknown layout {layout!r}", hint=f"Use one of {', '.join(LAYOUTS)}")
+    if not _VERSION_PATTERN.fullmatch(driver):
+        raise Fault(f"invalid driver version {driver!r}", hint="Give a version such as 550.163.01")
+    if not 0 <= gpus <= _MAX_GPUS:
+        raise Fault(f"cannot simulate {gpus} GPUs", hint=f"Give a number from 0 to {_MAX_GPUS}")
+    if not 0 <= imex <= _MAX_CHANNELS:
+        raise Fault(f"cannot simulate {imex} IMEX channels", hint=f"Give a number from 0 to {_MAX_CHANNELS}")
+    for feature in features:
+        if feature not in FEATURES:
+            raise Fault(f"unknown feature {feature!r}", hint=f"Use any of {', '.join(FEATURES)}")
+    if layout in BOARD_LAYOUTS and (mig or imex or features):
+        raise Fault(
+            f"layout {layout} has no MIG devices, IMEX channels or features", hint="Omit them, or choose another layout"
+        )
+    if not model.strip() or not model.isprintable() or len(model) > 200:
+        raise Fault(f"{model!r} cannot be the name of a GPU", hint="Give at most 200 printable characters")
+    if arch not in HOST_ARCHITECTURES:
+        raise Fault(
+            f"cannot simulate a machine of architecture {arch!r}", hint=f"Use one of {', '.join(HOST_ARCHITECTURES)}"
+        )
+
+
+def _build_desktop(module: KernelFiles, root: Path, layout: str, *, loader_cache: bool) -> SimulatedHost:
+    """Install the driver of a desktop or server, whose kernel files are already written."""
+    table = _LAYOUT_TABLES[layout]
+    driver_root: str = table.get("root", "/")
+    left_out = module.special_files.left_out
+    if driver_root == "/":
+        userland = _install_userland(module.special_files, table, module, loader_cache=loader_cache)
     else:
-        made = Userland(files, layout_settings, _load_toml("driver.toml"), driver, arch)
-        made.build_files(loader_cache=loader_cache)
-        left_out = [*module.left_out, *made.left_out]
+        module.files.open_directory(driver_root)
+        with Rootfs(str(root) + driver_root) as driver_files:
+            driver_special_files = SpecialFiles(driver_files)
+            userland = _install_userland(driver_special_files, table, module, loader_cache=loader_cache)
+        left_out += driver_special_files.left_out
+    return SimulatedHost(
+        directory=str(root),
+        layout=layout,
+        driver=module.driver,
+        arch=module.arch,
+        driver_root=driver_root,
+        library_directory=userland.get_directory("libraries"),
+        loader_cache=userland.loader_cache,
+        gpus=module.gpus,
+        libraries=userland.libraries,
+        libraries32=userland.libraries32,
+        nodes=tuple(module.special_files.nodes),
+        left_out=tuple(left_out),
+    )
+
+
+def _install_userland(
+    special_files: SpecialFiles, table: dict[str, Any], module: KernelFiles, *, loader_cache: bool
+) -> Userland:
+    userland = Userland(special_files, table, _load_toml("driver.toml"), module.driver, module.arch)
+    userland.build_files(loader_cache=loader_cache)
+    return userland
+
+
+def _build_board(
+    special_files: SpecialFiles, root: Path, layout: str, gpus: int, driver: str, model: str, arch: str
+) -> SimulatedHost:
+    """Build a WSL or a Jetson."""
+    board = Board(special_files, driver, arch)
+    board.build_files(layout, gpus, model)
     return SimulatedHost(
         directory=str(root),
         layout=layout,
         driver=driver,
         arch=arch,
-        driver_root=driver_root,
-        library_directory=made.get_directory("libraries"),
-        loader_cache=made.loader_cache,
-        gpus=gpus,
-        libraries=made.libraries,
-        libraries32=made.libraries32,
-        nodes=tuple(module.made_nodes),
-        left_out=tuple(left_out),
-    )
-
-
-def _describe_board(board: Board, root: Path, layout: str) -> SimulatedHost:
-    return SimulatedHost(
-        directory=str(root),
-        layout=layout,
-        driver=board.driver,
-        arch=board.arch,
         driver_root="/",
         library_directory=board.directory,
         loader_cache=board.loader_cache,
         gpus=board.gpus,
         libraries=board.libraries,
         libraries32={},
-        nodes=tuple(board.nodes),
-        left_out=tuple(board.left_out),
+        nodes=tuple(special_files.nodes),
+        left_out=tuple(special_files.left_out),
     )
 
 
 def _claim_directory(root: Path) -> None:
-    """Makes the directory ours and empty but for the marker; refuses one that is somebody else's."""
+    """Create or empty the directory and put the marker file into it.
+
+    Raises:
+        Fault: the directory contains files that `simulate` did not create for this user.
+    """
     root.mkdir(parents=True, exist_ok=True)
     names = [entry.name for entry in os.scandir(root)]
     marker = root / _MARKER
@@ -215,13 +242,13 @@ def _claim_directory(root: Path) -> None:
         status = marker.lstat() if _MARKER in names else None
         if status is None or not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
             raise Fault(
-                "the directory is not empty, and no simulated host of yours",
+                "the directory is not empty and was not created by `gpu-oci-hook simulate` for this user",
                 where=str(root),
-                hint="Name a new directory",
+                hint="Choose another directory",
             )
     for name in names:
         if name == _MARKER:
-            continue  # stays until the end: what is half removed must be known as ours
+            continue  # stays until the end, so that a half-removed host is still recognised
         path = root / name
         if path.is_dir() and not path.is_symlink():
             shutil.rmtree(path)

@@ -1,18 +1,18 @@
-"""What a driver installs: libraries, programs, firmware, configuration, and the loader cache that knows them.
+"""Write the files that a driver installs: libraries, programs, firmware, configuration and the loader cache.
 
-The lists are data (driver.toml); where things go is data too (layouts.toml). Cost rule: none.
+The files are listed in driver.toml, the directories of each layout in layouts.toml.
+
+Import budget: cold.
 """
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 
-from gpu_oci_hook.errors import describe_os_error
-from gpu_oci_hook.files.rootfs import Rootfs
 from gpu_oci_hook.formats.architectures import ARCHITECTURES
 from gpu_oci_hook.formats.elf import build_shared_object
 from gpu_oci_hook.formats.ldcache import dump_ld_cache, merge_ld_cache
+from gpu_oci_hook.simulate.special_files import SpecialFiles
 
 _PROGRAM_SCRIPT = """#!/bin/sh
 # Made by `gpu-oci-hook simulate`; stands for NVIDIA's {name}.
@@ -25,16 +25,24 @@ exit 0
 class Userland:
     """The driver's files below one root.
 
+    Arguments:
+        special_files: creates the socket; its root takes the files too.
+        layout: a table of layouts.toml.
+        catalogue: the content of driver.toml.
+        driver: the driver's version.
+
     Attributes:
-        libraries, libraries32: SONAME to the file's path.
+        libraries: SONAME to the file's path. libraries32: the same for 32-bit libraries.
         loader_cache: path of the loader cache, or "".
-        left_out: what could not be made, and why.
+        system_libraries: names of the stand-ins for the host's own libraries.
+        cacheable_names: (directory, name) of each library that a loader cache would list.
     """
 
     def __init__(
-        self, files: Rootfs, layout: dict[str, Any], catalogue: dict[str, Any], driver: str, arch: str
+        self, special_files: SpecialFiles, layout: dict[str, Any], catalogue: dict[str, Any], driver: str, arch: str
     ) -> None:
-        self.files = files
+        self.special_files = special_files
+        self.files = special_files.files
         self.layout = layout
         self.catalogue = catalogue
         self.arch, self.arch32 = arch, ARCHITECTURES[arch].arch32
@@ -43,23 +51,19 @@ class Userland:
         self.libraries: dict[str, str] = {}
         self.libraries32: dict[str, str] = {}
         self.loader_cache = ""
-        self.left_out: list[str] = []
         self.system_libraries: list[str] = []
-        self.cacheable_names: set[tuple[str, str]] = set()  # (directory, name) of what a loader cache would list
+        self.cacheable_names: set[tuple[str, str]] = set()
 
     def get_directory(self, key: str) -> str:
-        """A directory of the layout, with the names filled in; "" when it has none."""
+        """Return a directory of the layout with its placeholders filled in, or "" if the layout has none."""
         return self._expand_placeholders(self.layout.get(key, ""))
 
     def build_files(self, *, loader_cache: bool) -> None:
-        """Makes everything."""
-        for where, target in self.layout.get("links", []):
-            target = self._expand_placeholders(target)
-            if target.startswith("/"):
-                self.files.open_directory(target)
-            else:
-                self.files.open_directory(f"{self._expand_placeholders(where).rpartition('/')[0]}/{target}")
-            self.files.make_symlink(self._expand_placeholders(where), target)
+        """Write all files of the layout."""
+        for link, target in self.layout.get("links", []):
+            link, target = self._expand_placeholders(link), self._expand_placeholders(target)
+            self.files.open_directory(target if target.startswith("/") else f"{link.rpartition('/')[0]}/{target}")
+            self.files.make_symlink(link, target)
         for path in ("/etc", "/run", "/tmp", "/var"):  # noqa: S108
             self.files.open_directory(path)
         self.files.make_symlink("/var/run", "../run")
@@ -72,7 +76,7 @@ class Userland:
                 self._write_library(library, "libraries32", self.arch32, self.libraries32)
         self._write_programs()
         self._write_data_files()
-        self._create_socket("/run/nvidia-persistenced/socket")
+        self.special_files.make_socket("/run/nvidia-persistenced/socket")
         if loader_cache and self.get_directory("cache"):
             self._write_loader_cache()
 
@@ -82,7 +86,7 @@ class Userland:
         return text
 
     def _write_system_libraries(self) -> None:
-        """Stand-ins for the host's own libraries, so that its loader cache is not the driver's alone."""
+        """Write stand-ins for the host's own libraries, so that its loader cache lists more than the driver's."""
         directory = self.get_directory("system")
         if directory:
             for name in self.catalogue["system"]["libraries"]:
@@ -94,7 +98,7 @@ class Userland:
         soname = entry.get("soname", file)
         if self.layout.get("unversioned") and entry.get("unversioned"):
             file = soname
-        below = "/" + entry["subdirectory"] if "subdirectory" in entry else ""
+        subdirectory = "/" + entry["subdirectory"] if "subdirectory" in entry else ""
         common = self.catalogue["system"]
         data = build_shared_object(
             soname=soname,
@@ -106,26 +110,28 @@ class Userland:
         front = self.get_directory("front-libraries") if key == "libraries" else ""
         alternatives = self.layout.get("front") == "alternatives"
         if alternatives and (soname == file or entry.get("own")):
-            # Debian: what no alternative has to choose between lies in the public directory itself.
+            # Debian puts a library that needs no alternative into the public directory itself.
             directory, front = front, ""
         else:
             directory = self.get_directory(key)
-        self.files.write_file(f"{directory}{below}/{file}", data, 0o644)
-        paths[soname] = f"{directory}{below}/{file}"
+        self.files.write_file(f"{directory}{subdirectory}/{file}", data, 0o644)
+        paths[soname] = f"{directory}{subdirectory}/{file}"
         links = [name for name in (soname, *entry.get("links", [])) if name != file]
         for name in links:
             target = file if name == soname else soname
-            self.files.make_symlink(f"{directory}{below}/{name}", "../" * name.count("/") + target)
+            self.files.make_symlink(f"{directory}{subdirectory}/{name}", "../" * name.count("/") + target)
         for name in {file, *links} if not alternatives else set(links):
             if front:
                 prefix = "glx" if entry.get("neutral") else "nvidia"
-                self._link_public_name(f"{front}{below}/{name}", f"{directory}{below}/{name}", prefix, triple=True)
-        if not below:
+                self._link_public_name(
+                    f"{front}{subdirectory}/{name}", f"{directory}{subdirectory}/{name}", prefix, triple=True
+                )
+        if not subdirectory:
             for name in (soname, *(n for n in links if "/" not in n)):
                 self.cacheable_names.add((key, name))
 
     def _link_public_name(self, public: str, private: str, prefix: str, *, triple: bool = False) -> None:
-        """Makes the public name lead to the private one, the way the layout does it."""
+        """Link the public name to the private one, the way the layout does it."""
         if self.layout["front"] == "alternatives":
             name = public.rpartition("/")[2] + (f"-{self.placeholders['{triple}']}" if triple else "")
             self.files.make_symlink(f"/etc/alternatives/{prefix}--{name}", private)
@@ -145,35 +151,25 @@ class Userland:
         for name in self.catalogue["firmware"]["names"]:
             text = f"{name} of driver {version}, made by gpu-oci-hook simulate\n"
             self.files.write_file(f"{self.get_directory('firmware')}/nvidia/{version}/{name}", text.encode())
-        for facts in self.catalogue["config"]:
-            kind, _, path = self._expand_placeholders(facts["path"]).partition("/")
+        for entry in self.catalogue["config"]:
+            kind, _, path = self._expand_placeholders(entry["path"]).partition("/")
             if path.endswith("/nvidia_icd.json") and self.get_directory("icd"):
                 path = path.rpartition("/")[0] + "/" + self.get_directory("icd")
             private = f"{self.get_directory(kind)}/{path}"
-            self.files.write_file(private, facts["text"].lstrip("\n").encode())
+            self.files.write_file(private, entry["text"].lstrip("\n").encode())
             if self.get_directory(f"front-{kind}"):
                 self._link_public_name(f"{self.get_directory(f'front-{kind}')}/{path}", private, "nvidia")
 
-    def _create_socket(self, path: str) -> None:
-        above, _, name = path.rpartition("/")
-        directory = self.files.open_directory(above)
-        with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-            try:
-                # By the descriptor: a socket's path may have 107 bytes only, and a test's directory is often longer.
-                listener.bind(f"/proc/self/fd/{directory.fd}/{name}")
-            except OSError as error:
-                self.left_out.append(f"socket {path}: {describe_os_error(error, writing=True)}")
-
     def _write_loader_cache(self) -> None:
-        """The loader cache as ldconfig would write it for this tree."""
+        """Write the loader cache as ldconfig would write it for this tree."""
         cached = [self._expand_placeholders(path) for path in self.layout["cached"]]
         flags, flags32 = ARCHITECTURES[self.arch].cache_flags, ARCHITECTURES[self.arch32].cache_flags
         entries: list[tuple[str, str, int]] = []
         public = self.get_directory("front-libraries") or self.get_directory("libraries")
         if cached:
             for key, name in sorted(self.cacheable_names):
-                where, kind = (cached[0], flags) if key == "libraries" else (cached[-1], flags32)
-                entries.append((name, f"{where}/{name}", kind))
+                directory, entry_flags = (cached[0], flags) if key == "libraries" else (cached[-1], flags32)
+                entries.append((name, f"{directory}/{name}", entry_flags))
         system = cached[0] if cached and self.get_directory("system") == public else self.get_directory("system")
         entries += [(name, f"{system}/{name}", flags) for name in self.system_libraries]
         self.loader_cache = self.get_directory("cache")
