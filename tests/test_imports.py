@@ -52,7 +52,7 @@ def modules(names: str) -> set[str]:
 
 
 PASS_THROUGH = {"gc", "_signal", "marshal", "posix"} | modules("shim.main files.state_dir")
-CREATE = PASS_THROUGH | modules("files.config_json")
+CREATE = PASS_THROUGH | modules("files.read_regular")
 
 INJECTION = CREATE | {
     "__future__",
@@ -338,7 +338,7 @@ def test_a_create_that_asks_for_nothing_reads_its_config_json_besides(machine: M
     plain, _ = opened(machine, "kill", "x", "9")
     found, became = opened(machine, "create", "--bundle", made, "x")
     assert became
-    code = SOURCE / f"gpu_oci_hook/files/__pycache__/config_json.{sys.implementation.cache_tag}.pyc"
+    code = SOURCE / f"gpu_oci_hook/files/__pycache__/read_regular.{sys.implementation.cache_tag}.pyc"
     assert [path for path in found if path not in plain] == [str(code), str(made / "config.json")]
 
 
@@ -375,7 +375,7 @@ HOOK = {name for name in INJECTION if not name.startswith("gpu_oci_hook")} | mod
     plan.layout plan.loader_files
     container.image
     host.root
-    files.config_json files.directory files.path_walk files.rootfs files.state_dir
+    files.read_regular files.directory files.path_walk files.rootfs files.state_dir
     formats.architectures formats.driver_version formats.fastjson formats.ldcache formats.oci formats.program_names
     errors
     """

@@ -27,8 +27,8 @@ from gpu_oci_hook import cli
 from gpu_oci_hook.config import load
 from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.files import config_json, state_dir
-from gpu_oci_hook.files.config_json import read_config_json
+from gpu_oci_hook.files import read_regular, state_dir
+from gpu_oci_hook.files.read_regular import read_config_json
 from gpu_oci_hook.inject import pipeline
 from gpu_oci_hook.reporting import failure
 from gpu_oci_hook.shim import main
@@ -320,7 +320,7 @@ def test_any_bytes_in_config_json(world: World, data: st.DataObject) -> None:
         (directory / "config.json").write_bytes(text)
         found = read_config_json(str(directory / "config.json"))
         assert found == text
-        if config_json.has_trigger(text, main.TRIGGERS):
+        if read_regular.has_trigger(text, main.TRIGGERS):
             world.start(directory)
 
 

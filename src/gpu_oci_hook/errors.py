@@ -58,12 +58,15 @@ _REASONS = {
 _WRITE_REASONS = {errno.ENOENT: "nothing can be made there", errno.EACCES: "this user may not write there"}
 
 
-def describe_os_error(error: OSError, *, writing: bool = False) -> str:
-    """The reason of an OSError in words that no engine mistakes for one of its own conditions.
+def describe_os_error(error: OSError | ValueError, *, writing: bool = False) -> str:
+    """Return the reason of a failed file operation in words that no engine takes for a condition of its own.
 
     Arguments:
-        writing: something was to be made or changed there.
+        error: an OSError, or the `UnusableFileError` of a file that is not read.
+        writing: whether something was to be made or changed.
     """
+    if not isinstance(error, OSError):
+        return str(error)
     number = error.errno or 0
     return (writing and _WRITE_REASONS.get(number)) or _REASONS.get(number) or os.strerror(number).lower()
 

@@ -237,8 +237,8 @@ HOSTILE: dict[str, tuple[str, bytes, str]] = {
     "a long key": ("x.json", b'{"' + b"k" * 4_000_000 + b'": 1}', ""),
     "a long name": ("x.json", json.dumps(small() | {"kind": "v" * 1_000_000 + "/c!"}).encode(), ""),
     "a long annotation key": ("x.json", json.dumps(small() | {"annotations": {"a." * 500_000: "b"}}).encode(), ""),
-    "100 MB": ("x.yaml", b"#" * 100_000_000, "has more than 4 MiB"),
-    "100 MB of JSON": ("x.json", b'{"a":"' + b"x" * 100_000_000 + b'"}', "has more than 4 MiB"),
+    "100 MB": ("x.yaml", b"#" * 100_000_000, "is larger than 4 MiB"),
+    "100 MB of JSON": ("x.json", b'{"a":"' + b"x" * 100_000_000 + b'"}', "is larger than 4 MiB"),
     "4 MiB of comments": ("x.yaml", b"#\n" * 2_000_000, "is empty"),
     "4 MB of quotes": ("x.yaml", b"'" * 4_000_000, ""),
     "4 MB of colons": ("x.yaml", b":" * 4_000_000, ""),
@@ -356,14 +356,14 @@ def test_a_file_is_read(tmp_path: Path) -> None:
     ("kind", "said"),
     [
         ("missing", "cannot be read: it is missing"),
-        ("directory", "is not a regular file"),
+        ("directory", "is a directory, not a regular file"),
         ("fifo", "is not a regular file"),
         ("socket", "cannot be read: "),
         ("device", "is not a regular file"),
         ("loop", "cannot be read: its symbolic links go round in a circle"),
         ("file as directory", "cannot be read: a part of the path is not a directory"),
         ("long name", "cannot be read: the name is too long"),
-        ("nul", "embedded null byte"),
+        ("nul", "has a NUL character in its name"),
     ],
 )
 def test_what_is_no_file_is_a_finding_at_once(tmp_path: Path, kind: str, said: str) -> None:

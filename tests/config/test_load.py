@@ -6,6 +6,7 @@ import datetime
 import json
 import marshal
 import os
+import posix
 import re
 import subprocess
 import sys
@@ -196,7 +197,16 @@ def test_taking_a_remembered_config_loads_no_toml_parser() -> None:
         text=True,
     )
     assert run.stderr == ""
-    names = ("config", "config.keys", "config.load", "errors", "files", "files.state_dir", "files.trust")
+    names = (
+        "config",
+        "config.keys",
+        "config.load",
+        "errors",
+        "files",
+        "files.read_regular",
+        "files.state_dir",
+        "files.trust",
+    )
     ours = {"gpu_oci_hook", *[f"gpu_oci_hook.{name}" for name in names]}
     interpreter = {
         "__future__",
@@ -514,13 +524,13 @@ def test_a_file_that_this_user_may_not_read_is_a_sentence(tmp_path: Path) -> Non
     path = tmp_path / "c"
     path.write_text("")
 
-    def closed(*_: object) -> int:
+    def closed(*_: object, **__: object) -> int:
         raise PermissionError(13, "Permission denied")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "open", closed)
+        patch.setattr(posix, "open", closed)
         text = refused(path)
-    assert text == f"{path}: the config file cannot be opened: this user may not read it"
+    assert text == f"{path}: the config file cannot be read: this user may not read it"
 
 
 # --- the oracle ------------------------------------------------------------------------------------

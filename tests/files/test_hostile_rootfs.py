@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import posix
 import socket
 import stat
 import subprocess
@@ -193,14 +194,14 @@ def test_a_file_that_grows_while_it_is_read_is_bounded(
     root: Rootfs, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (place / "file").write_bytes(b"x" * 10)
-    real = os.read
+    real = posix.read
 
     def grow(fd: int, size: int) -> bytes:
         with open(place / "file", "ab") as file:
             file.write(b"x" * 1000)
         return real(fd, size)
 
-    monkeypatch.setattr(os, "read", grow)
+    monkeypatch.setattr(posix, "read", grow)
     assert root.read_file("/file", 500) is None
 
 

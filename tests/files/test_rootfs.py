@@ -14,7 +14,6 @@ from pathlib import Path
 import pytest
 
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.files import directory as directory_module
 from gpu_oci_hook.files.directory import CrossMountError
 from gpu_oci_hook.files.path_walk import MAX_CACHED_DIRECTORIES
 from gpu_oci_hook.files.rootfs import Rootfs
@@ -126,7 +125,7 @@ def test_read_gives_regular_files_up_to_the_limit(root: Rootfs, place: Path) -> 
 
 
 def test_read_works_without_proc(root: Rootfs, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(directory_module, "PROC_SELF_FD", "/nowhere/fd")
+    monkeypatch.setattr(read_regular, "PROC_SELF_FD", "/nowhere/fd")
     (place / "file").write_bytes(b"12345")
     (place / "link").symlink_to("file")
     assert root.read_file("/link", 5) == b"12345"

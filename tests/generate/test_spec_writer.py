@@ -168,7 +168,7 @@ def test_a_directory_or_a_fifo_in_its_place_is_a_sentence(tmp_path: Path) -> Non
     (tmp_path / "x.yaml").mkdir()
     assert "it is a directory" in sentence(tmp_path / "x.yaml")
     os.mkfifo(tmp_path / "y.yaml")
-    assert "it is no regular file" in sentence(tmp_path / "y.yaml")
+    assert "it is not a regular file" in sentence(tmp_path / "y.yaml")
     (tmp_path / "z.yaml").symlink_to("z.yaml")
     assert "go round in a circle" in sentence(tmp_path / "z.yaml")
     (tmp_path / "file").write_text("x")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import posix
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -235,14 +236,15 @@ def test_what_is_mounted_is_opened_only_when_it_proved_to_be_a_file(
     """By the descriptor that was looked at: whoever may write to a volume can lay a device under the name meanwhile."""
     source = f"{incumbent.host}{OWN}/libcuda.so.{VERSION}"
     names: list[str] = []
-    open_it = os.open
+    open_it = posix.open
 
     def watched(path: str, flags: int, *more: Any, **named: Any) -> int:
         if not flags & os.O_PATH:
             names.append(path)
         return open_it(path, flags, *more, **named)
 
-    monkeypatch.setattr(nvidia_hooks.os, "open", watched)
+    monkeypatch.setattr(os, "open", watched)
+    monkeypatch.setattr(posix, "open", watched)
     assert nvidia_hooks._read_soname(source) == ("libcuda.so.1", "x86_64")
     assert names and source not in names
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import posix
 from pathlib import Path
 
 import pytest
@@ -155,11 +156,11 @@ def test_proc_files_are_regular_files() -> None:
 
 
 def test_an_unreadable_file_is_a_fault(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(path: str, flags: int) -> int:
+    def refuse(path: str, flags: int, **_: object) -> int:
         raise PermissionError(errno.EACCES, "refused")
 
     (tmp_path / "closed").write_text("x")
     host = Host(str(tmp_path))
-    monkeypatch.setattr(os, "open", refuse)  # root reads everything, so the kernel's answer is played
+    monkeypatch.setattr(posix, "open", refuse)  # root reads everything, so the kernel's answer is played
     with pytest.raises(Fault, match="may not read"):
         host.read_file("/closed", 10)

@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 
 from gpu_oci_hook.errors import Fault, make_printable
 from gpu_oci_hook.files import state_dir
+from gpu_oci_hook.files.read_regular import UnusableFileError, open_regular_file, read_fd
 from gpu_oci_hook.formats.oci import get_list, get_member
 from gpu_oci_hook.formats.program_names import CREATE_CONTAINER, HOOK_PROGRAM, is_own_cdi_hook
 
@@ -134,12 +134,12 @@ def _parse_spec_data(data: bytes, path: str) -> object:
 def _read_with_trust(path: str) -> tuple[bytes, bool]:
     """The bytes of a regular file, and whether nobody but this user may write it; none when it cannot be read."""
     try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            return b"", False
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-        with open(fd, "rb") as file:
-            return file.read(_MAX_FILE_SIZE), state_dir.is_trusted_fd(fd)
-    except (OSError, ValueError):
+        fd = open_regular_file(path, stat_first=True)
+        try:
+            return read_fd(fd, _MAX_FILE_SIZE), state_dir.is_trusted_fd(fd)
+        finally:
+            os.close(fd)
+    except (OSError, UnusableFileError):
         return b"", False
 
 

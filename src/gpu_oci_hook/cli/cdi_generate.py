@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import click
@@ -28,6 +27,7 @@ from gpu_oci_hook.cli.printing import print_document, print_line, print_warning
 from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.errors import Fault, clip_text, find_close_match, make_printable
 from gpu_oci_hook.files import state_dir
+from gpu_oci_hook.files.read_regular import UnusableFileError, read_regular_head
 from gpu_oci_hook.formats.program_names import HOOK_PROGRAM, is_launcher
 from gpu_oci_hook.generate.emit import choose_output_format
 from gpu_oci_hook.generate.generate import SpecRecipe, build_spec
@@ -272,7 +272,6 @@ def _list_launcher_paths() -> list[str]:
 
 def _is_launcher(path: str) -> bool:
     try:
-        with Path(path).open("rb") as file:
-            return os.path.basename(path) == HOOK_PROGRAM and is_launcher(file.read(1024))
-    except OSError:
+        return os.path.basename(path) == HOOK_PROGRAM and is_launcher(read_regular_head(path, 1024))
+    except (OSError, UnusableFileError):
         return False

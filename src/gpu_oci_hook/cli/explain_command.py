@@ -24,7 +24,7 @@ from gpu_oci_hook.container.rootfs_edits import GENERATED_DIR, generated_file_na
 from gpu_oci_hook.container.spec_edits import apply_to_spec
 from gpu_oci_hook.errors import Fault, make_printable
 from gpu_oci_hook.files import state_dir
-from gpu_oci_hook.files.config_json import read_config_json
+from gpu_oci_hook.files.read_regular import read_config_json
 from gpu_oci_hook.formats.oci import get_list, get_member
 from gpu_oci_hook.host.gpus import read_gpus
 from gpu_oci_hook.host.platforms.detect import detect_platform

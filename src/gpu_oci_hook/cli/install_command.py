@@ -22,6 +22,7 @@ import gpu_oci_hook
 from gpu_oci_hook.cli.printing import print_line, print_warning
 from gpu_oci_hook.container.rootfs_edits import replace_file
 from gpu_oci_hook.errors import Fault, describe_os_error
+from gpu_oci_hook.files.read_regular import read_regular_head
 from gpu_oci_hook.formats.program_names import (
     HOOK_PROGRAM,
     NVIDIA_CDI_HOOK,
@@ -187,8 +188,7 @@ def _refuse_foreign_file(path: Path) -> None:
     if stat.S_ISLNK(status.st_mode):
         ours = str(path.readlink()) in LAUNCHER_NAMES
     elif stat.S_ISREG(status.st_mode):
-        with path.open("rb") as file:
-            ours = is_launcher(file.read(1024))
+        ours = is_launcher(read_regular_head(str(path), 1024))
     if not ours:
         raise Fault(
             "this is not a file of ours and stays as it is; nothing was written",

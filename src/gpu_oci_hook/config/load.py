@@ -12,6 +12,7 @@ import os
 from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.errors import Fault, describe_os_error
 from gpu_oci_hook.files import state_dir
+from gpu_oci_hook.files.read_regular import UnusableFileError, read_regular_file
 from gpu_oci_hook.files.trust import check_file_trust
 
 TYPE_CHECKING = False
@@ -79,23 +80,10 @@ def read_config_file(path: str) -> bytes | None:
         Fault: it is no regular file, may not be read, is too large, or is not to be trusted.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY)
+        return read_regular_file(path, MAX_CONFIG_SIZE, check_status=lambda status: check_file_trust(status, path))
     except FileNotFoundError:
         return None
-    except (OSError, ValueError) as error:
-        reason = describe_os_error(error) if isinstance(error, OSError) else "its name has a NUL character"
-        raise Fault(f"the config file cannot be opened: {reason}", where=path) from error
-    try:
-        status = os.fstat(fd)
-        check_file_trust(status, path)
-        data = b""
-        while len(data) <= MAX_CONFIG_SIZE:
-            more = os.read(fd, MAX_CONFIG_SIZE + 1 - len(data))
-            if not more:
-                return data
-            data += more
+    except UnusableFileError as error:
+        raise Fault(f"the config file {error.predicate}", where=path) from error
     except OSError as error:
         raise Fault(f"the config file cannot be read: {describe_os_error(error)}", where=path) from error
-    finally:
-        os.close(fd)
-    raise Fault("the config file is larger than 1 MiB", where=path)

@@ -10,6 +10,7 @@ import os
 
 from gpu_oci_hook.errors import Fault, describe_os_error
 from gpu_oci_hook.files import state_dir
+from gpu_oci_hook.files.read_regular import UnusableFileError, read_regular_file
 from gpu_oci_hook.model.edits import AddFile, AddLink, AddMount, Edit, PrepareDirectory
 
 TYPE_CHECKING = False
@@ -133,12 +134,6 @@ def write_generated_file(generated_dir: str, container_path: str, content: bytes
 def _has_content(path: str, content: bytes) -> bool:
     """Whether the file is there already with this content: a running container may have it mounted."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError:
+        return read_regular_file(path, len(content), follow_symlinks=False) == content
+    except (OSError, UnusableFileError):
         return False
-    try:
-        return os.read(fd, len(content) + 1) == content
-    except OSError:
-        return False
-    finally:
-        os.close(fd)

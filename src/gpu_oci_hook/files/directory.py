@@ -14,6 +14,7 @@ import os
 import stat
 
 from gpu_oci_hook.errors import Fault, describe_os_error
+from gpu_oci_hook.files.read_regular import UnusableFileError, read_regular_fd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,12 +25,10 @@ if TYPE_CHECKING:
 MAX_RETRIES = 16  # when somebody swaps names under our hands
 MAX_MOVED_ENTRIES = 10000  # entries moved out of the way one by one
 ASIDE_SUFFIX = ".gpu-oci-hook-aside"
-PROC_SELF_FD = "/proc/self/fd"  # the host's /proc: opens an inode again without its name
 
 PATH_FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _LIST_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
-_READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
 
 class Directory:
@@ -219,7 +218,7 @@ class Directory:
                 return read_regular_fd(fd, len(data), self.fd, name) == data
             finally:
                 os.close(fd)
-        except OSError:
+        except (OSError, UnusableFileError):
             return False
 
     def _give_owner(self, thing: str | int) -> None:
@@ -271,37 +270,6 @@ class Directory:
                 _move_tree(name, self.fd, new, self.fd, [MAX_MOVED_ENTRIES], 64)
             return
         raise make_os_error(errno.EEXIST)
-
-
-def read_regular_fd(fd: int, limit: int, parent_fd: int = -1, name: str = "") -> bytes | None:
-    """The bytes of the regular file that an O_PATH descriptor stands for, or None.
-
-    It is opened again through /proc, never by a name that may have become a device: opening one can
-    have effects. Only a system without /proc pays with the name, and the inodes are compared.
-    """
-    info = os.fstat(fd)
-    if not stat.S_ISREG(info.st_mode) or info.st_size > limit:
-        return None
-    try:
-        again = os.open(f"{PROC_SELF_FD}/{fd}", _READ_FLAGS)
-    except FileNotFoundError:
-        if parent_fd < 0:
-            raise
-        again = os.open(name, _READ_FLAGS | os.O_NOFOLLOW, dir_fd=parent_fd)
-    try:
-        if not os.path.samestat(os.fstat(again), info):
-            return None
-        pieces = []
-        rest = limit + 1
-        while rest > 0:
-            piece = os.read(again, min(rest, 1 << 20))
-            if not piece:
-                break
-            pieces.append(piece)
-            rest -= len(piece)
-    finally:
-        os.close(again)
-    return b"".join(pieces) if rest > 0 else None
 
 
 def _move_tree(name: str, source: int, new: str, target: int, budget: list[int], depth: int) -> None:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import os
 import sys
 
-from gpu_oci_hook.files.directory import PATH_FLAGS, PROC_SELF_FD, make_os_error, read_mount_id
+from gpu_oci_hook.files.directory import PATH_FLAGS, make_os_error, read_mount_id
+from gpu_oci_hook.files.read_regular import PROC_SELF_FD, UnusableFileError, read_regular_file
 
 # linux/mount.h
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT = 1, 2, 4, 8, 32
@@ -50,15 +51,9 @@ def read_mount_info(mount_id: bytes) -> MountInfo | None:
 
     From /proc/self/mountinfo (proc(5)): the kernel's word, whatever the image has in that place.
     """
-    table = b""
     try:
-        with open("/proc/self/mountinfo", "rb", buffering=0) as file:
-            while len(table) <= _MOUNTINFO_LIMIT:
-                more = file.read(1 << 20)
-                if not more:
-                    break
-                table += more
-    except OSError:
+        table = read_regular_file("/proc/self/mountinfo", _MOUNTINFO_LIMIT)
+    except (OSError, UnusableFileError):
         return None
     for line in table.split(b"\n"):
         if mount_id and line.startswith(mount_id + b" "):

@@ -18,15 +18,14 @@ import stat
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files.directory import (
     CREATE_FLAGS,
-    PROC_SELF_FD,
     Directory,
     make_os_error,
     make_os_fault,
     make_temporary_name,
     read_mount_id,
-    read_regular_fd,
 )
 from gpu_oci_hook.files.path_walk import PathWalker
+from gpu_oci_hook.files.read_regular import PROC_SELF_FD, read_regular_fd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

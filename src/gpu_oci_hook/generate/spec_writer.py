@@ -15,6 +15,7 @@ import time
 
 from gpu_oci_hook.cdi.provenance import is_own_spec_data
 from gpu_oci_hook.errors import Fault, describe_os_error
+from gpu_oci_hook.files.read_regular import UnusableFileError, read_regular_file
 from gpu_oci_hook.files.replace import _FILE_MODE, _TEMPORARY_INFIX, _replace_file, _resolve_links, _split_resolved_path
 
 _MAX_FILE_SIZE = 64 << 20
@@ -150,26 +151,22 @@ def _read_existing_file(directory_fd: int, name: str, path: str) -> tuple[bytes 
     """The bytes of a regular file and its status, None when it is missing; never waits for a FIFO.
 
     Raises:
-        Fault: it is no file, too large to be a CDI file, or cannot be read.
+        Fault: it is not a regular file, is too large to be a CDI file, or cannot be read.
     """
+    statuses: list[os.stat_result] = []
     try:
-        # Looked at before it is opened, since opening a device can have effects; and what is opened is looked at again.
-        _require_regular_file(os.stat(name, dir_fd=directory_fd, follow_symlinks=False), path)
-        fd = os.open(name, _READ_FLAGS, dir_fd=directory_fd)
-        with open(fd, "rb") as file:
-            status = os.fstat(fd)
-            _require_regular_file(status, path)
-            return file.read(_MAX_FILE_SIZE + 1), status
+        data = read_regular_file(
+            name,
+            _MAX_FILE_SIZE,
+            dir_fd=directory_fd,
+            follow_symlinks=False,
+            stat_first=True,
+            check_status=statuses.append,
+        )
     except FileNotFoundError:
         return None, None
+    except UnusableFileError as error:
+        raise Fault(f"{error}, and a CDI file is to be written there", where=path) from None
     except OSError as error:
         raise Fault(f"the file that is there cannot be read: {describe_os_error(error)}", where=path) from None
-
-
-def _require_regular_file(status: os.stat_result, path: str) -> None:
-    if stat.S_ISDIR(status.st_mode):
-        raise Fault("it is a directory, and a CDI file is to be written there", where=path)
-    if not stat.S_ISREG(status.st_mode):
-        raise Fault("it is no regular file, and a CDI file is to be written there", where=path)
-    if status.st_size > _MAX_FILE_SIZE:
-        raise Fault(f"the file that is there is larger than {_MAX_FILE_SIZE >> 20} MiB: it is no CDI file", where=path)
+    return data, statuses[0]

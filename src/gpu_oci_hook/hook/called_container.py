@@ -13,8 +13,8 @@ import errno
 import os
 
 from gpu_oci_hook.errors import Fault, clip_text, describe_os_error
-from gpu_oci_hook.files.config_json import read_config_json
 from gpu_oci_hook.files.directory import read_mount_id
+from gpu_oci_hook.files.read_regular import read_config_json
 from gpu_oci_hook.files.rootfs import Rootfs, read_rootfs_path
 from gpu_oci_hook.formats.fastjson import parse_config_json, parse_json
 from gpu_oci_hook.formats.oci import get_list, get_member

@@ -13,6 +13,7 @@ import _signal  # type: ignore[import-not-found]  # `signal` loads enum
 import gc
 import os
 
+from gpu_oci_hook.files.read_regular import UnusableFileError, read_regular_head
 from gpu_oci_hook.formats.program_names import CREATE_CONTAINER, HOOK_PROGRAM
 from gpu_oci_hook.hook.arguments import parse_hook_arguments
 
@@ -125,12 +126,8 @@ def _note_stale_cdi_file(arguments: HookArguments, container: Container) -> None
         return
     try:
         path = f"{arguments.root.rstrip('/')}/proc/driver/nvidia/version"
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            data = os.read(fd, 4096)
-        finally:
-            os.close(fd)
-    except (OSError, ValueError):
+        data = read_regular_head(path, 4096)
+    except (OSError, UnusableFileError):
         return
     if arguments.driver_version.encode("utf-8", "replace") not in data.split():
         from gpu_oci_hook.formats.proc import parse_driver_version

@@ -9,7 +9,8 @@ from __future__ import annotations
 import os
 
 from gpu_oci_hook.errors import Fault, describe_os_error
-from gpu_oci_hook.files.directory import PATH_FLAGS, read_regular_fd
+from gpu_oci_hook.files.directory import PATH_FLAGS
+from gpu_oci_hook.files.read_regular import UnusableFileError, read_regular_fd
 from gpu_oci_hook.formats.proc import disable_modify_device_files
 from gpu_oci_hook.host.root import Host
 
@@ -172,6 +173,8 @@ def _cover_params_file(container: Container, content: bytes) -> str:
                 return ""
         finally:
             os.close(fd)
+    except UnusableFileError:
+        pass  # longer than any that the driver shows: covered like another one
     except OSError as error:
         return describe_os_error(error)
     from gpu_oci_hook.container.rootfs_edits import GENERATED_DIR, write_generated_file

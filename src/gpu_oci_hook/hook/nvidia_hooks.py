@@ -18,7 +18,7 @@ import os
 
 from gpu_oci_hook import VERSION
 from gpu_oci_hook.errors import Fault, clip_text, describe_os_error
-from gpu_oci_hook.files.directory import PROC_SELF_FD
+from gpu_oci_hook.files.read_regular import reopen_regular_fd
 from gpu_oci_hook.formats.architectures import ARCHITECTURES
 from gpu_oci_hook.formats.oci import get_list, get_member
 from gpu_oci_hook.formats.program_names import find_nvidia_hook_arguments
@@ -220,15 +220,12 @@ def _read_soname(source: str) -> tuple[str, str]:
     from gpu_oci_hook.formats.elf import read_shared_object
 
     try:
-        # Opening a device can have side effects, and a user who can write to a volume can exchange a file after a
-        # check of its path. So the file is pinned with O_PATH, checked, and then opened through the descriptor.
-        pinned = os.open(source, os.O_PATH | os.O_CLOEXEC)
+        # By descriptor: a user who may write to a volume can replace the file by a device after it was checked.
+        path_fd = os.open(source, os.O_PATH | os.O_CLOEXEC)
         try:
-            if os.fstat(pinned).st_mode & 0o170000 != 0o100000:  # S_ISREG, without the import
-                return "", ""
-            fd = os.open(f"{PROC_SELF_FD}/{pinned}", os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+            fd = reopen_regular_fd(path_fd)
         finally:
-            os.close(pinned)
+            os.close(path_fd)
     except (OSError, ValueError):
         return "", ""
     try:

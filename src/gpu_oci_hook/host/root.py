@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import errno
 import os
-import stat
 
 from gpu_oci_hook.errors import Fault, describe_os_error
+from gpu_oci_hook.files.read_regular import ImpossibleNameError, UnusableFileError, read_regular_file
 from gpu_oci_hook.formats.architectures import HOST_ARCHITECTURES
 
 MAX_LINKS = 40  # the kernel's own limit (path_resolution(7))
 _MISSING_ERRNOS = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP, errno.ENAMETOOLONG)
-_READ_SIZE = 1 << 14
-_READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOCTTY
 _VERSION_FILE_LIMIT = 65536
 
 
@@ -73,33 +71,15 @@ class Host:
         if real_path is None:
             return None
         try:
-            fd = os.open(real_path, _READ_FLAGS)
-        except ValueError:
+            return read_regular_file(real_path, limit)
+        except ImpossibleNameError:
             return None
+        except UnusableFileError as error:
+            raise Fault(str(error), where=self.full_path(path)) from None
         except OSError as error:
             if error.errno in _MISSING_ERRNOS:
                 return None
             raise Fault(f"it cannot be read: {describe_os_error(error)}", where=self.full_path(path)) from None
-        try:
-            status = os.fstat(fd)
-            if not stat.S_ISREG(status.st_mode):
-                raise Fault("it is not a regular file", where=self.full_path(path))
-            # os.read allocates the whole buffer first, so `limit` would cost a megabyte for one line. A procfs file
-            # reports size 0; a short one arrives in one read.
-            chunk_size = min(limit, max(status.st_size, _READ_SIZE)) + 1
-            data = os.read(fd, chunk_size)
-            while data and len(data) <= limit:
-                chunk = os.read(fd, chunk_size)
-                if not chunk:
-                    break
-                data += chunk
-        except OSError as error:
-            raise Fault(f"it cannot be read: {describe_os_error(error)}", where=self.full_path(path)) from None
-        finally:
-            os.close(fd)
-        if len(data) > limit:
-            raise Fault(f"it is larger than {limit} bytes", where=self.full_path(path))
-        return data
 
     def list_names(self, path: str) -> list[str]:
         """Return the names in a directory, sorted; empty when it is missing or cannot be listed."""

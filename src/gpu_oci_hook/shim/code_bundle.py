@@ -13,6 +13,7 @@ import os
 import sys
 
 from gpu_oci_hook import VERSION
+from gpu_oci_hook.files.read_regular import read_regular_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 BUNDLE_PATH = f"{_PACKAGE}/__pycache__/code_bundle.{sys.implementation.cache_tag}.data"
 BUNDLE_STAMP = (VERSION, sys.hexversion)
+_SIZE_LIMIT = 16 << 20
 _HASH_KEY, _HASH_SIZE = 0, 8  # what the hash begins with, and its size
 
 # What a start with all capabilities loads; what only some containers need is not worth its reading.
@@ -79,11 +81,7 @@ class BundleFinder:
 def use_code_bundle() -> None:
     """Lets the interpreter take the modules from the file; does nothing when that is missing, damaged or stale."""
     try:
-        fd = os.open(BUNDLE_PATH, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            data = os.read(fd, os.fstat(fd).st_size)
-        finally:
-            os.close(fd)
+        data = read_regular_file(BUNDLE_PATH, _SIZE_LIMIT)
         if data[:_HASH_SIZE] != _hash_data(data[_HASH_SIZE:]):
             return
         stamp, entries = marshal.loads(data[_HASH_SIZE:])  # noqa: S302 - who can write here can write our code

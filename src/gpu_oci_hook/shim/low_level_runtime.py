@@ -11,6 +11,7 @@ import sys
 from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.config.load import find_config_path, load_config
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.files.read_regular import read_regular_head
 from gpu_oci_hook.files.state_dir import get_file_signature
 from gpu_oci_hook.formats.program_names import is_runtime_launcher
 
@@ -99,11 +100,7 @@ def _is_this_program(path: str) -> bool:
     try:
         if own and os.path.exists(own) and os.path.samestat(os.stat(path), os.stat(own)):
             return True
-        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-        try:
-            head = os.read(fd, 4096)
-        finally:
-            os.close(fd)
+        head = read_regular_head(path, 4096)
     except (OSError, ValueError):
         return False
     return is_runtime_launcher(head)

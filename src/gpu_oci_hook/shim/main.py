@@ -200,7 +200,7 @@ def main() -> None:
             raise _make_loop_fault()
         entry = load_runtime()
         if call.command in ("create", "run"):
-            from gpu_oci_hook.files.config_json import has_trigger, is_oversized_without_triggers, read_config_json
+            from gpu_oci_hook.files.read_regular import has_trigger, is_oversized_without_triggers, read_config_json
 
             path = call.config_json_path()
             data = None if is_oversized_without_triggers(path, entry[4]) else read_config_json(path)

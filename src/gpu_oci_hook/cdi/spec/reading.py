@@ -12,12 +12,12 @@ from __future__ import annotations
 import json
 import os
 import re
-import stat
 from collections.abc import Callable, Mapping
 
 from gpu_oci_hook.cdi.spec.finding import Finding, find_line_number
 from gpu_oci_hook.cdi.spec.go_decoding import MAX_DEPTH, GoDecoder, SpecTooLargeError
 from gpu_oci_hook.errors import clip_text, describe_os_error
+from gpu_oci_hook.files.read_regular import UnusableFileError, read_regular_file
 from gpu_oci_hook.formats.json_lines import map_json_line_numbers
 
 # The largest files that are known have some 300 KiB (16 GPUs with 7 MIG instances each).
@@ -66,12 +66,12 @@ def read_spec_file(path: str, check_stat: Callable[[os.stat_result], None] | Non
             refuse it.
     """
     try:
-        return parse_spec(_read_regular_file(path, check_stat), path)
+        return parse_spec(read_regular_file(path, MAX_SPEC_SIZE, check_status=check_stat), path)
     except OSError as error:
         cure = "Give every user the right to read it (chmod 0644)" if isinstance(error, PermissionError) else ""
         return _make_failed_document(path, f"cannot be read: {describe_os_error(error)}", cure)
-    except ValueError as error:  # a NUL in the path, or what _bytes has to say
-        return _make_failed_document(path, str(error))
+    except UnusableFileError as error:
+        return _make_failed_document(path, error.predicate)
 
 
 def parse_spec(data: bytes, path: str) -> SpecDocument:
@@ -83,7 +83,7 @@ def parse_spec(data: bytes, path: str) -> SpecDocument:
     """
     document = SpecDocument([])
     if len(data) > MAX_SPEC_SIZE:
-        return _make_failed_document(path, f"has more than {MAX_SPEC_SIZE >> 20} MiB: no CDI file needs so many")
+        return _make_failed_document(path, f"is larger than {MAX_SPEC_SIZE >> 20} MiB")
     try:
         text = _decode_text(data, document, path)
         if not _read_json(text, document, path):
@@ -107,26 +107,6 @@ class _InvalidSpecError(Exception):
 
 def _make_failed_document(path: str, text: str, cure: str = "", line: int = 0) -> SpecDocument:
     return SpecDocument([Finding("error", path, "", text, cure, line)])
-
-
-def _read_regular_file(path: str, check_stat: Callable[[os.stat_result], None] | None) -> bytes:
-    """The content of a regular file, at most one byte more than the limit."""
-    # Opening a FIFO must not wait, and opening a terminal must not make it ours.
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
-    try:
-        status = os.fstat(descriptor)
-        if not stat.S_ISREG(status.st_mode):
-            raise ValueError("is not a regular file")
-        if check_stat is not None:
-            check_stat(status)
-        parts = []
-        left = MAX_SPEC_SIZE + 1
-        while left and (part := os.read(descriptor, min(left, 1 << 20))):
-            parts.append(part)
-            left -= len(part)
-        return b"".join(parts)
-    finally:
-        os.close(descriptor)
 
 
 def _decode_text(data: bytes, document: SpecDocument, path: str) -> str:

@@ -11,6 +11,7 @@ import stat
 from fnmatch import fnmatchcase
 
 from gpu_oci_hook.errors import Fault, describe_os_error
+from gpu_oci_hook.files.read_regular import UnusableFileError, open_regular_file
 from gpu_oci_hook.formats.elf import SharedObject, read_shared_object
 from gpu_oci_hook.host.root import MAX_LINKS, Host
 
@@ -107,8 +108,8 @@ class FileSearch:
     def read_elf(self, path: str) -> SharedObject | str:
         """What the ELF file at a path without links says of itself, or why it says nothing."""
         try:
-            fd = os.open(self.host.full_path(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError as error:
+            fd = open_regular_file(self.host.full_path(path), follow_symlinks=False)
+        except (OSError, UnusableFileError) as error:
             return describe_os_error(error)
         try:
             return read_shared_object(fd)

@@ -10,6 +10,7 @@ import os
 import stat
 
 from gpu_oci_hook.errors import Fault, describe_os_error
+from gpu_oci_hook.files.read_regular import UnusableFileError, open_regular_file
 from gpu_oci_hook.formats.architectures import ARCHITECTURES, ARCHITECTURES_32BIT
 from gpu_oci_hook.host.device_nodes import make_existing_node
 from gpu_oci_hook.model.machine import DeviceNode, DriverFile
@@ -136,8 +137,8 @@ def inspect_user_file(
         from gpu_oci_hook.formats.elf import read_shared_object
 
         try:
-            fd = os.open(source, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC | os.O_NOFOLLOW)
-        except OSError as error:
+            fd = open_regular_file(source, follow_symlinks=False)
+        except (OSError, UnusableFileError) as error:
             return None, None, describe_os_error(error)
         try:
             library = read_shared_object(fd)
