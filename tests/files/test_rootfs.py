@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.files import read_regular
 from gpu_oci_hook.files.directory import CrossMountError
 from gpu_oci_hook.files.path_walk import MAX_CACHED_DIRECTORIES
 from gpu_oci_hook.files.rootfs import Rootfs

@@ -35,7 +35,7 @@ BUNDLED_MODULES = (
     "config", "config.keys", "container", "container.image", "container.rootfs_edits", "container.spec_edits",
     "errors", "files.directory", "files.path_walk", "files.rootfs", "files.user_namespace", "formats",
     "formats.architectures", "formats.driver_version", "formats.fastjson", "formats.ldcache", "formats.oci",
-    "formats.proc", "host", "host.device_nodes", "host.driver", "host.driver.inventory_cache", "host.gpus",
+    "formats.proc", "formats.program_names", "host", "host.device_nodes", "host.driver", "host.driver.inventory_cache", "host.gpus",
     "host.mig", "host.mig.capability_files", "host.optional", "host.optional.graphics", "host.root", "inject",
     "inject.gather", "inject.pipeline", "model", "model.edits", "model.machine", "model.optional_devices",
     "model.outcome", "model.plan_input", "model.request", "plan", "plan.build", "plan.devices", "plan.files",
