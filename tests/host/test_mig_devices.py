@@ -266,14 +266,14 @@ def test_another_driver_or_damaged_memory_only_costs_a_question(machine: Machine
     [
         ("sleep", "did not answer within 1 seconds"),
         ("crash", "NVML crashed (SIGSEGV)"),
-        ("chatter", "does not stop talking"),
+        ("chatter", "NVML wrote more than 1048576 bytes"),
         ("lie-count", "NVML cannot be believed: it says that GPU 0 has the MIG devices"),
         ("lie-uuid", "which is no UUID"),
         ("lie-gpu", "the kernel module that it is GPU-"),
         ("lie-twice", "to two MIG devices"),
         ("lie-ids", "cannot be believed: it says that GPU 0 has the MIG devices"),
         ("endless", "cannot be believed: it says that GPU 0 has the MIG devices"),
-        ("latin-uuid", "NVML does not answer: it gives bytes that are no text"),
+        ("latin-uuid", "NVML does not answer: a value is not valid UTF-8"),
         ("orphan", "did not answer within 1 seconds"),
     ],
 )
@@ -323,7 +323,7 @@ def test_root_runs_no_library_that_somebody_else_could_change(machine: Machine, 
     else:
         (double.path if what == "mode" else double.path.parent).chmod(0o777)
     found = inventory_cache.load_inventory(machine.host, machine.host, (), VERSION, machine.memory)
-    with pytest.raises(Fault, match=r"NVML is not asked: /.* (belongs to user 12345|can be written by other users)"):
+    with pytest.raises(Fault, match=r"NVML is not queried: /.* (belongs to user 12345|can be written by other users)"):
         query.find_nvml_library(machine.host, found)
 
 

@@ -1,6 +1,11 @@
-"""What NVML said once, remembered: for requirement expressions that the tables cannot decide.
+"""Query NVML for requirement properties that the tables do not know, and cache its answers.
 
-Cost rule: cold; only when a requirement depends on something that `versions` does not know.
+What invalidates a cached answer: another driver version (or, on a platform, another driver identity), or another PCI
+address or model name of the GPU. All answers are dropped by another version of gpu-oci-hook, by damaged data, and when
+the cache holds more than `_MAX_ANSWERS`. They also end with the state directory, which lies in /run. A failure of NVML
+is not cached.
+
+Import budget: cold.
 """
 
 from __future__ import annotations
@@ -18,8 +23,10 @@ if TYPE_CHECKING:
     from gpu_oci_hook.model.machine import Cache, Gpu
     from gpu_oci_hook.request.require_expressions import HostProperties
 
+    AnswerKey = tuple[str, ...]  # question, driver version, PCI address, model; the last two are "" for "cuda"
+
 _CACHE_NAME = "answers"
-_MAX_ANSWERS = 4096  # answers kept; the memory starts anew beyond
+_MAX_ANSWERS = 4096
 
 
 def fill_unknown_values(
@@ -30,55 +37,57 @@ def fill_unknown_values(
     cache: Cache,
     find_library: Callable[[], str],
 ) -> str:
-    """Fills in what is unknown, from memory or from NVML.
+    """Fill in unknown properties from the cache or from NVML.
 
     Arguments:
-        host_values: the values to complete, one for each GPU of `chosen`, or a single one when none was chosen.
-        version: the running driver's; a remembered answer counts for this driver and this GPU alone.
-        unknown: "cuda", "arch", "brand": which of them decide the answer.
-        find_library: gives the path of the host's NVML library; called only to ask it. May raise a Fault.
+        host_values: the properties to complete, one for each GPU of `chosen`, or a single one when no GPU was chosen.
+        version: the running driver's version or identity; a cached answer counts for this driver only.
+        unknown: the properties that the requirements depend on: of "cuda", "arch", "brand".
+        find_library: returns the path of the host's NVML library. It is called only before a query and may raise a
+            Fault.
 
     Returns:
-        Why something is still unknown; "" when nothing is.
+        Why a property is still unknown; "" when all are known.
     """
-    known = _decode_cached_answers(cache.get(_CACHE_NAME))
-    before = len(known)
+    answers = _decode_cached_answers(cache.get(_CACHE_NAME))
+    cached_count = len(answers)
     reason = ""
     gpus: list[Gpu | None] = [*chosen]
     for values, gpu in zip(host_values, gpus or [None] * len(host_values), strict=False):
         try:
             if "cuda" in unknown and not values.cuda:
-                values.cuda = _query_cached(known, find_library, "cuda", version, "", "")
+                values.cuda = _query_cached(answers, find_library, ("cuda", version, "", ""))
             if gpu is None:
                 continue
             if "arch" in unknown and not values.arch:
-                values.arch = _query_cached(known, find_library, "arch", version, gpu.pci, gpu.model)
+                values.arch = _query_cached(answers, find_library, ("arch", version, gpu.pci, gpu.model))
             if "brand" in unknown and not values.brand:
-                values.brand = (_query_cached(known, find_library, "brand", version, gpu.pci, gpu.model),)
+                values.brand = (_query_cached(answers, find_library, ("brand", version, gpu.pci, gpu.model)),)
         except Fault as fault:
             reason = str(fault)
-            break  # what hung or crashed once would do so for every GPU
-    if len(known) > before:
-        cache.put(_CACHE_NAME, marshal.dumps((VERSION, known)))
+            break  # a hang or crash would repeat itself for every GPU
+    if len(answers) > cached_count:
+        cache.put(_CACHE_NAME, marshal.dumps((VERSION, answers)))
     if not reason and not chosen and {"arch", "brand"} & set(unknown):
-        return "no GPU was chosen whose answer it could be"
+        return "no GPU was chosen that NVML could be queried for"
     return reason
 
 
-def _query_cached(known: dict[tuple[str, ...], str], find_library: Callable[[], str], *question: str) -> str:
-    if question not in known:
-        known[question] = query_nvml(question[0], question[2], library=find_library())
-    return known[question]
+def _query_cached(answers: dict[AnswerKey, str], find_library: Callable[[], str], key: AnswerKey) -> str:
+    if key not in answers:
+        question, _, pci, _ = key
+        answers[key] = query_nvml(question, pci, library=find_library())
+    return answers[key]
 
 
-def _decode_cached_answers(blob: bytes | None) -> dict[tuple[str, ...], str]:
-    """The remembered answers; none from damaged memory or from another version of ours."""
+def _decode_cached_answers(blob: bytes | None) -> dict[AnswerKey, str]:
+    """Return the cached answers; none from damaged data or from another version of gpu-oci-hook."""
     if blob is None:
         return {}
     try:
-        version, known = marshal.loads(blob)  # noqa: S302  the memory is ours alone
-        if version == VERSION and isinstance(known, dict) and len(known) <= _MAX_ANSWERS:
-            return {key: value for key, value in known.items() if isinstance(key, tuple) and isinstance(value, str)}
-    except Exception:  # noqa: S110  whatever a damaged blob does: it costs a question, never a start
+        version, answers = marshal.loads(blob)  # noqa: S302  only this user can write the cache
+        if version == VERSION and isinstance(answers, dict) and len(answers) <= _MAX_ANSWERS:
+            return {key: value for key, value in answers.items() if isinstance(key, tuple) and isinstance(value, str)}
+    except Exception:  # noqa: S110  a damaged blob may raise anything; it costs a query, never a start
         pass
     return {}

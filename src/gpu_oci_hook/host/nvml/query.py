@@ -1,8 +1,10 @@
-"""Asks NVML, in a child process, what neither /proc nor our tables can tell.
+"""Query NVML in a child process, for properties that neither /proc nor our tables have.
 
-NVML is vendor code that can hang for seconds, crash, or not be there; a child keeps all of that away from us. What it
-says is data of unknown worth: sizes are bounded here, and whoever asks compares it with what the kernel says. The
-answers are remembered by the caller. Cost rule: cold; never in a start that the tables can answer.
+NVML is vendor code that can hang for seconds, crash, or be missing. A child process keeps all of that out of this one.
+Its answers are not trusted: their size is bounded here, and the callers compare them with the kernel's data. The callers
+cache them. A start that the tables can answer never gets here.
+
+Import budget: cold.
 """
 
 from __future__ import annotations
@@ -24,16 +26,16 @@ if TYPE_CHECKING:
 
 NVML_SONAME = "libnvidia-ml.so.1"
 NVML_QUESTIONS = ("cuda", "arch", "brand")
-# NVML's nvmlBrandType_t in the words of NVIDIA_REQUIRE_*.
+# NVML's nvmlBrandType_t, by number, as NVIDIA_REQUIRE_* spells the brands.
 BRAND_NAMES = (
     "unknown", "quadro", "tesla", "nvs", "grid", "geforce", "titan", "vapps", "vpc", "vcs", "vws", "cloudgaming",
     "quadrortx", "nvidiartx", "nvidia", "geforcertx", "titanrtx",
 )  # fmt: skip
 
-_MAX_MIG_DEVICES = 64  # devices of one GPU; the hardware has up to 8, each with up to 8 compute instances
+_MAX_MIG_DEVICES = 64  # of one GPU: the hardware has up to 8 GPU instances with up to 8 compute instances each
 
-# The child gets its import path from us: an interpreter started with -I looks at no PYTHONPATH and no cwd, and the
-# launcher's knows no site-packages. Ours comes first, pynvml's is among the rest.
+# The child gets its import path as an argument: -I ignores PYTHONPATH and the current directory, and the launcher's
+# interpreter has no site-packages. Our package comes first; pynvml is found in one of the others.
 _CHILD_CODE = (
     "import sys; sys.path[:0] = sys.argv.pop(1).split(':'); "
     "from gpu_oci_hook.host.nvml.query import nvml_child_main; nvml_child_main()"
@@ -41,14 +43,14 @@ _CHILD_CODE = (
 
 
 class NvmlGpu:
-    """What NVML says about one GPU; None for what it does not say.
+    """NVML's answer about one GPU; a property that it does not know is None or "".
 
     Attributes:
         uuid, name: as NVML writes them.
         memory: bytes.
-        compute_capability: compute capability, "8.0".
+        compute_capability: such as "8.0".
         mig_devices: (gi, ci, UUID) of its MIG devices, in the order of NVML's index.
-        error: why NVML does not know this GPU, "GPU is lost" for one; all else is empty then.
+        error: why NVML does not know this GPU, such as "GPU is lost"; everything else is empty then.
     """
 
     __slots__ = ("compute_capability", "error", "memory", "mig_devices", "name", "uuid")
@@ -72,124 +74,136 @@ class NvmlGpu:
 
 
 def find_nvml_library(host: Host, inventory: Inventory) -> str:
-    """The path of the host's NVML library; "" where only the loader can know it.
+    """Return the path of the host's NVML library; "" when the loader has to find it.
 
     Raises:
-        Fault: the host is a directory and has none: this machine's own would speak of other GPUs. Or somebody else
-            could change it, and we are root.
+        Fault: the host is a directory without the library (the running machine's library would report other GPUs),
+            or another user can change the library while this process runs as root.
     """
     for file in inventory.files:
         if file.soname == NVML_SONAME and file.arch == host.machine:
             _require_trusted_library(file.source)
             return file.source
     if host.root != "/":
-        raise Fault(f"NVML cannot be asked: this host has no {NVML_SONAME}", where=host.root)
+        raise Fault(f"NVML cannot be queried: this host has no {NVML_SONAME}", where=host.root)
     return ""
 
 
 def _require_trusted_library(path: str) -> None:
-    """Takes a library that is ours to run, or says why it is not.
+    """Refuse a library that another user can change.
 
-    The child keeps our user: where the driver's nodes are for a group, or have to be made first, nobody else could ask.
+    The child runs as the same user as this process: a less privileged user may not open the driver's nodes, or cannot
+    create missing ones.
+
+    Raises:
+        Fault: another user can change the library or its directory, and this process runs as root.
     """
-    for step in (path, os.path.dirname(path)):
+    for guarded_path in (path, os.path.dirname(path)):
         try:
-            what = describe_foreign_access(os.stat(step))
+            refusal = describe_foreign_access(os.stat(guarded_path))
         except OSError as error:
-            what = f"cannot be looked at: {describe_os_error(error)}"
-        if what:
-            raise Fault(f"NVML is not asked: {step} {what}", hint="What root runs must be root's alone")
+            refusal = f"cannot be inspected: {describe_os_error(error)}"
+        if refusal:
+            raise Fault(
+                f"NVML is not queried: {guarded_path} {refusal}",
+                hint="Make root its owner and the only user who can write it, since root would load it",
+            )
 
 
 def query_nvml(question: str, pci: str = "", *, timeout: float = 10.0, library: str = "") -> str:
-    """One answer of NVML about this machine.
+    """Return one property of this machine from NVML.
 
     Arguments:
-        question: "cuda" (the driver's CUDA version, "12.4"), "arch" (compute capability, "8.0"), "brand"
-            ("tesla").
+        question: "cuda" (the driver's CUDA version, "12.4"), "arch" (compute capability, "8.0") or "brand" ("tesla").
         pci: the GPU's PCI address; "cuda" needs none.
         timeout: seconds after which the child is killed.
-        library: path of libnvidia-ml.so.1, where the loader does not find it by itself.
+        library: path of libnvidia-ml.so.1; "" lets the loader find it.
 
     Raises:
-        Fault: NVML or its Python binding is missing, crashed, took too long, or does not know.
+        Fault: NVML or its Python binding is missing, crashed, took too long, or does not know the property.
     """
     answer = _run_nvml_child(question, [pci], library, timeout).strip()
     if not answer:
-        raise Fault("NVML does not answer: it says nothing")
+        raise Fault("NVML does not answer: the output is empty")
     return answer
 
 
 def query_nvml_gpus(addresses: Sequence[str], *, timeout: float = 10.0, library: str = "") -> list[NvmlGpu]:
-    """What NVML says about these GPUs, in the same order.
+    """Return NVML's answers about these GPUs, in the same order.
 
     Arguments:
-        addresses: PCI addresses. `timeout`, `find_nvml_library`: see `query_nvml`.
+        addresses: PCI addresses.
+        timeout, library: see `query_nvml`.
 
     Raises:
-        Fault: as `query_nvml`, or the answer makes no sense. That it knows some of the GPUs only is no fault.
+        Fault: as `query_nvml`, or the answer is invalid, or NVML knows none of the GPUs. A GPU that it does not know
+            among others has an `error` instead.
     """
     answer = _run_nvml_child("survey", addresses, library, timeout)
     try:
-        said = json.loads(answer)
-        cards = [
-            NvmlGpu(error=str(one["error"]), mig_devices=[])
-            if "error" in one
+        nvml_gpus = [
+            NvmlGpu(error=str(table["error"]), mig_devices=[])
+            if "error" in table
             else NvmlGpu(
-                uuid=str(one["uuid"]),
-                name=str(one["name"]),
-                memory=None if one["memory"] is None else int(one["memory"]),
-                compute_capability=str(one["arch"]),
-                mig_devices=[(int(gi), int(ci), str(uuid)) for gi, ci, uuid in one["mig"]],
+                uuid=str(table["uuid"]),
+                name=str(table["name"]),
+                memory=None if table["memory"] is None else int(table["memory"]),
+                compute_capability=str(table["arch"]),
+                mig_devices=[(int(gi), int(ci), str(uuid)) for gi, ci, uuid in table["mig"]],
             )
-            for one in said
+            for table in json.loads(answer)
         ]
     except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
-        raise Fault(f"NVML cannot be understood: {clip_text(answer)!r}") from None
-    if len(cards) != len(addresses):
-        raise Fault(f"NVML was asked about {len(addresses)} GPUs and answers about {len(cards)}")
-    if cards and all(card.error for card in cards):
-        raise Fault(f"NVML does not answer: {cards[0].error}")
-    return cards
+        raise Fault(f"NVML returned an invalid answer: {clip_text(answer)!r}") from None
+    if len(nvml_gpus) != len(addresses):
+        raise Fault(f"NVML was queried for {len(addresses)} GPUs and answered for {len(nvml_gpus)}")
+    if nvml_gpus and all(gpu.error for gpu in nvml_gpus):
+        raise Fault(f"NVML does not answer: {nvml_gpus[0].error}")
+    return nvml_gpus
 
 
 def _run_nvml_child(question: str, addresses: Sequence[str], library: str, timeout: float) -> str:
-    """Runs the child to its end or to the limit's; what it wrote to its answer's descriptor."""
+    """Run the child until it ends or reaches a limit, and return its answer."""
     if not sys.executable:
-        raise Fault("NVML cannot be asked: the Python interpreter does not know its own path")
+        raise Fault("NVML cannot be queried: the Python interpreter does not know its own path")
     package = os.path.dirname(os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     paths = [package, *(path for path in sys.path if path.startswith("/") and path != package and ":" not in path)]
     argv = [sys.executable, "-I", "-c", _CHILD_CODE, ":".join(paths), question, library, *addresses]
     environment = {"PATH": "/usr/bin:/bin", "LC_ALL": "C.UTF-8"}
     try:
-        status, out, err = run_bounded_program(argv, environment, timeout)
+        status, stdout, stderr = run_bounded_program(argv, environment, timeout)
     except OSError as error:
-        raise Fault(f"NVML cannot be asked: {sys.executable}: {describe_os_error(error)}") from None
+        raise Fault(f"NVML cannot be queried: {sys.executable}: {describe_os_error(error)}") from None
     if status is None:
-        if len(out) > MAX_OUTPUT or len(err) > MAX_OUTPUT:
-            raise Fault("NVML cannot be understood: it does not stop talking")
-        cure = "Persistence mode (nvidia-persistenced) keeps the driver initialised"
-        raise Fault(f"NVML did not answer within {round(timeout, 1):g} seconds", hint=cure)
+        if len(stdout) > MAX_OUTPUT or len(stderr) > MAX_OUTPUT:
+            raise Fault(f"NVML wrote more than {MAX_OUTPUT} bytes and was killed")
+        raise Fault(
+            f"NVML did not answer within {round(timeout, 1):g} seconds",
+            hint="Turn persistence mode on (nvidia-persistenced): it keeps the driver initialised",
+        )
     if status < 0:
         try:
-            name = signal.Signals(-status).name
+            signal_name = signal.Signals(-status).name
         except ValueError:
-            name = f"signal {-status}"
-        raise Fault(f"NVML crashed ({name}) when asked for {question}")
+            signal_name = f"signal {-status}"
+        raise Fault(f"NVML crashed ({signal_name}) when queried for {question}")
     if status:
-        said = err.decode("utf-8", "replace").strip().splitlines()
-        raise Fault(f"NVML does not answer: {clip_text(said[-1]) if said else f'status {status}'}")
-    return out.decode("utf-8", "replace")
+        lines = stderr.decode("utf-8", "replace").strip().splitlines()
+        raise Fault(f"NVML does not answer: {clip_text(lines[-1]) if lines else f'status {status}'}")
+    return stdout.decode("utf-8", "replace")
 
 
 def nvml_child_main() -> None:
-    """The child: question, library and PCI addresses in argv; the answer on stdout, else one line on stderr."""
+    """Be the child: take question, library and PCI addresses from argv; write the answer to stdout.
+
+    After a failure, write one line to stderr instead.
+    """
     import resource
 
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash in there leaves no file behind
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a crash leaves no core file behind
     question, library, *addresses = sys.argv[1:]
-    # What a library prints goes where errors go: an answer has a descriptor of its own.
-    answer = os.dup(1)
+    # Output printed by the library itself goes to stderr, so that stdout carries the answer alone.
+    answer_fd = os.dup(1)
     os.dup2(2, 1)
     try:
         import pynvml  # type: ignore[import-untyped]
@@ -199,90 +213,96 @@ def nvml_child_main() -> None:
         import ctypes
 
         try:
-            ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)  # found by its SONAME from then on
+            ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL)  # the loader then finds it by its SONAME
         except OSError as error:
             sys.exit(str(error))
     try:
         pynvml.nvmlInit()
         if question == "survey":
-            text = json.dumps([_query_gpu_or_error(pynvml, pynvml.NVMLError, address) for address in addresses])
+            answer = json.dumps([_query_gpu_or_error(pynvml, pynvml.NVMLError, address) for address in addresses])
         else:
-            text = _answer_question(pynvml, question, addresses[0] if addresses else "")
+            answer = _answer_question(pynvml, question, addresses[0] if addresses else "")
     except pynvml.NVMLError as error:
         sys.exit(str(error))
-    with os.fdopen(answer, "w") as file:
-        file.write(text)
-    os._exit(0)  # what a library does at its end is of no interest
+    with os.fdopen(answer_fd, "w") as file:
+        file.write(answer)
+    os._exit(0)  # skips the library's exit handlers
 
 
 def _answer_question(nvml: object, question: str, pci: str) -> str:
+    """Return the answer to one question of `query_nvml`, or exit with a line on stderr."""
+
     def call(name: str, *arguments: object) -> object:
         return getattr(nvml, name)(*arguments)
 
     if question == "cuda":
         version = call("nvmlSystemGetCudaDriverVersion_v2")
         if not isinstance(version, int):
-            sys.exit("NVML gives no CUDA version")
+            sys.exit("NVML returned no CUDA version")
         return f"{version // 1000}.{version % 1000 // 10}"
     handle = call("nvmlDeviceGetHandleByPciBusId", pci.encode())
     if question == "arch":
         pair = call("nvmlDeviceGetCudaComputeCapability", handle)
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
-            sys.exit("NVML gives no compute capability")
+            sys.exit("NVML returned no compute capability")
         return f"{pair[0]}.{pair[1]}"
     if question == "brand":
         brand = call("nvmlDeviceGetBrand", handle)
         return BRAND_NAMES[brand] if isinstance(brand, int) and 0 <= brand < len(BRAND_NAMES) else "unknown"
-    sys.exit(f"{question} is none of {', '.join(NVML_QUESTIONS)}")
+    sys.exit(f"unknown question {question}; expected one of {', '.join(NVML_QUESTIONS)}")
 
 
 def _query_gpu_or_error(nvml: object, error: type[Exception], pci: str) -> dict[str, object]:
-    """One GPU, or why there is nothing about it: another one's answer is not lost with it."""
+    """Return the properties of one GPU, or its error: the answers about the other GPUs still count."""
     try:
         return _query_gpu(nvml, error, pci)
-    except (error, UnicodeDecodeError) as fault:
-        return {"error": _describe_nvml_error(fault)}
+    except (error, UnicodeDecodeError) as exception:
+        return {"error": _describe_nvml_error(exception)}
 
 
 def _describe_nvml_error(error: Exception) -> str:
-    """An error in words; the binding decodes texts as UTF-8, and NVML's need not be that."""
-    return "it gives bytes that are no text" if isinstance(error, UnicodeDecodeError) else str(error)
+    """Return the text of an error; the binding decodes strings as UTF-8, which NVML does not guarantee."""
+    return "a value is not valid UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
 
 
 def _query_gpu(nvml: object, error: type[Exception], pci: str) -> dict[str, object]:
-    """One GPU; what a single call cannot tell is left empty, but not the GPU itself and not its MIG devices."""
+    """Return the properties of one GPU; one that NVML does not know is empty.
+
+    Raises:
+        error: NVML does not know the GPU, its UUID, or the identity of one of its MIG devices.
+    """
 
     def call(name: str, *arguments: object) -> object:
         return getattr(nvml, name)(*arguments)
 
-    def maybe(name: str, *arguments: object) -> object:
+    def try_call(name: str, *arguments: object) -> object:
         try:
             return call(name, *arguments)
         except (error, UnicodeDecodeError):
             return None
 
     handle = call("nvmlDeviceGetHandleByPciBusId", pci.encode())
-    pair = maybe("nvmlDeviceGetCudaComputeCapability", handle)
-    found: dict[str, object] = {
+    pair = try_call("nvmlDeviceGetCudaComputeCapability", handle)
+    properties: dict[str, object] = {
         "uuid": _to_text(call("nvmlDeviceGetUUID", handle)),
-        "name": _to_text(maybe("nvmlDeviceGetName", handle) or ""),
-        "memory": getattr(maybe("nvmlDeviceGetMemoryInfo", handle), "total", None),
+        "name": _to_text(try_call("nvmlDeviceGetName", handle) or ""),
+        "memory": getattr(try_call("nvmlDeviceGetMemoryInfo", handle), "total", None),
         "arch": f"{pair[0]}.{pair[1]}" if isinstance(pair, (tuple, list)) and len(pair) == 2 else "",
     }
-    mode = maybe("nvmlDeviceGetMigMode", handle)  # not supported by most GPUs
+    mode = try_call("nvmlDeviceGetMigMode", handle)  # most GPUs do not support it
     devices: list[tuple[object, object, str]] = []
     if isinstance(mode, (tuple, list)) and mode and mode[0] == 1:
         count = call("nvmlDeviceGetMaxMigDeviceCount", handle)
         for index in range(min(count, _MAX_MIG_DEVICES) if isinstance(count, int) else 0):
-            one = maybe("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
-            if one is None:
-                continue  # a gap: later ones are there all the same
-            gi, ci = call("nvmlDeviceGetGpuInstanceId", one), call("nvmlDeviceGetComputeInstanceId", one)
-            devices.append((gi, ci, _to_text(call("nvmlDeviceGetUUID", one))))
-    found["mig"] = devices
-    return found
+            device = try_call("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
+            if device is None:
+                continue  # indices may have gaps
+            gi, ci = call("nvmlDeviceGetGpuInstanceId", device), call("nvmlDeviceGetComputeInstanceId", device)
+            devices.append((gi, ci, _to_text(call("nvmlDeviceGetUUID", device))))
+    properties["mig"] = devices
+    return properties
 
 
-def _to_text(text: object) -> str:
-    """Older bindings give bytes."""
-    return text.decode("utf-8", "replace") if isinstance(text, bytes) else str(text)
+def _to_text(value: object) -> str:
+    """Return a string of NVML as text: older bindings return bytes."""
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
