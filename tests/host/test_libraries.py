@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_oci_hook.plan.driver_problems import describe_version_mismatch
 from support.driver_tree import (
     LIBDIR,
     SONAMES,
@@ -129,7 +130,9 @@ def test_libraries_of_another_version_than_the_module_are_a_problem_with_a_cure(
     assert found.has_version_mismatch
     assert (found.version, found.library_version) == ("550.54.14", "555.42.02")
     assert ("libcuda.so.1", "x86_64") in libraries(found)
-    assert found.problems[0].startswith("kernel module 550.54.14, libraries 555.42.02: reboot, or unload and reload")
+    assert describe_version_mismatch(found).startswith(
+        "kernel module 550.54.14, libraries 555.42.02: reboot, or unload and reload"
+    )
 
 
 def test_a_half_done_upgrade_names_what_is_missing(tmp_path: Path) -> None:
@@ -138,7 +141,7 @@ def test_a_half_done_upgrade_names_what_is_missing(tmp_path: Path) -> None:
     library(tmp_path, LIBDIR, "libnvidia-ml.so.535.183.01", "libnvidia-ml.so.1")
     found = inventory(tmp_path)
     assert found.missing_libraries == (
-        ("utility", "libnvidia-ml.so.1", f"only {LIBDIR}/libnvidia-ml.so.535.183.01 (535.183.01) is there"),
+        ("utility", "libnvidia-ml.so.1", f"{LIBDIR}/libnvidia-ml.so.535.183.01 (535.183.01)"),
     )
 
 
@@ -288,7 +291,7 @@ def test_hostile_things_in_place_of_libcuda_are_named_and_nothing_else_suffers(
         cache(tmp_path, [("libcuda.so.1", f"{LIBDIR}/libcuda.so.1")])
     found = inventory(tmp_path)
     assert set(libraries(found)) == EXPECTED - {("libcuda.so.1", "x86_64")}
-    assert found.missing_libraries == (("compute", "libcuda.so.1", "it is in none of the places looked at"),)
+    assert found.missing_libraries == (("compute", "libcuda.so.1", ""),)
     assert "libcuda.so.1" in said(found, "/etc/ld.so.cache" if cached else LIBDIR)
 
 

@@ -31,6 +31,7 @@ from gpu_oci_hook.host.platforms.detect import detect_platform
 from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.inject.no_gpu import NO_GPU_HINT
 from gpu_oci_hook.model.machine import DriverFile, Gpu, Inventory
+from gpu_oci_hook.plan.driver_problems import describe_missing_dependencies, describe_version_mismatch
 from gpu_oci_hook.simulate.feature_files import FEATURES
 from gpu_oci_hook.simulate.host_tree import DESKTOP_LAYOUTS, LAYOUTS, build_host
 
@@ -59,10 +60,8 @@ def list_machine(form: str, config_path: str, root: str, driver_root: str, nvml:
     else:
         found = platform.collect_inventory(driver, settings, gpus, version or None, ReadOnlyCache(), all_lists=False)
     lists = platform.report_list_lines() if platform else []
-    lacking = dict.fromkeys(
-        f"{name} needs {soname}, not found on host" for _, name, soname in found.missing_dependencies
-    )
-    problems = [*problems, *found.problems, *lacking]
+    mismatch = [describe_version_mismatch(found)] if found.has_version_mismatch else []
+    problems = [*problems, *mismatch, *found.problems, *describe_missing_dependencies(found)]
     instances = MigDevices(host, gpus, version, ReadOnlyCache(), lambda: "")
     cards, silence = _query_nvml(host, found, gpus, instances) if nvml else ({}, "not asked")
     if form == "json":

@@ -64,6 +64,7 @@ from gpu_oci_hook.model.plan_input import PlanInput
 from gpu_oci_hook.model.request import DeviceRequest, Request
 from gpu_oci_hook.plan.build import build_plan
 from gpu_oci_hook.plan.devices import add_device_nodes
+from gpu_oci_hook.plan.driver_problems import describe_version_mismatch
 from gpu_oci_hook.request.capabilities import add_implied_capabilities
 
 if TYPE_CHECKING:
@@ -144,7 +145,7 @@ class _SpecPlanner:
         self.outcome.chosen_gpus = [(gpu, "") for gpu in self.outcome.gpus]
         self.inventory: Inventory = gather_inventory(self.outcome, self.host, config, self.driver_version, cache)
         if self.inventory.has_version_mismatch and config.version_mismatch == "fail":
-            raise Fault(self.inventory.problems[0])
+            raise Fault(describe_version_mismatch(self.inventory))
         self.mig_devices: MigDevices = gather_mig_devices(self.outcome, self.host, config, self.driver_version, cache)
         self.cache = cache
         self.mig_enabled = read_mig_enabled_gpus(self.host, self.outcome.gpus)
@@ -196,7 +197,10 @@ class _SpecPlanner:
         warnings = (
             [str(missing) for missing in self.missing_nodes.values()] + self.outcome.plan.warnings + self.warnings
         )
-        warnings += [*self.machine.problems, *self.inventory.problems]
+        warnings += self.machine.problems
+        if self.inventory.has_version_mismatch:
+            warnings.append(describe_version_mismatch(self.inventory))
+        warnings += self.inventory.problems
         return PlannedSpec(
             spec, self.driver_version, made_from, list(self.missing_nodes.values()), list(dict.fromkeys(warnings))
         )

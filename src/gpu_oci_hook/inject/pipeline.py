@@ -147,10 +147,13 @@ def prepare_injection(spec: dict[str, object], config: Config, bundle: str, cach
         from gpu_oci_hook.inject.no_gpu import check_driver_root
 
         check_driver_root(host, config)
+    problems = list(inventory.problems)
     if inventory.has_version_mismatch:
-        text = inventory.problems[0]
+        from gpu_oci_hook.plan.driver_problems import describe_version_mismatch
+
+        problems.insert(0, describe_version_mismatch(inventory))
         if config.version_mismatch == "fail":
-            raise Fault(text)
+            raise Fault(problems[0])
     if request.requirements:
         from gpu_oci_hook.inject.requirements import check_outcome_requirements
 
@@ -176,7 +179,7 @@ def prepare_injection(spec: dict[str, object], config: Config, bundle: str, cach
     facts.datacenter_only = bool(facts.image.compat_libcudas) and _are_all_datacenter_gpus(outcome.chosen_gpus)
     plan = build_plan(facts)
     plan.warnings += [text for text in outcome.plan.warnings if text not in plan.warnings]
-    plan.warnings += [*machine.problems, *inventory.problems]
+    plan.warnings += [*machine.problems, *problems]
     plan.edits += foreign
     outcome.plan = plan
     return outcome

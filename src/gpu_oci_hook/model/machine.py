@@ -153,8 +153,9 @@ class Inventory:
             mismatch.
         files: all driver files, sorted.
         search_report: (place, what was found there or why nothing was), in the order looked at.
-        missing_libraries: (capability, SONAME, why) of each library without which its capability cannot work.
-        problems: sentences for people, each with its cure.
+        missing_libraries: (capability, SONAME, "path (version)" of another version or "") of each library without
+            which its capability cannot work.
+        problems: sentences for people about files that cannot be used.
         missing_dependencies: (place in the container, name, SONAME) where a file names a library that needs another which
             the host lacks.
     """

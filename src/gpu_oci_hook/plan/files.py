@@ -52,11 +52,10 @@ def add_driver_files(plan_input: PlanInput, plan: Plan, implied_by: dict[str, st
     others = [(file, why) for file, why in files if file.kind != "library"]
     _add_other_files(plan_input, plan, places, others)
     there = {file.container_path for file, _ in others}
-    plan.warnings += [
-        f"{name} needs {soname}, not found on host"
-        for container, name, soname in plan_input.inventory.missing_dependencies
-        if container in there
-    ]
+    if plan_input.inventory.missing_dependencies:
+        from gpu_oci_hook.plan.driver_problems import describe_missing_dependencies
+
+        plan.warnings += describe_missing_dependencies(plan_input.inventory, there)
     by_path = [file for file, _ in others if file.kind == "config" and any("/" in name for name in file.needs)]
     if by_path or plan_input.optional_items.links or plan_input.optional_items.generated_files:
         from gpu_oci_hook.plan.links import add_optional_files, add_optional_links, link_misplaced_libraries
@@ -98,10 +97,13 @@ def _find_own_mounts(plan_input: PlanInput) -> list[tuple[str, str]]:
 
 
 def _check_required_libraries(plan_input: PlanInput, implied_by: dict[str, str]) -> None:
-    for capability, soname, why in plan_input.inventory.missing_libraries:
+    for capability, soname, other_version in plan_input.inventory.missing_libraries:
         if capability in implied_by:
+            from gpu_oci_hook.plan.driver_problems import describe_missing_library
+
+            reason = describe_missing_library(other_version)
             raise Fault(
-                f"{soname} is required for capability {capability}, and the host has none that fits: {why}",
+                f"{soname} is required for capability {capability}, and the host has none that fits: {reason}",
                 where=f"driver {plan_input.inventory.version}",
                 hint="Install the driver's libraries, or set [host] driver-root or library-paths to where they are; "
                 "gpu-oci-hook list shows every place that was looked at",

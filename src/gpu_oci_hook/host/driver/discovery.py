@@ -1,6 +1,6 @@
-"""The whole search: libraries, then programs, firmware and configuration files around them.
+"""Search the host for the driver's files: libraries, then programs, firmware and configuration files.
 
-Cost rule: cold; only when the driver's files are searched anew.
+Import budget: cold.
 """
 
 from __future__ import annotations
@@ -25,78 +25,72 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpu_oci_hook.model.machine import DaemonFile, InventorySearchResult
 
-_CONTAINER_BIN_DIR = "/usr/bin"  # where programs get to in a container
+_CONTAINER_BIN_DIR = "/usr/bin"
 
 
 def discover_driver_files(
     host: Host, driver: Host, library_paths: tuple[str, ...], version: str
 ) -> InventorySearchResult:
-    """Everything that the driver brought, for `inventory_cache.load_inventory`.
+    """Search for all files of the driver, for `inventory_cache.load_inventory`.
 
     Arguments:
-        host: the machine. driver: the root with the driver's files.
-        library_paths: where to look first, below the driver's root.
-        version: of the running kernel module, "" when it is not loaded.
+        host: the machine.
+        driver: the root with the driver's files.
+        library_paths: the directories to search first, below the driver's root.
+        version: the running kernel module's version, "" when it is not loaded.
 
     Returns:
-        (witnesses, `Inventory.to_data()`, what to look at every time).
+        (stat signatures, `Inventory.to_data()`, the daemons' sockets and directories to look for on every start).
     """
     catalogue = load_catalogue()
     search = FileSearch(driver)
     libraries = LibrarySearch(search, catalogue, version, host.machine)
     libraries.find_libraries(library_paths)
-    own = libraries.version if any(file.kind == "library" for file in libraries.files) else ""
-    around = _CompanionFiles(
-        search, catalogue, list(libraries.directories), version or own, (libraries.arch, libraries.arch32)
+    library_version = libraries.version if any(file.kind == "library" for file in libraries.files) else ""
+    companions = _CompanionFiles(
+        search, catalogue, list(libraries.directories), version or library_version, (libraries.arch, libraries.arch32)
     )
     files = [
         *libraries.files,
-        *around.find_binaries(),
-        *around.find_firmware(host, os.uname().release),
-        *around.find_config_files(),
+        *companions.find_binaries(),
+        *companions.find_firmware(host, os.uname().release),
+        *companions.find_config_files(),
     ]
-    places = [(place.label, place.describe()) for place in libraries.locations]
-    problems: list[str] = []
-    if version and own and own != version:
-        problems.append(
-            f"kernel module {version}, libraries {own}: reboot, or unload and reload the nvidia modules; "
-            f"until then NVML and CUDA fail with a version mismatch"
-        )
     inventory = Inventory(
-        version=version or own,
-        library_version=own,
+        version=version or library_version,
+        library_version=library_version,
         files=tuple(files),
-        search_report=tuple(places),
-        missing_libraries=_missing_libraries(catalogue, libraries),
-        problems=tuple(problems),
+        search_report=tuple([(location.label, location.describe()) for location in libraries.locations]),
+        missing_libraries=_find_missing_libraries(catalogue, libraries),
         missing_dependencies=find_missing_dependencies(files, libraries.is_driver_library_name),
     )
-    live: list[DaemonFile] = [
+    daemon_files: list[DaemonFile] = [
         (entry.kind, entry.capability, entry.paths, entry.container, entry.variable)
         for entry in catalogue.entries
         if entry.kind in ("socket", "directory")
     ]
-    witnesses = (*search.collect_stat_signatures(), stat_signature(CATALOGUE_PATH))
-    return witnesses, inventory.to_data(), tuple(live)
+    signatures = (*search.collect_stat_signatures(), stat_signature(CATALOGUE_PATH))
+    return signatures, inventory.to_data(), tuple(daemon_files)
 
 
-def _missing_libraries(catalogue: Catalogue, libraries: LibrarySearch) -> tuple[tuple[str, str, str], ...]:
-    there = {file.soname for file in libraries.files if file.arch == libraries.arch}
-    found: list[tuple[str, str, str]] = []
-    for capability, soname in catalogue.required_libraries:
-        if soname not in there:
-            other = libraries.other_versions.get((soname, libraries.arch))
-            why = f"only {other} is there" if other else "it is in none of the places looked at"
-            found.append((capability, soname, why))
-    return tuple(found)
+def _find_missing_libraries(catalogue: Catalogue, libraries: LibrarySearch) -> tuple[tuple[str, str, str], ...]:
+    """Return the required libraries that were not found; see `Inventory.missing_libraries`."""
+    sonames = {file.soname for file in libraries.files if file.arch == libraries.arch}
+    return tuple(
+        (capability, soname, libraries.other_versions.get((soname, libraries.arch), ""))
+        for capability, soname in catalogue.required_libraries
+        if soname not in sonames
+    )
 
 
 class _CompanionFiles:
-    """What lies around the libraries.
+    """The driver's programs, firmware and configuration files.
 
     Arguments:
-        search: the driver root. library_directories: those that had driver libraries. version: the driver's.
-        arches: the machine's architecture and its 32-bit sister.
+        search: the search below the driver root.
+        library_directories: the directories that had driver libraries.
+        version: the driver's version.
+        architectures: the machine's architecture and the one of its 32-bit programs.
     """
 
     def __init__(
@@ -105,70 +99,77 @@ class _CompanionFiles:
         catalogue: Catalogue,
         library_directories: list[str],
         version: str,
-        arches: tuple[str, str],
+        architectures: tuple[str, str],
     ) -> None:
         self.search = search
         self.catalogue = catalogue
         self.library_directories = library_directories
         self.version = version
-        self.arches = arches
+        self.architectures = architectures
 
     def find_binaries(self) -> list[DriverFile]:
-        """The programs; of several with one name the first place's."""
-        found: list[DriverFile] = []
-        places = [
+        """Find the programs; of several with one name the first in search order counts."""
+        binaries: list[DriverFile] = []
+        directories = [
             path for pattern in self.catalogue.search_paths["binaries"] for path in self._fill_placeholders(pattern)
         ]
-        wanted = {name: entry for entry in self.catalogue.entries_of_kind("binary") for name in entry.names}
-        for place in places:
-            directory = self.search.find_directory(place)
-            if directory is None:
+        pending = {name: entry for entry in self.catalogue.entries_of_kind("binary") for name in entry.names}
+        for directory in directories:
+            resolved_directory = self.search.find_directory(directory)
+            if resolved_directory is None:
                 continue
-            for name in list(wanted):
-                hit = self.search.find_file(f"{directory}/{name}")
-                if isinstance(hit, str) or not hit[1].st_mode & 0o111:
+            for name in list(pending):
+                match = self.search.find_file(f"{resolved_directory}/{name}")
+                if isinstance(match, str) or not match[1].st_mode & 0o111:
                     continue
-                entry = wanted.pop(name)
-                found.append(self._build_driver_file(entry, hit[0], name, place, f"{_CONTAINER_BIN_DIR}/{name}"))
-        return sorted(found, key=lambda file: file.name)
+                entry = pending.pop(name)
+                binaries.append(
+                    self._build_driver_file(entry, match[0], name, directory, f"{_CONTAINER_BIN_DIR}/{name}")
+                )
+        return sorted(binaries, key=lambda file: file.name)
 
-    def find_firmware(self, host: Host, kernel: str) -> list[DriverFile]:
-        """The firmware; of several with one name the first place's, in the kernel's own order."""
-        places = [place.replace("{kernel}", kernel) for place in self.catalogue.search_paths["firmware"]]
+    def find_firmware(self, host: Host, kernel_release: str) -> list[DriverFile]:
+        """Find the firmware; of several with one name the first counts, in the kernel's own search order."""
+        directories = [path.replace("{kernel}", kernel_release) for path in self.catalogue.search_paths["firmware"]]
         try:
-            own = host.read_file("/sys/module/firmware_class/parameters/path", 4096)
+            parameter = host.read_file("/sys/module/firmware_class/parameters/path", 4096)
         except Fault:
-            own = None
-        text = os.fsdecode(own or b"").strip()
-        if text.startswith("/"):
-            below, root = host.full_path(text), self.search.host.prefix  # the kernel's path is the machine's
-            places.insert(0, below.removeprefix(root) if below.startswith(root + "/") else text)
-        found: list[DriverFile] = []
+            parameter = None
+        kernel_path = os.fsdecode(parameter or b"").strip()
+        if kernel_path.startswith("/"):
+            # The kernel's path is below the machine's root, which is not always the driver's.
+            full_path, driver_root = host.full_path(kernel_path), self.search.host.prefix
+            below_driver_root = full_path.startswith(driver_root + "/")
+            directories.insert(0, full_path.removeprefix(driver_root) if below_driver_root else kernel_path)
+        firmware: list[DriverFile] = []
         for entry in self.catalogue.entries_of_kind("firmware"):
-            patterns = [f"{place}/{name}" for place in places for name in entry.names] if self.version else []
-            found.extend(self._find_matching_files(entry, patterns))
-        return found
+            patterns = (
+                [f"{directory}/{name}" for directory in directories for name in entry.names] if self.version else []
+            )
+            firmware.extend(self._find_matching_files(entry, patterns))
+        return firmware
 
     def find_config_files(self) -> list[DriverFile]:
-        """The configuration files; of several with one name the first place's."""
-        found: list[DriverFile] = []
+        """Find the configuration files; of several with one name the first in search order counts."""
+        config_files: list[DriverFile] = []
         for entry in self.catalogue.entries_of_kind("config"):
-            found.extend(self._find_matching_files(entry, list(entry.paths)))
-        return found
+            config_files.extend(self._find_matching_files(entry, list(entry.paths)))
+        return config_files
 
     def _find_matching_files(self, entry: CatalogueEntry, patterns: list[str]) -> list[DriverFile]:
-        known: dict[str, DriverFile] = {}
+        """Return the files that match the patterns, sorted; of several with one name the first counts."""
+        files: dict[str, DriverFile] = {}
         for pattern in patterns:
             for path in [path for filled in self._fill_placeholders(pattern) for path in self._match_paths(filled)]:
                 name = os.path.basename(path)
-                hit = "known" if name in known else self.search.find_file(path)
-                if is_manifest(name) and manifest_architecture(name, self.arches[0]) not in self.arches:
+                match = "known" if name in files else self.search.find_file(path)
+                if is_manifest(name) and manifest_architecture(name, self.architectures[0]) not in self.architectures:
                     continue
-                if not isinstance(hit, str):
+                if not isinstance(match, str):
                     container = entry.container.replace("{version}", self.version)
-                    where = os.path.dirname(path)
-                    known[name] = self._build_driver_file(entry, hit[0], name, where, f"{container}/{name}")
-        return [known[name] for name in sorted(known)]
+                    directory = os.path.dirname(path)
+                    files[name] = self._build_driver_file(entry, match[0], name, directory, f"{container}/{name}")
+        return [files[name] for name in sorted(files)]
 
     def _fill_placeholders(self, pattern: str) -> list[str]:
         pattern = pattern.replace("{version}", self.version)
@@ -177,32 +178,37 @@ class _CompanionFiles:
         return [pattern]
 
     def _match_paths(self, pattern: str) -> list[str]:
-        """The paths, the last directory watched in any case."""
+        """Return the paths that match a pattern and whose directory exists; the directory is watched in any case."""
         return [
             path
             for path in self.search.expand_pattern(pattern)
             if self.search.find_directory(os.path.dirname(path)) is not None
         ]
 
-    def _build_driver_file(self, entry: CatalogueEntry, real: str, name: str, found: str, container: str) -> DriverFile:
-        self.search.watch_file(real)
-        facts = self.search.read_elf(real) if entry.kind == "binary" else ""
-        named: tuple[str, ...] = ()
+    def _build_driver_file(
+        self, entry: CatalogueEntry, path: str, name: str, found_in: str, container_path: str
+    ) -> DriverFile:
+        """Describe a file at a path without links, and watch it."""
+        self.search.watch_file(path)
+        program = self.search.read_elf(path) if entry.kind == "binary" else ""
+        manifest_libraries: tuple[str, ...] = ()
         if entry.kind == "config" and is_manifest(name):
             try:
-                named = parse_manifest_libraries(name, self.search.host.read_file(real, MANIFEST_LIMIT) or b"")
+                manifest_libraries = parse_manifest_libraries(
+                    name, self.search.host.read_file(path, MANIFEST_LIMIT) or b""
+                )
             except Fault:
-                named = ()  # larger than any real one, or not to be read: a file like others
-        arch = manifest_architecture(name, self.arches[0]) if named else ""
+                manifest_libraries = ()  # larger than any real manifest, or unreadable: treated as an ordinary file
+        arch = manifest_architecture(name, self.architectures[0]) if manifest_libraries else ""
         return DriverFile(
             kind=entry.kind,
             capability=entry.capability,
-            path=real,
-            source=self.search.host.full_path(real),
+            path=path,
+            source=self.search.host.full_path(path),
             name=name,
-            needs=named if isinstance(facts, str) else tuple(facts.needed),
-            glibc="" if isinstance(facts, str) else facts.glibc,
-            arch=arch if isinstance(facts, str) else facts.arch,
-            container_path=container,
-            found_in=found,
+            needs=manifest_libraries if isinstance(program, str) else tuple(program.needed),
+            glibc="" if isinstance(program, str) else program.glibc,
+            arch=arch if isinstance(program, str) else program.arch,
+            container_path=container_path,
+            found_in=found_in,
         )

@@ -1,9 +1,16 @@
-"""What the machine has, as plain data: GPUs, device nodes, driver files; and the memory of the latter.
+"""Load the inventory of the driver's files from the cache, or search for them and cache the result.
 
-Searching for driver files takes a hundred times longer than remembering them, so what was found is kept with a list
-of witnesses: the status of every directory, cache and file that the answer depends on. It counts only while all of
-them are the same. Cost rule: on the way of every GPU container; the search itself is imported only when it has to
-run.
+A search takes a hundred times longer than reading the cache. What invalidates the cached inventory:
+
+- Another cache key: another version of gpu-oci-hook or of Python, another version of the running kernel module, other
+  roots or library paths, another architecture, another kernel release.
+- A changed stat signature (mtime, inode, size; see `search.stat_signature`) of anything that the search looked at: the
+  directories, the links on the way, the loader caches, the files found, paths that were missing, and catalogue.toml.
+- Damaged data, or the loss of the state directory, which lies in /run.
+
+Sockets and directories of daemons are not cached: they come and go with their daemons.
+
+Import budget: GPU container.
 """
 
 from __future__ import annotations
@@ -29,15 +36,14 @@ if TYPE_CHECKING:
 def load_inventory(
     host: Host, driver: Host, library_paths: tuple[str, ...], version: str | None, cache: Cache
 ) -> Inventory:
-    """The driver's files: remembered while nothing has changed, searched and remembered otherwise.
-
-    Sockets and directories of daemons come and go; they are looked at every time.
+    """Return the driver's files, from the cache while it is valid, else from a new search.
 
     Arguments:
-        host: the machine. driver: the root that has the driver's files, the same or `host.below(...)`.
-        library_paths: where to look first, below the driver's root.
-        version: of the running kernel module, None when it is not loaded.
-        cache: where to remember; of many processes that find nothing remembered, one searches.
+        host: the machine.
+        driver: the root that has the driver's files: the same, or a `host.sub_host(...)`.
+        library_paths: the directories to search first, below the driver's root.
+        version: the running kernel module's version, None when it is not loaded.
+        cache: where results are kept. Of many processes that find nothing there, one searches.
     """
     key = (
         "inventory", VERSION, sys.hexversion, version or "", host.root, driver.root, library_paths, host.machine,
@@ -45,59 +51,62 @@ def load_inventory(
     )  # fmt: skip
 
     def search() -> InventorySearchResult:
+        # The search is expensive to import; a start with a valid cache does not need it.
         from gpu_oci_hook.host.driver.discovery import discover_driver_files
 
         return discover_driver_files(host, driver, library_paths, version or "")
 
-    inventory, live = load_cached_inventory(cache, _driver_cache_name(host.root + "\0" + driver.root), key, search)
-    present = _find_daemon_files(host, driver, live, inventory.problems)
-    inventory.files = inventory.files + present[0]
-    inventory.problems = present[1]
+    name = _driver_cache_name(host.root + "\0" + driver.root)
+    inventory, daemon_files = load_cached_inventory(cache, name, key, search)
+    present_files, refusals = _find_daemon_files(host, driver, daemon_files)
+    inventory.files = inventory.files + present_files
+    inventory.problems = inventory.problems + refusals
     return inventory
 
 
 def load_cached_inventory(
     cache: Cache, name: str, key: tuple[object, ...], search: Callable[[], InventorySearchResult]
 ) -> tuple[Inventory, tuple[Any, ...]]:
-    """An inventory and what belongs to it: remembered while nothing has changed, searched and remembered otherwise.
+    """Return an inventory with its additional data, from the cache while it is valid, else from a new search.
 
     Arguments:
-        name: of the blob in the memory. key: everything that the answer depends on and no witness can tell.
-        search: gives witnesses, `Inventory.to_data()` and the rest.
+        name: the blob's name in the cache.
+        key: everything that the result depends on and that no stat signature shows.
+        search: returns stat signatures, `Inventory.to_data()` and the additional data.
     """
-    found = _decode_cached_inventory(cache.get(name), key)
-    if found is None:
+    entry = _decode_cached_inventory(cache.get(name), key)
+    if entry is None:
         with cache.lock(name):
-            found = _decode_cached_inventory(cache.get(name), key)  # somebody else may have searched while we waited
-            if found is None:
-                fresh = search()
-                found = Inventory.from_data(fresh[1]), fresh[2]
-                cache.put(name, marshal.dumps((key, *fresh)))  # type: ignore[arg-type]
-    return found
+            entry = _decode_cached_inventory(cache.get(name), key)  # another process may have searched meanwhile
+            if entry is None:
+                result = search()
+                entry = Inventory.from_data(result[1]), result[2]
+                cache.put(name, marshal.dumps((key, *result)))  # type: ignore[arg-type]
+    return entry
 
 
 def inventory_cache_name(kind: str, *roots: str) -> str:
-    """A file name in the memory for what is known of these roots."""
+    """Return the cache's file name for an inventory of one kind and these roots."""
     return f"inventory-{kind}-" + state_dir.compute_digest("\0".join(roots).encode("utf-8", "surrogateescape"))
 
 
 def _driver_cache_name(roots: str) -> str:
-    """A file name for each pair of roots, so that two of them do not drive each other out of the memory."""
+    """Return the cache's file name for a pair of roots, so that two pairs do not overwrite each other."""
     if roots == "/\0/":
         return "inventory"
     return "inventory-" + state_dir.compute_digest(roots.encode("utf-8", "surrogateescape"))
 
 
 def _decode_cached_inventory(blob: bytes | None, key: tuple[object, ...]) -> tuple[Inventory, tuple[Any, ...]] | None:
-    """What the blob remembers, None when it is damaged, about something else, or no longer true."""
+    """Return a blob's inventory and additional data; None when it is damaged, has another key, or is out of date."""
     if blob is None:
         return None
     try:
-        known, witnesses, data, live = marshal.loads(blob)  # noqa: S302  the memory is ours alone
-        if known != key:
+        cached_key, signatures, data, additional = marshal.loads(blob)  # noqa: S302  only this user can write the cache
+        if cached_key != key:
             return None
         lstat = os.lstat
-        for path, mtime, inode, size in witnesses:
+        for path, mtime, inode, size in signatures:
             try:
                 status = lstat(path)
             except OSError:
@@ -106,24 +115,23 @@ def _decode_cached_inventory(blob: bytes | None, key: tuple[object, ...]) -> tup
                 return None
             if status.st_mtime_ns != mtime or status.st_ino != inode or status.st_size != size:
                 return None
-        return Inventory.from_data(data), live
+        return Inventory.from_data(data), additional
     except Exception:
-        return None  # whatever a damaged blob does: it costs a search, never a start
+        return None  # a damaged blob may raise anything; it costs a search, never a start
 
 
 def _find_daemon_files(
-    host: Host, driver: Host, daemon_files: tuple[DaemonFile, ...], problems: tuple[str, ...]
+    host: Host, driver: Host, daemon_files: tuple[DaemonFile, ...]
 ) -> tuple[tuple[DriverFile, ...], tuple[str, ...]]:
-    """The daemons' sockets and directories that are there now, and the problems with one more for each bad
-    one.
-    """
+    """Return the daemons' sockets and directories that exist now, and a sentence for each directory refused."""
     roots = (driver, host) if driver.root != host.root else (host,)
     files: list[DriverFile] = []
-    for kind, capability, paths, container, variable in daemon_files:
-        chosen = os.environ.get(variable, "") if variable else ""
-        for root, path in [(r, p) for r in roots for p in ((chosen,) if chosen.startswith("/") else paths)]:
-            # A directory below /tmp may be anybody's link to anywhere: only a real one of root or ours
-            # counts.
+    refusals: list[str] = []
+    for kind, capability, paths, container_path, variable in daemon_files:
+        variable_path = os.environ.get(variable, "") if variable else ""
+        candidates = (variable_path,) if variable_path.startswith("/") else paths
+        for root, path in [(root, path) for root in roots for path in candidates]:
+            # Below /tmp a directory may be any user's link to any path: only a real one of root or this user counts.
             status = root.stat_path(path, follow=kind == "socket")
             if status is None:
                 continue
@@ -133,22 +141,23 @@ def _find_daemon_files(
                 if not stat.S_ISDIR(status.st_mode):
                     continue
                 if status.st_uid not in (0, os.geteuid()):
-                    text = f"{root.full_path(path)} belongs to user {status.st_uid}, so it is not given to containers"
-                    problems = (*problems, text)
+                    refusals.append(
+                        f"{root.full_path(path)} belongs to user {status.st_uid}, so it is not mounted into containers"
+                    )
                     continue
-            real = root.resolve_path(path)
-            if real is None:
+            resolved = root.resolve_path(path)
+            if resolved is None:
                 continue
             files.append(
                 DriverFile(
                     kind=kind,
                     capability=capability,
-                    path=real,
-                    source=root.full_path(real),
-                    name=os.path.basename(container),
-                    container_path=container,
+                    path=resolved,
+                    source=root.full_path(resolved),
+                    name=os.path.basename(container_path),
+                    container_path=container_path,
                     found_in=path,
                 )
             )
             break
-    return tuple(files), problems
+    return tuple(files), tuple(refusals)

@@ -1,8 +1,9 @@
-"""The driver's libraries: by the SONAME inside the file, wherever a distribution put it.
+"""Find the driver's libraries by the SONAME inside the file, in whatever directory a distribution put them.
 
-Looked at in this order: configured paths, the loader's caches, the directories that real hosts use, then the
-directories where something was found and what lies below them. Of several versions the running driver's wins.
-Cost rule: cold; only when the driver's files are searched anew.
+Search order: configured paths, loader caches, the directories of known distributions, then the directories in which a
+driver library was found and their subdirectories. Of several versions the running driver's is chosen.
+
+Import budget: cold.
 """
 
 from __future__ import annotations
@@ -18,13 +19,24 @@ from gpu_oci_hook.host.driver.search import FileSearch
 from gpu_oci_hook.model.machine import DriverFile
 
 _LOADER_CACHE_LIMIT = 16 << 20
-_FULL_SCAN_LIMIT = 100  # directories with up to so many libraries are read file by file, whatever the names
-_VERSION_LIBRARIES = ("libcuda.so", "libnvidia-ml.so")  # what tells a driver directory and the driver's version
-_TOOLKIT_DIRECTORIES = ("/stubs/", "/compat/")  # a CUDA toolkit's, also with the SONAME libcuda.so.1
+_FULL_SCAN_LIMIT = 100  # in a directory with up to this many libraries every file is opened, whatever its name
+_VERSION_LIBRARIES = ("libcuda.so", "libnvidia-ml.so")  # their version is the driver's version
+_TOOLKIT_DIRECTORIES = ("/stubs/", "/compat/")  # of a CUDA toolkit, which has files with SONAME libcuda.so.1 there
+_MAX_REPORTED_REJECTIONS = 5
 
 
 class SearchLocation:
-    """A place that was looked at, and what came of it."""
+    """A directory or loader cache that was searched, and the result for the report.
+
+    Arguments:
+        label: the location, for people.
+        note: the result where no library was found; "" for a default text.
+
+    Attributes:
+        used_count: the libraries of this location that were chosen.
+        duplicate_count: its libraries that an earlier location had.
+        rejections: the reasons why files were left out, in order.
+    """
 
     __slots__ = ("duplicate_count", "label", "note", "rejections", "used_count")
 
@@ -36,21 +48,32 @@ class SearchLocation:
         self.rejections: dict[str, None] = {}
 
     def describe(self) -> str:
-        """The report's words."""
+        """Return the result as a text for the report."""
         if self.used_count:
-            text = f"{self.used_count} driver librar{'y' if self.used_count == 1 else 'ies'}"
+            result = _count_libraries(self.used_count)
         elif self.duplicate_count:
-            text = f"{self.duplicate_count} driver librar{'y' if self.duplicate_count == 1 else 'ies'} that an earlier place had"
+            result = f"{_count_libraries(self.duplicate_count)} (already found above)"
         else:
-            text = "no usable driver library" if self.rejections else self.note or "no driver library"
+            result = "no usable driver library" if self.rejections else self.note or "no driver library"
         if not self.rejections:
-            return text
+            return result
         reasons = list(self.rejections)
-        more = f" and {len(reasons) - 5} more" if len(reasons) > 5 else ""
-        return f"{text}; left out: {'; '.join(reasons[:5])}{more}"
+        rest_count = len(reasons) - _MAX_REPORTED_REJECTIONS
+        more = f" and {rest_count} more" if rest_count > 0 else ""
+        return f"{result}; left out: {'; '.join(reasons[:_MAX_REPORTED_REJECTIONS])}{more}"
+
+
+def _count_libraries(count: int) -> str:
+    return f"{count} driver {'library' if count == 1 else 'libraries'}"
 
 
 class _Candidate:
+    """A library that may be chosen.
+
+    Attributes:
+        via_soname: it was reached by the name that the loader would use.
+    """
+
     __slots__ = ("arch", "glibc", "location", "needs", "real_path", "soname", "stem", "version", "via_soname")
 
     def __init__(self, location: SearchLocation, real_path: str, name: str, soname: str) -> None:
@@ -59,25 +82,27 @@ class _Candidate:
         self.soname = soname or os.path.basename(real_path)
         self.stem = library_stem(self.soname)
         self.version = _version_suffix(real_path)
-        self.via_soname = name == self.soname  # reached by the name that the loader would use
+        self.via_soname = name == self.soname
         self.arch = ""
         self.glibc = ""
         self.needs: tuple[str, ...] = ()
 
 
 class LibrarySearch:
-    """One discovery of libraries.
+    """One search for libraries below a driver root.
 
     Arguments:
-        search: the driver root, and the note of what to watch.
-        catalogue: what belongs to which capability.
-        version: the running kernel module's, "" when no module is loaded.
+        search: the search below the driver root; it records what to watch.
+        catalogue: which library belongs to which capability.
+        version: the running kernel module's version, "" when no module is loaded.
         machine: `uname -m`.
 
     Attributes:
-        files: the libraries chosen, sorted. locations: all that was looked at, in order.
-        version: what the libraries were chosen by: the running one if libcuda or libnvidia-ml of it is there,
-            else the libraries' own. directories: those that had a driver library.
+        files: the chosen libraries, sorted.
+        locations: all locations searched, in order.
+        version: the version by which libraries were chosen: the running one if its libcuda or libnvidia-ml was found,
+            else the libraries' own.
+        directories: the directories that had a driver library.
         other_versions: (SONAME, architecture) to "path (version)" where only other versions were found.
     """
 
@@ -87,7 +112,7 @@ class LibrarySearch:
         self.running_version = version
         self.arch = machine if machine in HOST_ARCHITECTURES else ""
         self.arch32 = ARCHITECTURES[machine].arch32 if self.arch else ""
-        self.triple, self.triple32 = (ARCHITECTURES[a].triple if a else "" for a in (self.arch, self.arch32))
+        self.triple, self.triple32 = (ARCHITECTURES[arch].triple if arch else "" for arch in (self.arch, self.arch32))
         self.version = ""
         self.files: list[DriverFile] = []
         self.locations: list[SearchLocation] = []
@@ -98,7 +123,7 @@ class LibrarySearch:
         self._candidates: list[_Candidate] = []
 
     def find_libraries(self, configured_paths: tuple[str, ...]) -> None:
-        """Looks everywhere, then chooses."""
+        """Search all locations, then choose among the libraries found."""
         for path in configured_paths:
             self._scan_directory(path, label=f"{path} (configured)", thorough=True)
         for path in self.catalogue.search_paths["caches"]:
@@ -110,143 +135,159 @@ class LibrarySearch:
                 self.locations.append(SearchLocation(filled, "missing"))
             for path in paths:
                 self._scan_directory(path, label=path)
+        self._scan_library_directories()
+        self._choose_libraries()
+
+    def _scan_library_directories(self) -> None:
+        """Search the directories that had a driver library, and their subdirectories, until no new one appears."""
         done: set[str] = set()
-        while left := [path for path in self.directories if path not in done]:
-            for path in left:
+        while pending := [path for path in self.directories if path not in done]:
+            for path in pending:
                 done.add(path)
                 if path not in self._scanned_directories:
                     self._scan_directory(path, label=f"{path} (a driver library was found there)")
                 for name in self.catalogue.search_paths["subdirectories"]:
                     if self.search.find_directory(f"{path}/{name}") is not None:
                         self._scan_directory(f"{path}/{name}", label=f"{path}/{name}", quiet=True)
-        self._choose_libraries()
 
     def _scan_directory(self, path: str, *, label: str, thorough: bool = False, quiet: bool = False) -> None:
-        place = SearchLocation(label)
-        found = self.search.find_directory(path)
-        if found is None:
-            place.note = "missing"
-        elif found in self._scanned_directories:
-            place.note = f"the same as {self._scanned_directories[found]}"
+        """Collect the candidates in a directory.
+
+        Arguments:
+            label: the directory, for people.
+            thorough: open every library, however many there are.
+            quiet: do not report a directory that was scanned before.
+        """
+        location = SearchLocation(label)
+        directory = self.search.find_directory(path)
+        if directory is None:
+            location.note = "missing"
+        elif directory in self._scanned_directories:
+            location.note = f"the same as {self._scanned_directories[directory]}"
             if quiet:
                 return
         else:
-            self._scanned_directories[found] = label
-            names = [name for name in self.search.host.list_names(found) if ".so" in name]
-            place.note = f"no driver library among {len(names)}" if names else "no library"
-            everything = thorough or len(names) <= _FULL_SCAN_LIMIT
+            self._scanned_directories[directory] = label
+            names = [name for name in self.search.host.list_names(directory) if ".so" in name]
+            location.note = f"no driver library among {len(names)}" if names else "no library"
+            open_all = thorough or len(names) <= _FULL_SCAN_LIMIT
             for name in names:
-                if everything or self.is_driver_library_name(name):
-                    self._add_candidate(place, f"{found}/{name}", name)
-        self.locations.append(place)
+                if open_all or self.is_driver_library_name(name):
+                    self._add_candidate(location, f"{directory}/{name}", name)
+        self.locations.append(location)
 
     def _scan_loader_cache(self, path: str) -> None:
-        place = SearchLocation(path)
-        self.locations.append(place)
-        found = self.search.resolve_path(path)
-        if found is None:
-            place.note = "missing"
+        """Collect the candidates in an ld.so.cache."""
+        location = SearchLocation(path)
+        self.locations.append(location)
+        resolved = self.search.resolve_path(path)
+        if resolved is None:
+            location.note = "missing"
             return
-        self.search.watch_file(found)
+        self.search.watch_file(resolved)
         try:
-            data = self.search.host.read_file(found, _LOADER_CACHE_LIMIT)
+            data = self.search.host.read_file(resolved, _LOADER_CACHE_LIMIT)
             cache = parse_ld_cache(data or b"")
         except Fault as fault:
-            place.note = f"not usable: {fault.what}"
+            location.note = f"not usable: {fault.what}"
             return
-        place.note = f"no driver library among {len(cache.rows)}"
-        kinds = [ARCHITECTURES[arch].cache_flags & 0xFF00 for arch in (self.arch, self.arch32) if arch]
-        for flags, raw, raw_path, _, hwcap in cache.rows:
-            if flags & 0xFF00 not in kinds or not flags & 1 or hwcap:
+        location.note = f"no driver library among {len(cache.rows)}"
+        arch_flags = [ARCHITECTURES[arch].cache_flags & 0xFF00 for arch in (self.arch, self.arch32) if arch]
+        for flags, raw_name, raw_path, _, hwcap in cache.rows:
+            if flags & 0xFF00 not in arch_flags or not flags & 1 or hwcap:
                 continue
-            name = os.fsdecode(raw)
+            name = os.fsdecode(raw_name)
             if self.is_driver_library_name(name):
-                self._add_candidate(place, os.fsdecode(raw_path), name)
+                self._add_candidate(location, os.fsdecode(raw_path), name)
 
     def is_driver_library_name(self, name: str) -> bool:
-        """Whether a file's name alone makes it worth opening."""
-        base = library_stem(name)
-        if base in self.catalogue.withheld:
+        """Tell whether a file of this name may be a driver library, so that it is worth opening."""
+        stem = library_stem(name)
+        if stem in self.catalogue.withheld:
             return False
-        return base in self.catalogue.libraries or "nvidia" in name or is_driver_version(name[len(base) + 1 :])
+        return stem in self.catalogue.libraries or "nvidia" in name or is_driver_version(name[len(stem) + 1 :])
 
     def _add_candidate(self, location: SearchLocation, path: str, name: str) -> None:
-        loud = library_stem(name) in self.catalogue.libraries
-        found = self.search.find_file(path)
-        if isinstance(found, str):
-            if loud:
-                location.rejections[f"{name} {found}"] = None
+        """Add the library at a path to the candidates, or its rejection to the location."""
+        match = self.search.find_file(path)
+        if isinstance(match, str):
+            self._reject_listed(location, name, f"{name} {match}")
             return
-        real, _ = found
-        if real in self._seen_paths:
-            for known in self._candidates:
-                if known.real_path == real and known.soname == name:
-                    known.via_soname = True
-                    location.duplicate_count += (
-                        known.location is not location and known.stem in self.catalogue.libraries
-                    )
+        real_path, _ = match
+        if real_path in self._seen_paths:
+            self._count_duplicate(location, real_path, name)
             return
-        self._seen_paths[real] = None
-        if any(part in real for part in _TOOLKIT_DIRECTORIES):
-            if loud:
-                location.rejections[f"{name} belongs to a CUDA toolkit ({real})"] = None
+        self._seen_paths[real_path] = None
+        if any(part in real_path for part in _TOOLKIT_DIRECTORIES):
+            self._reject_listed(location, name, f"{name} belongs to a CUDA toolkit ({real_path})")
             return
-        facts = self.search.read_elf(real)
-        if isinstance(facts, str):
-            if loud:
-                location.rejections[f"{name}: {facts}"] = None
+        library = self.search.read_elf(real_path)
+        if isinstance(library, str):
+            self._reject_listed(location, name, f"{name}: {library}")
             return
-        candidate = _Candidate(location, real, name, facts.soname)
+        candidate = _Candidate(location, real_path, name, library.soname)
         if candidate.stem in self.catalogue.withheld or "/" in candidate.soname:
             return
-        if facts.arch not in (self.arch, self.arch32) or not facts.arch:
-            if loud:
-                location.rejections[f"{name} is for {facts.arch or 'another machine'}"] = None
+        if library.arch not in (self.arch, self.arch32) or not library.arch:
+            self._reject_listed(location, name, f"{name} is for {library.arch or 'another machine'}")
             return
-        candidate.arch = facts.arch
-        candidate.glibc = facts.glibc
-        candidate.needs = tuple(facts.needed)
+        candidate.arch = library.arch
+        candidate.glibc = library.glibc
+        candidate.needs = tuple(library.needed)
         self._candidates.append(candidate)
         if candidate.stem in self.catalogue.libraries:
-            self.directories[os.path.dirname(real)] = None
+            self.directories[os.path.dirname(real_path)] = None
+
+    def _reject_listed(self, location: SearchLocation, name: str, reason: str) -> None:
+        """Report the rejection of a file if the catalogue lists its name; other files are not worth a report."""
+        if library_stem(name) in self.catalogue.libraries:
+            location.rejections[reason] = None
+
+    def _count_duplicate(self, location: SearchLocation, real_path: str, name: str) -> None:
+        """Note that a location has a library again, under this name."""
+        for candidate in self._candidates:
+            if candidate.real_path == real_path and candidate.soname == name:
+                candidate.via_soname = True
+                if candidate.location is not location and candidate.stem in self.catalogue.libraries:
+                    location.duplicate_count += 1
 
     def _choose_libraries(self) -> None:
+        """Choose one library for each SONAME and architecture."""
         self.version = self._choose_version()
         chosen: dict[tuple[str, str], _Candidate] = {}
-        strangers: list[_Candidate] = []
+        unlisted: list[_Candidate] = []
         for candidate in self._candidates:
             key = (candidate.soname, candidate.arch)
             if candidate.version and candidate.version != self.version:
                 if candidate.stem in self.catalogue.libraries:
                     self._reject_other_version(candidate)
             elif candidate.stem not in self.catalogue.libraries and not candidate.version:
-                strangers.append(candidate)
+                unlisted.append(candidate)
             elif key not in chosen or (candidate.version and not chosen[key].version):
                 chosen[key] = candidate
-        self._add_needed_libraries(chosen, strangers)
+        self._add_needed_libraries(chosen, unlisted)
         for key, candidate in chosen.items():
             self.other_versions.pop(key, None)
             entry = self.catalogue.libraries.get(candidate.stem)
-            opens = [name.replace("{version}", self.version) for name in entry.opens] if entry else []
-            more = [name for name in opens if (name, candidate.arch) in chosen and name not in candidate.needs]
-            candidate.needs += tuple(more)
+            opened_names = [name.replace("{version}", self.version) for name in entry.opens] if entry else []
+            candidate.needs += tuple(
+                [name for name in opened_names if (name, candidate.arch) in chosen and name not in candidate.needs]
+            )
         for _, candidate in sorted(chosen.items(), key=lambda item: (item[0][1] != self.arch, item[0])):
             candidate.location.used_count += 1
             self.search.watch_file(candidate.real_path)
             self.files.append(self._build_driver_file(candidate))
 
     def _choose_version(self) -> str:
-        """The version to choose by: the running one where its libraries are there, else what the libraries
-        say.
-        """
-        known = [c for c in self._candidates if c.stem in self.catalogue.libraries and c.version]
-        telling = [c for c in known if c.stem in _VERSION_LIBRARIES and c.arch == self.arch]
-        if not telling and not self.running_version:
-            telling = known
-        if not telling or any(c.version == self.running_version for c in telling):
+        """Return the version to choose libraries by: the running one if it was found, else the libraries' own."""
+        versioned = [c for c in self._candidates if c.stem in self.catalogue.libraries and c.version]
+        decisive = [c for c in versioned if c.stem in _VERSION_LIBRARIES and c.arch == self.arch]
+        if not decisive and not self.running_version:
+            decisive = versioned
+        if not decisive or any(c.version == self.running_version for c in decisive):
             return self.running_version
-        first = [c for c in telling if c.location is telling[0].location]
-        best = max(first, key=lambda c: (c.via_soname, [int(part) for part in c.version.split(".")]))
+        first_location = [c for c in decisive if c.location is decisive[0].location]
+        best = max(first_location, key=lambda c: (c.via_soname, [int(part) for part in c.version.split(".")]))
         return best.version
 
     def _reject_other_version(self, candidate: _Candidate) -> None:
@@ -257,17 +298,17 @@ class LibrarySearch:
         )
 
     def _add_needed_libraries(self, chosen: dict[tuple[str, str], _Candidate], unlisted: list[_Candidate]) -> None:
-        """Takes NVIDIA's unlisted libraries without the driver's version where a chosen one needs them."""
+        """Choose also NVIDIA's unlisted libraries without the driver's version that a chosen one needs."""
         while True:
             needed = {(name, c.arch) for c in chosen.values() for name in c.needs}
-            wanted = [
+            additions = [
                 c
                 for c in unlisted
                 if (c.soname, c.arch) in needed and (c.soname, c.arch) not in chosen and "nvidia" in c.soname
             ]
-            if not wanted:
+            if not additions:
                 return
-            for candidate in wanted:
+            for candidate in additions:
                 chosen.setdefault((candidate.soname, candidate.arch), candidate)
 
     def _build_driver_file(self, candidate: _Candidate) -> DriverFile:
@@ -291,6 +332,6 @@ class LibrarySearch:
 
 
 def _version_suffix(path: str) -> str:
-    """The driver version that a file's name ends with; "" when it has none ("libnvidia-egl-gbm.so.1.1.1")."""
-    _, found, rest = os.path.basename(path).partition(".so.")
-    return rest if found and is_driver_version(rest) else ""
+    """Return the driver version at the end of a file's name; "" when it has none ("libnvidia-egl-gbm.so.1.1.1")."""
+    _, separator, suffix = os.path.basename(path).partition(".so.")
+    return suffix if separator and is_driver_version(suffix) else ""

@@ -1,6 +1,8 @@
-"""Looking for files below a root, with a note of everything that the answer depends on.
+"""Search for files below a root, and record a stat signature of everything that the result depends on.
 
-Cost rule: cold; only when the driver's files are searched anew.
+`inventory_cache` compares these signatures later to find out whether a cached result still holds.
+
+Import budget: cold.
 """
 
 from __future__ import annotations
@@ -23,7 +25,8 @@ if TYPE_CHECKING:
 class FileSearch:
     """One search below one root.
 
-    What the answer depends on is noted before it is looked at, so that a change in between is found later.
+    Every path is watched before it is read: its stat signature is recorded first, so that a change during the search
+    is noticed later.
 
     Attributes:
         host: the root that is searched.
@@ -36,77 +39,77 @@ class FileSearch:
         self._watched: dict[str, StatSignature] = {}
         self._seen_files: dict[str, StatSignature] = {}
         self._seen_links: dict[str, StatSignature] = {}
-        # Some hundred files lie in a few directories, and those do not move while we look.
+        # Some hundred files lie in a few directories, and those do not move during the search.
         self._resolved_parents: dict[str, str | None] = {}
 
     def resolve_path(self, path: str, links_left: int = MAX_LINKS) -> str | None:
-        """The path without links, None when it leads nowhere; every link on the way is watched.
+        """Return the path without links; None when it leads nowhere. Every link on the way is watched.
 
         Arguments:
-            links_left: how many more may be followed.
+            links_left: how many more links may be followed.
         """
-        head, _, name = path.rpartition("/")
-        if head not in self._resolved_parents:
-            self._resolved_parents[head] = self._walk_path(head or "/")
-        parent = self._resolved_parents[head]
+        parent_path, _, name = path.rpartition("/")
+        if parent_path not in self._resolved_parents:
+            self._resolved_parents[parent_path] = self._walk_path(parent_path or "/")
+        parent = self._resolved_parents[parent_path]
         if parent is None or name in ("", ".", ".."):
             return self._walk_path(path)
-        here = f"{parent.rstrip('/')}/{name}"
+        candidate = f"{parent.rstrip('/')}/{name}"
         try:
-            target = os.readlink(self.host.prefix + here)
+            target = os.readlink(self.host.prefix + candidate)
         except OSError as error:
-            # EINVAL: it is there, and no link; what nearly all files are
-            return here if error.errno == errno.EINVAL else self._walk_path(path)
+            # EINVAL: it exists and is not a link, as nearly all files
+            return candidate if error.errno == errno.EINVAL else self._walk_path(path)
         except ValueError:
             return None
-        if here not in self._seen_links:
-            self._seen_links[here] = stat_signature(self.host.full_path(here))
+        if candidate not in self._seen_links:
+            self._seen_links[candidate] = stat_signature(self.host.full_path(candidate))
         if links_left == 0:
             return None
         return self.resolve_path(target if target.startswith("/") else f"{parent.rstrip('/')}/{target}", links_left - 1)
 
     def _walk_path(self, path: str) -> str | None:
-        trail: list[str] = []
-        found = self.host.resolve_path(path, trail)
-        for step in trail:
-            if step not in self._seen_links:
-                self._seen_links[step] = stat_signature(self.host.full_path(step))
-        return found
+        visited_links: list[str] = []
+        resolved = self.host.resolve_path(path, visited_links)
+        for link in visited_links:
+            if link not in self._seen_links:
+                self._seen_links[link] = stat_signature(self.host.full_path(link))
+        return resolved
 
     def find_directory(self, path: str) -> str | None:
-        """The directory at `path` without links, watched from now on; None when there is none."""
-        found = self.resolve_path(path)
-        if found is None:
+        """Return the directory at `path` without links, and watch it from now on; None when there is none."""
+        resolved = self.resolve_path(path)
+        if resolved is None:
             return None
-        self._watched.setdefault(found, stat_signature(self.host.full_path(found)))
-        status = self.host.stat_path(found, follow=False)
-        return found if status is not None and stat.S_ISDIR(status.st_mode) else None
+        self._watched.setdefault(resolved, stat_signature(self.host.full_path(resolved)))
+        status = self.host.stat_path(resolved, follow=False)
+        return resolved if status is not None and stat.S_ISDIR(status.st_mode) else None
 
     def watch_file(self, path: str) -> None:
-        """Watches a file without links from now on, or from when `file` has first seen it."""
+        """Watch the file at a path without links, with the signature that `find_file` saw or the one of now."""
         self._watched[path] = self._seen_files.get(path) or stat_signature(self.host.full_path(path))
 
     def find_file(self, path: str) -> tuple[str, os.stat_result] | str:
-        """The regular, non-empty file at `path` (path without links, status), or why there is none."""
-        found = self.resolve_path(path)
-        if found is None:
+        """Return the regular, non-empty file at `path` as (path without links, status), or why there is none."""
+        resolved = self.resolve_path(path)
+        if resolved is None:
             return "leads nowhere"
-        status = self.host.stat_path(found, follow=False)
+        status = self.host.stat_path(resolved, follow=False)
         if status is None:
             return "is missing"
         if stat.S_ISDIR(status.st_mode):
             return "is a directory"
         if not stat.S_ISREG(status.st_mode):
-            return "is no regular file"
+            return "is not a regular file"
         if status.st_size == 0:
             return "is empty"
         self._seen_files.setdefault(
-            found, (self.host.full_path(found), status.st_mtime_ns, status.st_ino, status.st_size)
+            resolved, (self.host.full_path(resolved), status.st_mtime_ns, status.st_ino, status.st_size)
         )
-        return found, status
+        return resolved, status
 
     def read_elf(self, path: str) -> SharedObject | str:
-        """What the ELF file at a path without links says of itself, or why it says nothing."""
+        """Return the header data of the ELF file at a path without links, or why it cannot be read."""
         try:
             fd = open_regular_file(self.host.full_path(path), follow_symlinks=False)
         except (OSError, UnusableFileError) as error:
@@ -119,35 +122,35 @@ class FileSearch:
             os.close(fd)
 
     def expand_pattern(self, pattern: str) -> list[str]:
-        """The paths that a pattern with `*` stands for, existing or not where it has none, sorted."""
+        """Return the paths that match a pattern with `*`, sorted; a pattern without `*` as it is, existing or not."""
         if "*" not in pattern:
             return [pattern]
         paths = [""]
-        parts = pattern.strip("/").split("/")
-        for number, part in enumerate(parts):
-            if "*" not in part:
-                paths = [f"{path}/{part}" for path in paths]
+        for component in pattern.strip("/").split("/"):
+            if "*" not in component:
+                paths = [f"{path}/{component}" for path in paths]
                 continue
-            grown: list[str] = []
+            matches: list[str] = []
             for path in paths:
                 if self.find_directory(path or "/") is None:
                     continue
-                names = [name for name in self.host.list_names(path or "/") if fnmatchcase(name, part)]
-                grown.extend(f"{path}/{name}" for name in names)
-            paths = grown
-            if number == len(parts) - 1:
-                return paths
+                names = [name for name in self.host.list_names(path or "/") if fnmatchcase(name, component)]
+                matches.extend(f"{path}/{name}" for name in names)
+            paths = matches
         return paths
 
     def collect_stat_signatures(self) -> tuple[StatSignature, ...]:
-        """Everything to watch; what a watched directory already tells is left out."""
+        """Return the signatures of everything that is watched; a link in a watched directory needs none of its own."""
         watched = self._watched
-        loose = [seen for path, seen in self._seen_links.items() if os.path.dirname(path) not in watched]
-        return (*watched.values(), *loose)
+        loose_links = [seen for path, seen in self._seen_links.items() if os.path.dirname(path) not in watched]
+        return (*watched.values(), *loose_links)
 
 
 def stat_signature(path: str) -> StatSignature:
-    """What must stay the same about a path in this process, for what was learnt from it to stay true."""
+    """Return path, mtime, inode and size of a path in this process; size -1 for a missing one.
+
+    A result that was read from the path holds as long as these are the same.
+    """
     try:
         status = os.lstat(path)
     except (OSError, ValueError):

@@ -1,8 +1,8 @@
 """Query NVML in a child process, for properties that neither /proc nor our tables have.
 
 NVML is vendor code that can hang for seconds, crash, or be missing. A child process keeps all of that out of this one.
-Its answers are not trusted: their size is bounded here, and the callers compare them with the kernel's data. The callers
-cache them. A start that the tables can answer never gets here.
+Its answers are not trusted: their size is bounded here, and the callers compare them with the kernel's data. The
+callers also cache them. A start that the tables can answer never gets here.
 
 Import budget: cold.
 """
