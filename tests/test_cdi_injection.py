@@ -178,7 +178,7 @@ def test_a_container_that_may_not_ask_starts_without_and_is_told(tmp_path: Path,
 @pytest.mark.parametrize(
     ("env", "words"),
     [
-        ("vendor.com/nic=m", ["vendor.com/nic=m is unresolvable", "/etc/cdi/nic.json", "Ask for vendor.com/nic=n"]),
+        ("vendor.com/nic=m", ["vendor.com/nic=m is unresolvable", "/etc/cdi/nic.json", "Use vendor.com/nic=n"]),
         ("vendor.com/nic=m,vendor.com/nic=l", ["vendor.com/nic=m is unresolvable (1 more is not resolved either)"]),
         ("vendor.com/nic=n,other.com/x=y", ["other.com/x=y is unresolvable", "no CDI file defines it"]),
         ("0,other.com/x=y", ["other.com/x=y is unresolvable"]),
@@ -198,7 +198,7 @@ def test_a_file_that_does_not_fit_is_refused_with_its_name_and_the_command(tmp_p
     text = refused(bundle(tmp_path / "b", spec(NIC)), settings(host))
     assert text.startswith(f"{host}/etc/cdi/nic.json: vendor.com/nic=n: the CDI file does not fit this host")
     assert "1 missing path: /etc/nic" in text
-    assert "the tool that made it" in text
+    assert "the tool that wrote it" in text
 
 
 def test_a_neighbours_stale_device_harms_nobody(tmp_path: Path, host: Path) -> None:

@@ -167,7 +167,7 @@ def test_a_directory_of_thousands_of_files_is_read_up_to_a_number_of_them(
         put(tmp_path, f"etc/cdi/{name}.json", spec(name))
     assert make_registry(tmp_path).list_device_names() == [f"vendor.com/dev={name}" for name in "abc"]
     looked = scan.SpecScan(Host(str(tmp_path)), DIRECTORIES)
-    assert "5 spec files" in looked.problems[0].text
+    assert "5 CDI files" in looked.problems[0].text
 
 
 # --- what a name brings --------------------------------------------------------------------------

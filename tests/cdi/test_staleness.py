@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gpu_oci_hook.cdi import provenance
 from gpu_oci_hook.cdi.registry import staleness
 from gpu_oci_hook.host.root import Host
 
@@ -198,12 +199,12 @@ def test_the_cure_is_our_generator_or_the_tool_of_another_vendor(host: Path, kin
 
 
 def test_the_cure_for_a_file_of_each_kind_of_ours_is_the_command_that_writes_that_kind() -> None:
-    assert staleness.build_stale_hint("nvidia.com/gpu", "/f") == "Write it anew: gpu-oci-hook cdi generate --output /f"
-    assert "generate --mode management --output /f" in staleness.build_stale_hint("management.nvidia.com/gpu", "/f")
-    assert "generate --vendor runtime.nvidia.com --output /f" in staleness.build_stale_hint(
+    assert provenance.build_stale_hint("nvidia.com/gpu", "/f") == "Regenerate it: gpu-oci-hook cdi generate --output /f"
+    assert "generate --mode management --output /f" in provenance.build_stale_hint("management.nvidia.com/gpu", "/f")
+    assert "generate --vendor runtime.nvidia.com --output /f" in provenance.build_stale_hint(
         "runtime.nvidia.com/gpu", "/f"
     )
-    assert "generate" not in staleness.build_stale_hint("vendor.com/dev", "/f")
+    assert "cdi generate" not in provenance.build_stale_hint("vendor.com/dev", "/f")
 
 
 @pytest.mark.parametrize("more", [{"options": ["ro"]}, {"type": "bind", "options": []}, {"type": "none"}])

@@ -1,4 +1,4 @@
-"""Why a name is unresolvable: the nine causes of R09, each with another answer, and what lies between them."""
+"""Why a name is unresolvable: nine causes, each with another answer, and what lies between them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_oci_hook.cdi.registry import unresolved
+from gpu_oci_hook.cdi.registry import unresolved, unresolved_query
 from gpu_oci_hook.cdi.registry.own_devices import OwnDevices
 from gpu_oci_hook.cdi.registry.scan import SpecScan
 from gpu_oci_hook.config.keys import Config
@@ -25,13 +25,15 @@ NAME = "nvidia.com/gpu=0"
 GPU = "nvidia.com/gpu"
 
 
-def asked(root: Path, name: str = NAME, directories: tuple[str, ...] = DIRECTORIES) -> unresolved.UnresolvedCause:
+def asked(root: Path, name: str = NAME, directories: tuple[str, ...] = DIRECTORIES) -> unresolved_query.UnresolvedCause:
     """The cause, with the host's root taken out of its words."""
     scan = SpecScan(Host(str(root)), directories)
     assert name not in scan.winners, "it resolves"
     found = unresolved.find_unresolved_cause(name, scan, Config(), OwnDevices(scan.host, Config(), Memory()))
-    words = [text.replace(str(root), "") for text in (found.text, found.cure)]
-    return unresolved.UnresolvedCause(found.code, tuple(path.replace(str(root), "") for path in found.files), *words)
+    words = [text.replace(str(root), "") for text in (found.text, found.hint)]
+    return unresolved_query.UnresolvedCause(
+        found.code, tuple(path.replace(str(root), "") for path in found.files), *words
+    )
 
 
 def unknown_field(root: Path) -> None:
@@ -115,12 +117,16 @@ CASES: list[tuple[Callable[[Path], None], str, list[str]]] = [
     (conflict_below, "conflict", ["conflict: none used, nor /var/run/cdi/z.json"]),  # (d)
     (suffix, "suffix", ["/etc/cdi/nvidia.yml", "ignored: only .json and .yaml are read", "nvidia.yaml"]),  # (f)
     (copy_kept, "suffix", ["/etc/cdi/nvidia.yaml.bak", "mv"]),  # (f)
-    (only_all, "device", ["only nvidia.com/gpu=all", "Ask for nvidia.com/gpu=all"]),  # (g)
+    (only_all, "device", ["only nvidia.com/gpu=all", "Use nvidia.com/gpu=all"]),  # (g)
     (only_uuids, "device", ["nvidia.com/gpu=GPU-1111, nvidia.com/gpu=GPU-2222"]),
     (other_kind, "kind", ["of the kind nvidia.com/gpu", "management.nvidia.com/gpu=0"]),  # (h)
-    (not_scanned, "directory", ["/run/cdi/nvidia.json", "directory not scanned", "/var/run is no link to /run"]),  # (i)
+    (
+        not_scanned,
+        "directory",
+        ["/run/cdi/nvidia.json", "directory not scanned", "/var/run is not a link to /run"],
+    ),  # (i)
     (subdirectory, "directory", ["/etc/cdi/gpus/nvidia.json", "directory not scanned"]),
-    (linked_directory, "directory", ["directory not scanned", "it is a link"]),
+    (linked_directory, "directory", ["directory not scanned", "it is a symbolic link"]),
     (broken, "invalid", ["/etc/cdi/nvidia.yaml", "may define it"]),
     (nothing, "undefined", ["no CDI file defines it", "/etc/cdi, /var/run/cdi", "This machine has no GPU"]),
     (lambda root: None, "undefined", ["no CDI file defines it"]),
@@ -135,9 +141,9 @@ def test_each_cause_has_an_answer_of_its_own(
     found = asked(tmp_path)
     assert found.code == code
     for word in words:
-        assert word in f"{found.text}. {found.cure}"
-    assert found.cure
-    assert "\n" not in found.text + found.cure
+        assert word in f"{found.text}. {found.hint}"
+    assert found.hint
+    assert "\n" not in found.text + found.hint
 
 
 def test_no_two_of_the_causes_are_told_alike(tmp_path: Path) -> None:
@@ -189,7 +195,7 @@ def test_what_this_user_may_not_read_is_told_so(shared: Path, what: str) -> None
     assert code == "unreadable"
     assert files == [str(path if what == "file" else path.parent)]
     if what == "file":
-        assert "exists, not readable by you (mode 0600, of user 0; you are user 4807)" in text
+        assert "exists, not readable by you (mode 0600, owned by user 0; you are user 4807)" in text
     assert cure.startswith("Run: chmod")
 
 
@@ -208,7 +214,7 @@ def test_what_is_no_name_is_told_so(tmp_path: Path, name: str) -> None:
 
 def test_a_mistyped_device_has_its_neighbour_named(tmp_path: Path) -> None:
     put(tmp_path, "etc/cdi/x.json", spec("left", "right"))
-    assert asked(tmp_path, "vendor.com/dev=rihgt").cure == "Ask for vendor.com/dev=right"
+    assert asked(tmp_path, "vendor.com/dev=rihgt").hint == "Use vendor.com/dev=right"
 
 
 def test_hundreds_of_devices_are_not_all_told(tmp_path: Path) -> None:
@@ -232,13 +238,13 @@ def test_who_wanted_one_gpu_that_is_not_there_is_told_which_are_and_never_to_tak
         found = asked(host, "nvidia.com/gpu=9")
         assert found.code == ("device" if devices else "absent")
         assert found.text.endswith(", and there is no GPU 9")
-        assert found.cure == "This machine has 0 to 3 (gpu-oci-hook list names them)"
+        assert found.hint == "This machine has 0 to 3 (gpu-oci-hook list names them)"
 
 
 def test_a_word_that_names_no_gpu_is_no_reason_to_write_a_file(tmp_path: Path) -> None:
     found = asked(with_gpus(tmp_path), "nvidia.com/gpu=al")
     assert found.text == 'no CDI file defines it, and there is no GPU "al"'
-    assert 'Did you mean "all"?' in found.cure and "generate" not in found.cure
+    assert 'Did you mean "all"?' in found.hint and "generate" not in found.hint
 
 
 @pytest.mark.parametrize(("device", "there"), [("gpu0", "0"), ("0", "gpu0"), ("gpu0", "GPU-44b97862")])
@@ -247,32 +253,32 @@ def test_another_name_of_the_same_gpu_is_proposed(tmp_path: Path, device: str, t
     gpu = OwnDevices(Host(str(host)), Config(), Memory()).gpus[0]
     there = gpu.uuid if there.startswith("GPU-") else there
     put(host, "etc/cdi/nvidia.yaml", spec("all", "3", there, kind=GPU))
-    assert asked(host, f"nvidia.com/gpu={device}").cure == f"Ask for nvidia.com/gpu={there}"
+    assert asked(host, f"nvidia.com/gpu={device}").hint == f"Use nvidia.com/gpu={there}"
 
 
-def test_a_file_of_ours_that_lacks_a_gpu_of_this_machine_is_to_be_written_anew(tmp_path: Path) -> None:
+def test_a_file_of_ours_that_lacks_a_gpu_of_this_machine_is_to_be_regenerated(tmp_path: Path) -> None:
     host = with_gpus(tmp_path)
     put(host, "etc/cdi/nvidia.yaml", spec("0", "1", "all", kind=GPU))
     found = asked(host, "nvidia.com/gpu=3")
-    assert found.cure == "Write it anew: gpu-oci-hook cdi generate --output /etc/cdi/nvidia.yaml"
+    assert found.hint == "Regenerate it: gpu-oci-hook cdi generate --output /etc/cdi/nvidia.yaml"
     put(host, "etc/cdi/nvidia.yaml", spec("0", "1", kind=GPU))
-    assert asked(host, "nvidia.com/gpu=all").cure == found.cure
+    assert asked(host, "nvidia.com/gpu=all").hint == found.hint
     put(host, "etc/cdi/nvidia.yaml", f"# gpu-oci-hook hook create-container\n{json.dumps(spec('0', kind=GPU))}")
-    wanted = "Write it anew: gpu-oci-hook cdi refresh --device all,none --output /etc/cdi/nvidia.yaml"
-    assert asked(host, "nvidia.com/gpu=1").cure == wanted
+    wanted = "Regenerate it: gpu-oci-hook cdi refresh --device all,none --output /etc/cdi/nvidia.yaml"
+    assert asked(host, "nvidia.com/gpu=1").hint == wanted
 
 
-def test_r09_g_where_only_all_is_defined_it_is_listed_and_proposed(tmp_path: Path) -> None:
+def test_where_only_all_is_defined_it_is_listed_and_proposed(tmp_path: Path) -> None:
     host = with_gpus(tmp_path)
     put(host, "etc/cdi/nvidia.yaml", spec("all", kind=GPU))
     found = asked(host)
     assert "only nvidia.com/gpu=all" in found.text
-    assert found.cure.startswith("Ask for nvidia.com/gpu=all, if it may be everything. For 0 alone write it anew: ")
+    assert found.hint.startswith("Use nvidia.com/gpu=all for all devices. For 0 alone regenerate it: ")
 
 
 def test_a_number_is_no_mistyped_other_number(tmp_path: Path) -> None:
     put(tmp_path, "etc/cdi/x.json", spec("0", "1", "all"))
-    assert asked(tmp_path, "vendor.com/dev=10").cure == "Ask for one of them"
+    assert asked(tmp_path, "vendor.com/dev=10").hint == "Use one of them"
 
 
 def test_a_device_called_yes_without_quotes_is_told_with_its_line(tmp_path: Path) -> None:
@@ -285,7 +291,7 @@ def test_a_device_called_yes_without_quotes_is_told_with_its_line(tmp_path: Path
     assert found.text == (
         '/etc/cdi/a.yaml:6: devices[1].name: yes without quotes is read as "true", so the device is called that'
     )
-    assert found.cure == "Put it in quotes"
+    assert found.hint == "Put it in quotes"
 
 
 @pytest.mark.parametrize("file", [(), ("0", "all")])
@@ -297,23 +303,23 @@ def test_the_management_device_needs_no_file_here_and_one_of_its_own_elsewhere(
         put(host, "etc/cdi/nvidia-management.yaml", spec(*file, kind=GPU))
     found = asked(host, "management.nvidia.com/gpu=all")
     name = "management.nvidia.com-gpu.yaml" if file else "nvidia-management.yaml"  # nothing is replaced
-    assert f"gpu-oci-hook cdi generate --mode management --output /etc/cdi/{name}" in found.cure
-    assert found.cure.endswith("gpu-oci-runtime needs no file for it")
-    assert asked(host, "management.nvidia.com/gpu=0").cure == "Ask for management.nvidia.com/gpu=all"
+    assert f"gpu-oci-hook cdi generate --mode management --output /etc/cdi/{name}" in found.hint
+    assert found.hint.endswith("gpu-oci-runtime needs no file for it")
+    assert asked(host, "management.nvidia.com/gpu=0").hint == "Use management.nvidia.com/gpu=all"
 
 
 def test_kinds_that_our_generator_writes_have_their_mode_told(tmp_path: Path) -> None:
     found = asked(with_gpus(tmp_path), "nvidia.com/gds=all")
-    assert "gpu-oci-hook cdi generate --mode gds --output /etc/cdi/nvidia-gds.yaml" in found.cure
+    assert "gpu-oci-hook cdi generate --mode gds --output /etc/cdi/nvidia-gds.yaml" in found.hint
 
 
 def test_the_runtimes_own_kind_is_not_for_engines(tmp_path: Path) -> None:
     host = with_gpus(tmp_path)
     found = asked(host, "runtime.nvidia.com/gpu=0")
     assert "engines need nvidia.com/gpu=0" in found.text
-    assert "gpu-oci-hook cdi generate --output /etc/cdi/nvidia.yaml" in found.cure
+    assert "gpu-oci-hook cdi generate --output /etc/cdi/nvidia.yaml" in found.hint
     put(host, "etc/cdi/nvidia.yaml", spec("0", kind=GPU))
-    assert asked(host, "runtime.nvidia.com/gpu=0").cure == ("Ask for nvidia.com/gpu=0, which /etc/cdi/nvidia.yaml has")
+    assert asked(host, "runtime.nvidia.com/gpu=0").hint == ("Use nvidia.com/gpu=0, which /etc/cdi/nvidia.yaml defines")
     assert "there is no GPU 9" in asked(host, "runtime.nvidia.com/gpu=9").text
 
 
@@ -334,32 +340,32 @@ def test_a_mistyped_kind_has_the_right_one_told_and_another_vendors_is_none(
 ) -> None:
     put(tmp_path, "etc/cdi/x.json", spec("a"))
     found = asked(tmp_path, name)
-    assert ("Did you mean" in found.cure) == bool(meant)
-    assert not meant or found.cure == f"Did you mean {meant}?"
+    assert ("Did you mean" in found.hint) == bool(meant)
+    assert not meant or found.hint == f"Did you mean {meant}?"
 
 
 @pytest.mark.parametrize(
     ("name", "cure"),
     [
-        ("nvidia.com/gpu", "Say nvidia.com/gpu=0"),
-        ("acme.com/nic", "Say acme.com/nic=DEVICE"),
-        ("0", "Say vendor/class=device, such as nvidia.com/gpu=0"),
-        ("all", "Say vendor/class=device, such as nvidia.com/gpu=all"),
-        ("bad name", "Say vendor/class=device, such as nvidia.com/gpu=0"),
+        ("nvidia.com/gpu", "Use nvidia.com/gpu=0"),
+        ("acme.com/nic", "Use acme.com/nic=DEVICE"),
+        ("0", "Use vendor/class=device, such as nvidia.com/gpu=0"),
+        ("all", "Use vendor/class=device, such as nvidia.com/gpu=all"),
+        ("bad name", "Use vendor/class=device, such as nvidia.com/gpu=0"),
     ],
 )
 def test_what_is_no_name_is_told_the_name_that_it_may_be(tmp_path: Path, name: str, cure: str) -> None:
-    assert asked(tmp_path, name).cure == cure
+    assert asked(tmp_path, name).hint == cure
 
 
 def test_without_any_directory_there_is_an_answer_too(tmp_path: Path) -> None:
     found = asked(with_gpus(tmp_path), NAME, ())
-    assert "looked in no directory" in found.text and "--output /etc/cdi/nvidia.yaml" in found.cure
+    assert "looked in no directory" in found.text and "--output /etc/cdi/nvidia.yaml" in found.hint
 
 
 def test_the_shims_error_has_the_same_cure(tmp_path: Path) -> None:
     found = unresolved.make_unresolved_fault("nvidia.com/gup=0", "here", 0, Host(str(with_gpus(tmp_path))), Config())
-    assert found.what.startswith("CDI device nvidia.com/gup=0 is unresolvable: no file has devices of the kind")
+    assert found.what.startswith("CDI device nvidia.com/gup=0 is unresolvable: no file defines devices of the kind")
     assert found.hint == "Did you mean nvidia.com/gpu=0?"
 
 
@@ -369,7 +375,7 @@ def test_no_cause_says_what_engines_take_for_something_else(tmp_path: Path) -> N
         root.mkdir()
         made(root)
         found = asked(root)
-        words = f"{found.text} {found.cure}".lower()
+        words = f"{found.text} {found.hint}".lower()
         assert "no such file" not in words
         assert "executable file not found" not in words
         assert "permission denied" not in words

@@ -135,7 +135,7 @@ def test_a_file_that_is_no_cdi_file_is_not_replaced_unless_somebody_insists(gene
         (("--device", "9"), "--device: there is no GPU 9. This machine has 0"),
         (("--mode", "gds", "--device", "0"), "--device and --name choose among GPUs, and --mode gds has none"),
         (("--mode", "nvswitch"), "NVSwitch devices are asked for, and this host cannot give them: /dev/nvidia-nvswit"),
-        (("--vendor", "-"), '"-/gpu" is no kind of CDI devices'),
+        (("--vendor", "-"), '"-/gpu" is not a valid CDI kind'),
         (("--output", "/proc/nowhere/x.yaml"), "/proc/nowhere/x.yaml: it cannot be written"),
         (("--output", "/nowhere/at/all/x.yaml"), "there is no directory /nowhere/at. Make it first: mkdir -p /nowhere"),
         (("--output", "/tmp"), "/tmp: it is a directory"),
@@ -350,7 +350,7 @@ def test_the_command_in_the_file_is_one_that_writes_the_same_file(
     monkeypatch.chdir(tmp_path / "a dir")
     assert generate("--output", "it's.yaml", *MANY).status == 0
     before = Path("it's.yaml").read_text()
-    begin = "# This writes it anew: gpu-oci-hook "
+    begin = "# Regenerate with: gpu-oci-hook "
     (line,) = [line for line in before.splitlines() if line.startswith(begin)]
     assert "--output " in line and "/a dir/it" in line
     os.unlink("it's.yaml")
@@ -386,7 +386,7 @@ def test_options_that_are_given_take_the_place_of_those_that_a_file_remembers(
     answer = command("cdi", "refresh", "--output", path, *given)
     assert answer.status == 0, answer.err
     command_line = f"gpu-oci-hook cdi refresh --output {path} {found} --root {host}"
-    assert f"# This writes it anew: {command_line}\n" in path.read_text()
+    assert f"# Regenerate with: {command_line}\n" in path.read_text()
 
 
 def test_a_file_that_others_may_write_is_not_believed(command: Command, generate: Command, tmp_path: Path) -> None:
@@ -410,11 +410,11 @@ def test_a_command_in_the_file_that_is_none_of_ours_is_a_sentence(
     path = tmp_path / "x.yaml"
     generate("--output", path)
     lines = path.read_text().splitlines(keepends=True)
-    lines[2] = f"# This writes it anew: {told}\n"
+    lines[2] = f"# Regenerate with: {told}\n"
     path.write_text("".join(lines))
     answer = command("cdi", "refresh", "--output", path)
     assert answer.status == 1 and answer.err.count("\n") == 1 and answer.err.startswith(f"gpu-oci-hook: {path}: the ")
-    assert answer.err.endswith(f". Write it with its options: gpu-oci-hook cdi generate --output {path}\n")
+    assert answer.err.endswith(f". Regenerate it with its options: gpu-oci-hook cdi generate --output {path}\n")
     assert path.read_text() == "".join(lines)
 
 
@@ -424,7 +424,7 @@ def test_the_cure_of_a_stale_file_of_ours_is_a_refresh_that_keeps_its_options(co
     command("cdi", "generate", "--root", tmp_path / "h", "--no-hook", "--output", path, "--name", "index")
     host_tree.build_host(tmp_path / "h", gpus=1, driver="555.42.02")
     answer = command("cdi", "validate", "--root", tmp_path / "h", path)
-    cure = f"Write it anew: gpu-oci-hook cdi refresh --output {path}"
+    cure = f"Regenerate it: gpu-oci-hook cdi refresh --output {path}"
     assert answer.status == 1 and cure in answer.out
     answer = command(*cure.split(": gpu-oci-hook ")[1].split())
     assert answer.out.startswith(f"wrote {path}: nvidia.com/gpu, 3 devices (0,")

@@ -100,7 +100,7 @@ def test_resolve_of_what_nobody_has_fails_with_the_cause(command: Command, host:
     answer = command("cdi", "resolve", *words(host), "vendor.com/dev=0", "vendor.com/dev=a")
     assert answer.status == 1
     assert answer.err == ""
-    assert "only vendor.com/dev=a, vendor.com/dev=all. Ask for one of them" in answer.out
+    assert "only vendor.com/dev=a, vendor.com/dev=all. Use one of them" in answer.out
     found = document(
         command("cdi", "resolve", *words(host), "--format", "json", "vendor.com/dev=0", "vendor.com/dev=a"),
         "cdi-resolve",
@@ -170,7 +170,7 @@ def test_resolve_of_a_file_that_does_not_fit_says_why_and_the_cure_and_stops(com
     assert answer.status == 1
     lines = answer.out.splitlines()
     assert [line.split()[0] for line in lines] == ["nvidia.com/gpu=0", "file", "read", "cannot", "gpu-oci-runtime"]
-    assert "spec written for 550.54.14" in lines[3] and "Write it anew: gpu-oci-hook cdi generate" in lines[3]
+    assert "spec written for 550.54.14" in lines[3] and "Regenerate it: gpu-oci-hook cdi generate" in lines[3]
 
 
 def test_resolve_of_a_mount_that_no_runtime_makes_fails_with_the_missing_word_and_with_a_missing_path(

@@ -269,7 +269,7 @@ def test_a_driver_that_was_upgraded_is_two_lines_and_one_cure_however_many_paths
     answer = command("cdi", "validate", "--root", tmp_path / "host", path)
     assert answer.status == 1
     first, second = answer.out.splitlines()
-    assert first.startswith(f"{path}:1: spec written for 550.54.14, running driver 555.42.02, 52 missing paths. Write")
+    assert first.startswith(f"{path}:1: spec written for 550.54.14, running driver 555.42.02, 52 missing paths. Reg")
     assert second == (
         f"{path}:9: containerEdits.mounts[0].hostPath: /usr/lib/x86_64-linux-gnu/libnvidia-x0.so.550.54.14 "
         "is missing on this host (and 51 more paths)"
@@ -299,7 +299,7 @@ def test_a_file_of_ours_that_an_engine_cannot_read_is_told_the_command_that_writ
     path.write_text("# gpu-oci-hook hook create-container\n" + NEWER.replace("0.5.0", "0.7.0"))
     path.chmod(0o644)
     answer = command("cdi", "validate", "--no-host", path, *option.split())
-    assert answer.out.count(f"Write it anew: gpu-oci-hook cdi generate {option} --output {path}") == 1
+    assert answer.out.count(f"Regenerate it: gpu-oci-hook cdi generate {option} --output {path}") == 1
     assert "It can be read by" not in answer.out
 
 

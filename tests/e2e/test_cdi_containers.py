@@ -84,7 +84,7 @@ def test_a_name_that_nobody_has_is_told(hand: ByHand) -> None:
     done = hand.run(Request(["/bin/true"], [f"NVIDIA_VISIBLE_DEVICES={KIND}=other"]))
     assert done.status != 0
     assert f"{KIND}=other is unresolvable" in done.text
-    assert f"Ask for {KIND}=n" in done.text
+    assert f"Use {KIND}=n" in done.text
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -119,7 +119,7 @@ def test_a_gpu_whose_uuid_the_driver_does_not_know_yet_has_no_name_by_it(own: Pa
 def test_the_kind_is_the_options_or_the_configurations(host: Path, vendor: str, category: str) -> None:
     assert made(host, vendor=vendor, category=category).spec["kind"] == f"{vendor}/{category or 'gpu'}"
     assert made(host, settings(host, default_kind="own.org/card")).spec["kind"] == "own.org/card"
-    assert refused(host, vendor="a b").startswith('"a b/gpu" is no kind of CDI devices')
+    assert refused(host, vendor="a b").startswith('"a b/gpu" is not a valid CDI kind')
 
 
 # --- the same plan as the shim's ---------------------------------------------------------------------------------

@@ -1,1 +1,1 @@
-"""CDI: the plan as a file, other people's files as plans. Kept empty: the shim pays for every import."""
+"""CDI files: read them, resolve names from them, and recognise our own. Empty: a start pays for every import."""

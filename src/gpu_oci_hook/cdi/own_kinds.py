@@ -1,6 +1,6 @@
-"""What a CDI file shall have: the options, and the request that a container with the same wishes would make; pure.
+"""Describe what a CDI file that we generate contains: its options, its kind, and the equivalent container request.
 
-Cost rule: cold.
+Import budget: cold.
 """
 
 from __future__ import annotations
@@ -24,19 +24,21 @@ ALL_DEVICE, NONE_DEVICE = "all", "none"
 
 @dataclass(frozen=True)
 class ContentOptions:
-    """What a file shall have.
+    """The options that decide the content of a generated CDI file.
 
     Attributes:
-        mode: one of MODES: GPUs and their parts, everything for containers that manage the driver, or what comes
-            beside GPUs, as a device `all` (channels: one each as well).
-        selectors: of NVIDIA_VISIBLE_DEVICES: which devices; `all` is also the device of that name, and so is `none`.
-        name_strategies: of NAMES, how each device is called; it is written once for each.
-        capabilities: driver capabilities; none means every one that `supported-capabilities` has.
-        vendor, category: the two halves of the kind; "" for the configured one.
-        hook_path: absolute path of the program for the hook; "" for a file without one.
-        hook_log: absolute path of a file for what the hook says; "" for the configured one.
-        allow_incomplete: what the host lacks is left out, and the file says so.
-        rewrite_command: what writes the file anew, for the file to remember; "" says nothing.
+        mode: one of MODES. GPU_MODE writes GPUs and MIG devices. MANAGEMENT_MODE writes everything for containers that
+            manage the driver. The other modes write an optional feature as one device `all` (CHANNEL_MODE also one
+            device for each channel).
+        selectors: device selectors as in NVIDIA_VISIBLE_DEVICES; `all` and `none` also become devices of that name.
+        name_strategies: of NAME_STRATEGIES; each device is written once for each of them.
+        capabilities: driver capabilities; empty for all of `supported-capabilities`.
+        vendor: first half of the kind; "" for the configured one.
+        category: second half of the kind; "" for the configured one.
+        hook_path: absolute path of the hook's program; "" for a file without a hook.
+        hook_log: absolute path of the hook's log file; "" for the configured one.
+        allow_incomplete: leave out what the host lacks, and record that in the file.
+        rewrite_command: command that the file records for its regeneration; "" for none.
     """
 
     mode: str = GPU_MODE
@@ -51,10 +53,10 @@ class ContentOptions:
     rewrite_command: str = ""
 
     def build_cdi_kind(self, config: Config) -> str:
-        """The kind of the file.
+        """Build the kind of the file.
 
         Raises:
-            Fault: a half of it is none.
+            Fault: vendor or class is invalid.
         """
         vendor, _, category = config.default_kind.partition("/")
         if self.mode == MANAGEMENT_MODE:
@@ -64,14 +66,19 @@ class ContentOptions:
         kind = f"{self.vendor or vendor}/{self.category or category}"
         if parse_cdi_kind(kind) is None:
             raise Fault(
-                f'"{kind}" is no kind of CDI devices',
-                hint="Vendor and class begin with a letter and have only letters, digits, and - _ . inside",
+                f'"{kind}" is not a valid CDI kind',
+                hint="Start vendor and class with a letter; use only letters, digits, and - _ . after it",
             )
         return kind
 
 
+def map_kinds_to_modes(config: Config) -> dict[str, str]:
+    """Map each kind that `cdi generate` writes to the mode that writes it."""
+    return {ContentOptions(mode=mode).build_cdi_kind(config): mode for mode in MODES}
+
+
 def build_generate_request(config: Config, options: ContentOptions) -> Request:
-    """What a container asks for that wants what the file is to have, but for its GPUs."""
+    """Build the request of a container that asks for the file's content, without its GPUs."""
     request = Request()
     request.needs_driver = True
     request.origin = "gpu-oci-hook cdi generate"

@@ -1,14 +1,17 @@
-"""What a CDI file of ours tells about itself: that it is ours, the command that writes it anew, and what it lacks.
+"""Recognise CDI files that gpu-oci-hook wrote, and build the command that writes a CDI file again.
 
-A file is made once and the machine goes on, so a later `cdi refresh` has to know by which options it was made. YAML
-says it in comments at its head, and the hook's arguments say it in either form: engines of every age read both. A file
-in JSON without a hook can say nothing, and is not known as ours. Cost rule: cold, but `is_own_spec_file` is also asked on the
-way of a container whose CDI file does not fit: nothing but `os` and `stat` before it is needed.
+A CDI file is written once, and the host changes afterwards. `cdi refresh` therefore needs the options that the file
+was written with. A YAML file records them in comments at its head. The arguments of our hook record them in YAML and
+in JSON, and engines of every age accept both. A JSON file without our hook can record nothing; it does not count as
+written by us.
+
+Every hint that names such a command comes from this module: see REGENERATE_HINT_PREFIX.
+
+Import budget: cold.
 """
 
 from __future__ import annotations
 
-import json
 import os
 
 from gpu_oci_hook.errors import Fault, make_printable
@@ -24,86 +27,136 @@ if TYPE_CHECKING:
     from gpu_oci_hook.model.machine import DriverFile, Gpu
 
 PROVENANCE_MARK = "# Written by gpu-oci-hook"
-"""How the second line of a YAML file of ours begins; a JSON file is known by our hook alone."""
-REWRITE_COMMENT = "This writes it anew: "
+"""Start of the second line of a YAML file that we wrote. A JSON file is recognised by our hook alone."""
+REGENERATE_COMMENT = "Regenerate with: "
+"""Start of the comment that records the command."""
 INCOMPLETE_COMMENT = "incomplete: "
-"""How comments begin; after the first comes the command, after the second what the machine did not have."""
+"""Start of a comment that names a device node missing at the time of writing."""
 INCOMPLETE_ANNOTATION = "gpu-oci-hook/incomplete"
-"""The annotation of a file that lacks nodes which the machine did not have."""
+"""Annotation of a file that lacks device nodes which the host did not have."""
+
+REGENERATE_HINT_PREFIX = "Regenerate it"
+"""Start of every hint that writes a whole file again."""
 
 _MAX_FILE_SIZE = 64 << 20
 
+# Options of `cdi generate` for the kinds that it writes.
+_GENERATE_OPTIONS_BY_KIND = {
+    "nvidia.com/gpu": (),
+    "runtime.nvidia.com/gpu": ("--vendor", "runtime.nvidia.com"),
+    "management.nvidia.com/gpu": ("--mode", "management"),
+}
+
 
 def is_own_spec_data(data: bytes) -> bool:
-    """Whether these are a file's bytes that we have written."""
+    """Tell whether these bytes are a CDI file that we wrote."""
     return PROVENANCE_MARK.encode() in data[:200] or (
         HOOK_PROGRAM.encode() in data and CREATE_CONTAINER.encode() in data
     )
 
 
 def is_own_spec_file(path: str) -> bool:
-    """Whether we have written a file; False for what cannot be read."""
+    """Tell whether we wrote this file; False for a file that cannot be read."""
     return is_own_spec_data(_read_with_trust(path)[0])
 
 
 def format_cdi_command(arguments: Iterable[str]) -> str:
-    """The line that people copy: `gpu-oci-hook cdi` and these words, quoted for a shell, on one line."""
+    """Format `gpu-oci-hook cdi` with these arguments as one line, quoted for a shell."""
     import shlex
 
     return make_printable(shlex.join((HOOK_PROGRAM, "cdi", *arguments)))
 
 
-def read_recorded_options(path: str) -> tuple[list[str], bool]:
-    """With which options a file of ours was made, and whether this user may believe that.
+def build_refresh_command(path: str, *options: str) -> str:
+    """Build the command that writes a file of ours again with its recorded options and these."""
+    return " ".join((HOOK_PROGRAM, "cdi", "refresh", *options, "--output", path))
 
-    A file that others may write is not believed: what it names as the configuration decides what runs as root.
+
+def build_generate_command(path: str, *options: str) -> str:
+    """Build the command that writes a file with these options."""
+    return " ".join((HOOK_PROGRAM, "cdi", "generate", *options, "--output", path))
+
+
+def build_stale_hint(kind: str, path: str, own_kinds: tuple[str, ...] = ()) -> str:
+    """Build the hint for a file that does not match this host.
+
+    A file that we wrote records its options. A file of the same kind from another tool does not.
+
+    Arguments:
+        kind: kind of the file.
+        path: path of the file.
+        own_kinds: further kinds that `cdi generate` writes on this host.
+    """
+    if is_own_spec_file(path):
+        return build_refresh_hint(path)
+    if kind in _GENERATE_OPTIONS_BY_KIND or kind in own_kinds:
+        return build_generate_hint(kind, path)
+    return f"{REGENERATE_HINT_PREFIX} with the tool that wrote it, or remove it"
+
+
+def build_refresh_hint(path: str, *options: str) -> str:
+    """Build the hint for a file that we wrote: `cdi refresh` with these options."""
+    return f"{REGENERATE_HINT_PREFIX}: {build_refresh_command(path, *options)}"
+
+
+def build_generate_hint(kind: str, path: str, *options: str) -> str:
+    """Build the hint for a file of a kind that we write: `cdi generate` with the kind's options and these."""
+    command = build_generate_command(path, *_GENERATE_OPTIONS_BY_KIND.get(kind, ()), *options)
+    return f"{REGENERATE_HINT_PREFIX}: {command}"
+
+
+def build_lost_options_hint(path: str) -> str:
+    """Build the hint for a file of ours whose recorded command cannot be used."""
+    return f"{REGENERATE_HINT_PREFIX} with its options: {build_generate_command(path)}"
+
+
+def read_recorded_options(path: str) -> tuple[list[str], bool]:
+    """Read the options that a file of ours records, and whether this user may trust them.
+
+    A file that other users can write is not trusted: the configuration file that it names decides what runs as root.
 
     Returns:
-        The words of the command after `gpu-oci-hook cdi refresh`, none where the file says nothing.
+        The arguments after `gpu-oci-hook cdi refresh`, empty if the file records nothing.
 
     Raises:
-        Fault: what the file says is no command of ours.
+        Fault: the file records something else than a command of ours.
     """
     data, trusted = _read_with_trust(path)
     if not is_own_spec_data(data):
         return [], trusted
-    told = next(_iterate_head_comments(data, REWRITE_COMMENT), "") or next(
+    command = next(_iterate_head_comments(data, REGENERATE_COMMENT), "") or next(
         _iterate_hook_flag_values(_parse_spec_data(data, path), "--made-by"), ""
     )
-    if not told:
+    if not command:
         return [], trusted
     import shlex
 
     try:
-        found = shlex.split(told)
+        words = shlex.split(command)
     except ValueError:
-        found = []
-    if found[:2] != [HOOK_PROGRAM, "cdi"] or found[2:3] not in (["refresh"], ["generate"]):
-        raise Fault("the command that it names as its own is none", where=path, hint=build_lost_options_hint(path))
-    return found[3:], trusted
+        words = []
+    if words[:2] != [HOOK_PROGRAM, "cdi"] or words[2:3] not in (["refresh"], ["generate"]):
+        what = "the command recorded in it is not a gpu-oci-hook cdi command"
+        raise Fault(what, where=path, hint=build_lost_options_hint(path))
+    return words[3:], trusted
 
 
 def read_incomplete_reason(data: object, path: str) -> str:
-    """What a file that was written with --allow-incomplete lacks, in a sentence; "" for nothing, and for others' files.
+    """Return what a file written with --allow-incomplete lacks, as a sentence; "" for nothing and for foreign files.
 
     Arguments:
-        data: the file as parsed.
+        data: the parsed file.
     """
-    said = get_member(data, "annotations", INCOMPLETE_ANNOTATION)
-    if isinstance(said, str):
-        return said
+    annotation = get_member(data, "annotations", INCOMPLETE_ANNOTATION)
+    if isinstance(annotation, str):
+        return annotation
     return next(_iterate_hook_flag_values(data, "--incomplete"), "") or "; ".join(
         _iterate_head_comments(_read_with_trust(path)[0], INCOMPLETE_COMMENT)
     )
 
 
-def build_lost_options_hint(path: str) -> str:
-    """The cure for a file of ours whose command cannot be used."""
-    return f"Write it with its options: gpu-oci-hook cdi generate --output {path}"
-
-
 def _iterate_head_comments(data: bytes, prefix: str) -> Iterator[str]:
-    """What follows the beginning in the comments at the head of a file of ours."""
+    """Iterate over the head comments that start with a prefix, without the prefix."""
     lines = iter(data[: 1 << 20].split(b"\n"))
     if next(lines, b"") != b"---" or not next(lines, b"").startswith(PROVENANCE_MARK.encode()):
         return
@@ -116,7 +169,7 @@ def _iterate_head_comments(data: bytes, prefix: str) -> Iterator[str]:
 
 
 def _iterate_hook_flag_values(data: object, flag: str) -> Iterator[str]:
-    """The value of a flag of our hook in a file."""
+    """Iterate over the values of one flag of our hook."""
     for hook in get_list(data, "containerEdits", "hooks"):
         args = get_list(hook, "args")
         if is_own_cdi_hook(hook) and flag in args[:-1]:
@@ -132,7 +185,7 @@ def _parse_spec_data(data: bytes, path: str) -> object:
 
 
 def _read_with_trust(path: str) -> tuple[bytes, bool]:
-    """The bytes of a regular file, and whether nobody but this user may write it; none when it cannot be read."""
+    """Read a regular file, and tell whether only this user can write it; empty if it cannot be read."""
     try:
         fd = open_regular_file(path, stat_first=True)
         try:
@@ -146,17 +199,21 @@ def _read_with_trust(path: str) -> tuple[bytes, bool]:
 def compute_fingerprint(
     driver_version: str, gpus: Iterable[Gpu], mig_ids: Iterable[tuple[int, int, int]], files: Iterable[DriverFile]
 ) -> str:
-    """The hash of a machine.
+    """Compute the hash of everything on a host that a CDI file depends on.
 
     Arguments:
-        driver_version: version of the running kernel module; "" where none is loaded.
-        gpus: all of the machine. mig_ids: (GPU's index, gi, ci) of all its MIG devices.
-        files: of the driver's inventory.
+        driver_version: version of the loaded kernel module; "" if none is loaded.
+        gpus: all GPUs of the host.
+        mig_ids: (GPU index, GPU instance, compute instance) of all MIG devices.
+        files: driver files of the inventory.
     """
-    known = [
+    # Not at the top: a start that fails because of a CDI file imports this module for its hint only.
+    import json
+
+    inputs = [
         driver_version,
         sorted((gpu.index, gpu.uuid, gpu.pci, gpu.minor) for gpu in gpus),
         sorted(mig_ids),
         sorted({(file.source, file.container_path) for file in files if file.kind not in ("socket", "directory")}),
     ]
-    return state_dir.compute_digest(json.dumps(known).encode())
+    return state_dir.compute_digest(json.dumps(inputs).encode())

@@ -1,17 +1,20 @@
-"""Edits of CDI devices after resolution: what a name stands for, file by file."""
+"""Hold the edits that a CDI file has for one resolved name.
+
+Import budget: CDI.
+"""
 
 from __future__ import annotations
 
 
 class ResolvedEdits:
-    """One file's word on one name: its common edits, or those of a device.
+    """Edits that one file has for one name: its common edits, or those of a device.
 
     Attributes:
-        name: the qualified name that it was asked for by.
-        path: of the file, in this process, as people know it.
-        where: the JSON path of the edits in the file.
-        edits: the object `containerEdits`.
-        reason: why it goes in, for people.
+        name: the qualified name that was requested.
+        path: path of the file in this process, for people.
+        where: JSON path of the edits in the file.
+        edits: the `containerEdits` object.
+        reason: why the edits apply, for people.
     """
 
     __slots__ = ("edits", "name", "path", "reason", "where")

@@ -9,12 +9,14 @@ from typing import Any
 
 import click
 
+from gpu_oci_hook.cdi.provenance import build_stale_hint
 from gpu_oci_hook.cdi.registry.own_devices import OwnDevices
 from gpu_oci_hook.cdi.registry.registry import Registry
 from gpu_oci_hook.cdi.registry.scan import SpecFile, SpecScan
 from gpu_oci_hook.cdi.registry.spec_dirs import locate_spec_dir
-from gpu_oci_hook.cdi.registry.staleness import build_stale_hint, find_spec_mismatch, list_stale_findings
-from gpu_oci_hook.cdi.registry.unresolved import CdiNameQuery, describe_searched_dirs, find_unresolved_cause
+from gpu_oci_hook.cdi.registry.staleness import find_spec_mismatch, list_stale_findings
+from gpu_oci_hook.cdi.registry.unresolved import find_unresolved_cause
+from gpu_oci_hook.cdi.registry.unresolved_query import CdiNameQuery, describe_searched_dirs
 from gpu_oci_hook.cdi.resolved_edits import ResolvedEdits
 from gpu_oci_hook.cdi.spec.finding import Finding, find_line_number
 from gpu_oci_hook.cdi.spec.reading import read_spec_file
@@ -201,7 +203,8 @@ def _resolve_name(inspection: CdiInspection, name: str) -> dict[str, Any]:
     answer: dict[str, Any] = {"name": name, "resolved": name in scan.winners, "file": None, "wins_over": []}
     answer.update(stale=[], edits=[], readers=[], cause=None, in_memory=inspection.describe_without_file(name) or None)
     if name not in scan.winners:
-        answer["cause"] = find_unresolved_cause(name, scan, inspection.settings, inspection.own_devices)._asdict()
+        cause = find_unresolved_cause(name, scan, inspection.settings, inspection.own_devices)
+        answer["cause"] = {"code": cause.code, "files": cause.files, "text": cause.text, "cure": cause.hint}
         return answer
     file = scan.winners[name][0]
     parts = _find_spec_parts(inspection, name)

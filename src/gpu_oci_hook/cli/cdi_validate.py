@@ -8,10 +8,16 @@ from typing import NamedTuple
 
 import click
 
-from gpu_oci_hook.cdi.provenance import is_own_spec_file, read_incomplete_reason
-from gpu_oci_hook.cdi.registry.staleness import build_generate_hint, list_stale_findings
+from gpu_oci_hook.cdi.provenance import (
+    build_generate_hint,
+    build_refresh_command,
+    is_own_spec_file,
+    read_incomplete_reason,
+)
+from gpu_oci_hook.cdi.registry.spec_dirs import SPEC_SUFFIXES
+from gpu_oci_hook.cdi.registry.staleness import list_stale_findings
 from gpu_oci_hook.cdi.spec.finding import Finding, Level, find_line_number
-from gpu_oci_hook.cdi.spec.reading import SPEC_SUFFIXES, read_spec_file
+from gpu_oci_hook.cdi.spec.reading import read_spec_file
 from gpu_oci_hook.cdi.spec.validation import find_unmountable_mounts, validate_spec
 from gpu_oci_hook.cdi.spec.versions import (
     KNOWN_VERSIONS,
@@ -168,7 +174,7 @@ def _check_completeness(data: object, path: str) -> list[Finding]:
     lacking = read_incomplete_reason(data, path)
     if not lacking:
         return []
-    cure = f"When the machine has it: gpu-oci-hook cdi refresh --output {path}"
+    cure = f"When the machine has it: {build_refresh_command(path)}"
     return [Finding("warning", path, "", f"is incomplete, written with --allow-incomplete: {lacking}", cure)]
 
 

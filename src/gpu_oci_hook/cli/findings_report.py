@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from gpu_oci_hook.cdi.registry.staleness import REWRITE_HINT_PREFIX
+from gpu_oci_hook.cdi.provenance import REGENERATE_HINT_PREFIX
 from gpu_oci_hook.cdi.spec.finding import Finding
 from gpu_oci_hook.cli.printing import print_line
 
@@ -34,7 +34,7 @@ def merge_findings_by_cause(findings: Iterable[Finding]) -> list[Finding]:
             what = "path" if first.variable_text else "place"
             more = f"{len(others)} more {what}{'' if len(others) == 1 else 's'}"
             first = first._replace(text=f"{first.text} (and {more})")
-        if first.hint.startswith(REWRITE_HINT_PREFIX):
+        if first.hint.startswith(REGENERATE_HINT_PREFIX):
             key = first.file, first.hint
             first = first._replace(hint="" if key in told else first.hint)
             told.add(key)

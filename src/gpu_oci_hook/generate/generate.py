@@ -22,7 +22,12 @@ from gpu_oci_hook.cdi.own_kinds import (
     ContentOptions,
     build_generate_request,
 )
-from gpu_oci_hook.cdi.provenance import INCOMPLETE_ANNOTATION, INCOMPLETE_COMMENT, REWRITE_COMMENT, compute_fingerprint
+from gpu_oci_hook.cdi.provenance import (
+    INCOMPLETE_ANNOTATION,
+    INCOMPLETE_COMMENT,
+    REGENERATE_COMMENT,
+    compute_fingerprint,
+)
 from gpu_oci_hook.cdi.spec.versions import (
     find_minimum_version,
     is_newer_version,
@@ -454,7 +459,7 @@ def build_spec(recipe: SpecRecipe, config: Config, cache: Cache) -> BuiltSpec:
     version, why = find_minimum_version(made.spec)
     spec: ContainerEdits = {"cdiVersion": version, **made.spec}
     command = recipe.options.rewrite_command
-    comments = [f"{REWRITE_COMMENT}{command}"] if command else []
+    comments = [f"{REGENERATE_COMMENT}{command}"] if command else []
     comments.append(f"made from {made.made_from}")
     if made.driver_version:
         comments.append(f"driver {made.driver_version}")

@@ -62,10 +62,12 @@ def resolve_own_cdi_devices(
         if path:
             unused.setdefault(path, []).append(ask.cdi_name)
     for path, known in unused.items():
-        from gpu_oci_hook.cdi.registry.staleness import build_stale_hint, find_spec_mismatch
+        from gpu_oci_hook.cdi.registry.staleness import find_spec_mismatch
 
         found = find_spec_mismatch(_list_part_edits(registry.resolve_devices(known)), host, read_driver_version(host))
         if found:
+            from gpu_oci_hook.cdi.provenance import build_stale_hint
+
             are = "is" if len(known) == 1 else "are"
             outcome.plan.warnings.append(
                 f"{path} is not used for {clip_text(', '.join(known))}, which {are} planned in memory: {found.describe()}. "
@@ -130,13 +132,15 @@ def translate_cdi_devices(
 
 
 def _refuse_stale_files(parts: list[ResolvedEdits], host: Host, config: Config) -> None:
-    from gpu_oci_hook.cdi.registry.staleness import build_stale_hint, find_spec_mismatch
+    from gpu_oci_hook.cdi.registry.staleness import find_spec_mismatch
 
     version = read_driver_version(host)
     for path in dict.fromkeys(part.path for part in parts):
         mine = [part for part in parts if part.path == path]
         found = find_spec_mismatch(_list_part_edits(mine), host, version)
         if found:
+            from gpu_oci_hook.cdi.provenance import build_stale_hint
+
             names = ", ".join(dict.fromkeys(part.name for part in mine))
             kind = mine[0].name.partition("=")[0]
             cure = build_stale_hint(kind, path, get_own_kinds(config))

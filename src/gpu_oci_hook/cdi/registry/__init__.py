@@ -1,1 +1,1 @@
-"""All CDI specification files of a machine: list them, resolve device names, explain failures."""
+"""Find and resolve the CDI files of a host, and explain failures."""

@@ -1,7 +1,9 @@
-"""What this machine and our own generator have to do with a CDI name: for `causes` and `cdi resolve`.
+"""Tell what this host has for a CDI name of our own kinds, without reading a CDI file.
 
-A name of ours is a word for a GPU, so a machine that has no such GPU is the cause before any file is; and what is to
-be done about a file that is not there is the command that writes it. Cold.
+A name of our own kind stands for a GPU. If the host has no such GPU, that is the cause of a failure, whatever the files
+say.
+
+Import budget: cold.
 """
 
 from __future__ import annotations
@@ -21,15 +23,14 @@ from gpu_oci_hook.request.selectors import find_matching_gpus, has_all_selector,
 if TYPE_CHECKING:
     from gpu_oci_hook.model.machine import Cache, Gpu
 
-# Where files are advised if no directory is configured.
-_DEFAULT_SPEC_DIR = "/etc/cdi"
-
 
 class OwnDevices:
-    """What this machine has for words of our own kinds. Asks no NVML.
+    """The devices of this host that selectors of our own kinds name. Does not query NVML.
 
     Arguments:
-        host: the machine. cache: what is remembered of its MIG devices; nothing is written.
+        host: the host.
+        config: our configuration.
+        cache: cached MIG devices; nothing is written.
     """
 
     def __init__(self, host: Host, config: Config, cache: Cache) -> None:
@@ -41,16 +42,16 @@ class OwnDevices:
 
     @property
     def gpus(self) -> list[Gpu]:
-        """All GPUs of the machine."""
+        """All GPUs of the host."""
         if self._gpus is None:
             self._gpus, _, _ = read_machine_gpus(self.host, self.config.platform)
         return self._gpus
 
     def describe_devices(self, selector: str) -> str:
-        """What our runtime gives for a word without any file; "" for nothing, or where that cannot be told.
+        """Describe what our runtime injects for a selector without any file; "" for nothing or if unknown.
 
         Arguments:
-            selector: of `NVIDIA_VISIBLE_DEVICES`.
+            selector: as in NVIDIA_VISIBLE_DEVICES.
         """
         if selector == "none":
             return "the driver's files without a GPU"
@@ -60,7 +61,7 @@ class OwnDevices:
             return ""
 
     def find_missing_fault(self, selector: str) -> Fault | None:
-        """Why this machine has nothing for a word; None when it has, or where that cannot be told."""
+        """Return why this host has no device for a selector; None if it has one or if that is unknown."""
         if (
             selector == "none"
             or not self.gpus
@@ -74,11 +75,11 @@ class OwnDevices:
         return None
 
     def is_same_device(self, selector: str, other_selector: str) -> bool:
-        """Whether two words that are not equal name the same GPUs or MIG devices."""
+        """Tell whether two different selectors name the same GPUs or MIG devices."""
         if "all" in (selector, other_selector):
             return False
-        found = self.describe_devices(selector)
-        return bool(found) and found == self.describe_devices(other_selector)
+        devices = self.describe_devices(selector)
+        return bool(devices) and devices == self.describe_devices(other_selector)
 
     @property
     def _mig_devices(self) -> MigDevices:
@@ -88,26 +89,26 @@ class OwnDevices:
         return self._loaded_mig_devices
 
     def _list_matching_devices(self, selector: str) -> list[str]:
-        """What a word names, each as people know it.
+        """List the devices that a selector names, for people.
 
         Raises:
-            Fault: nothing.
+            Fault: there is none.
         """
-        ask = DeviceRequest(selector, "")
+        request = DeviceRequest(selector, "")
         if _is_mig_uuid(selector):
-            known = self._mig_devices.find_cached_device(selector)
-            return [] if known is None else [f"MIG device {known.name}"]
-        named: list[str] = []
-        divided = read_mig_enabled_gpus(self.host, self.gpus) if has_all_selector((ask,)) else frozenset()
+            device = self._mig_devices.find_cached_device(selector)
+            return [] if device is None else [f"MIG device {device.name}"]
+        names: list[str] = []
+        mig_enabled = read_mig_enabled_gpus(self.host, self.gpus) if has_all_selector((request,)) else frozenset()
         if not is_mig_selector(selector):
-            found = find_matching_gpus(ask, self.gpus, divided)
-            named += [f"GPU {gpu.index} ({gpu.uuid})" if gpu.uuid else f"GPU {gpu.index}" for gpu in found]
-        if is_mig_selector(selector) or divided:
-            parts = resolve_mig_devices((ask,), self.gpus, divided, self._mig_devices)
-            named += [f"MIG device {one.name}" for one, _ in parts]
-        return named
+            gpus = find_matching_gpus(request, self.gpus, mig_enabled)
+            names += [f"GPU {gpu.index} ({gpu.uuid})" if gpu.uuid else f"GPU {gpu.index}" for gpu in gpus]
+        if is_mig_selector(selector) or mig_enabled:
+            devices = resolve_mig_devices((request,), self.gpus, mig_enabled, self._mig_devices)
+            names += [f"MIG device {device.name}" for device, _ in devices]
+        return names
 
 
 def _is_mig_uuid(selector: str) -> bool:
-    """Whether a word is a MIG device's UUID, which NVML alone knows."""
+    """Tell whether a selector is the UUID of a MIG device, which only NVML knows."""
     return selector.lower().startswith("mig-") and not selector.lower().startswith("mig-gpu-")

@@ -1,12 +1,16 @@
-"""The CDI files of a host: which device comes from which file, and what a name brings.
+"""Resolve CDI names from the CDI files of a host, with a cache of their content.
 
-The rules are those of the reference library (container-device-interface, pkg/cdi/cache.go and spec-dirs.go): the
-directories in order, a later one wins; `.json` and `.yaml` files by name, no subdirectories; a device that two files
-of one directory define is nobody's, not even where a later directory defines it too; a broken file harms no other.
+The rules are those of the reference library (container-device-interface, pkg/cdi/cache.go and spec-dirs.go):
 
-What the files say is remembered with the status of every one of them, so that a start parses none: PyYAML and the
-checks are imported by `scan` alone. Cost rule: hot where a CDI name is used; one directory listing for each
-directory, one `stat` for each file.
+- Directories are read in order, and a later one wins.
+- `.json` and `.yaml` files are read by name, subdirectories are not.
+- A device that two files of one directory define is not available, even if a later directory defines it too.
+- An invalid file does not affect other files.
+
+The cache key has the stat signature of every file, so a start with a valid cache costs one listing for each directory
+and one `stat` for each file.
+
+Import budget: CDI.
 """
 
 from __future__ import annotations
@@ -26,12 +30,12 @@ if TYPE_CHECKING:
 
 
 class Registry:
-    """The devices that the files of some directories define.
+    """The devices that the files in some directories define.
 
     Arguments:
-        host: the machine; the directories lie below its root.
-        directories: the spec directories, the one that wins last.
-        cache: where what the files say is remembered.
+        host: the host; the directories are below its root.
+        directories: the spec directories; the last one wins.
+        cache: keeps the content of the files.
     """
 
     __slots__ = ("_devices", "_files", "directories", "host")
@@ -39,7 +43,7 @@ class Registry:
     def __init__(self, host: Host, directories: tuple[str, ...], cache: Cache) -> None:
         self.host = host
         self.directories = directories
-        # (path, common edits) of each file that defines a device that counts; a device's file, place in it, edits.
+        # (path, common edits) of each file with an available device; (file, index in the file, edits) of each device.
         self._files: list[tuple[str, dict[str, object]]] = []
         self._devices: dict[str, tuple[int, int, dict[str, object]]] = {}
         self._load_devices(cache)
@@ -52,53 +56,54 @@ class Registry:
             self.directories,
             read_spec_dir_signatures(self.host, self.directories),
         )
-        words = "\0".join((self.host.root, *self.directories))
-        name = "cdi-" + state_dir.compute_digest(words.encode("utf-8", "surrogateescape"))
+        paths = "\0".join((self.host.root, *self.directories))
+        name = "cdi-" + state_dir.compute_digest(paths.encode("utf-8", "surrogateescape"))
         if self._load_cached(cache.get(name), key):
             return
+        # Not at the top: it brings PyYAML and the checks.
         from gpu_oci_hook.cdi.registry.scan import SpecScan
 
-        found = SpecScan(self.host, self.directories)
-        self._files, self._devices = found.build_index()
-        if found.is_settled():
+        scan = SpecScan(self.host, self.directories)
+        self._files, self._devices = scan.build_index()
+        if scan.is_settled():
             blob = marshal.dumps((key, self._files, self._devices))
-            if len(blob) < state_dir.LIMIT:  # more is not read back
+            if len(blob) < state_dir.LIMIT:  # larger entries are not read back
                 cache.put(name, blob)
 
     def _load_cached(self, blob: bytes | None, key: tuple[object, ...]) -> bool:
         if blob is None:
             return False
         try:
-            known, files, devices = marshal.loads(blob)  # noqa: S302 - the memory is ours alone
+            cached_key, files, devices = marshal.loads(blob)  # noqa: S302 - only we can write the cache
         except (EOFError, ValueError, TypeError):
             return False
-        if known != key:
+        if cached_key != key:
             return False
         self._files, self._devices = files, devices
         return True
 
     def list_device_names(self) -> list[str]:
-        """The qualified names of all devices that count."""
+        """List the qualified names of all available devices."""
         return list(self._devices)
 
     def find_device_file(self, name: str) -> str:
-        """The path of the file that a device comes from; "" when it comes from none."""
-        found = self._devices.get(name)
-        return self._files[found[0]][0] if found else ""
+        """Return the path of the file that defines a device; "" if no file does."""
+        entry = self._devices.get(name)
+        return self._files[entry[0]][0] if entry else ""
 
     def resolve_devices(self, names: list[str]) -> list[ResolvedEdits]:
-        """What some names bring, in their order; a file's common edits once, before the first of its devices.
+        """Resolve names to edits, in their order; a file's common edits come once, before the first of its devices.
 
         Arguments:
-            names: qualified names that are known, see `file`; one that comes twice counts once.
+            names: qualified names that `find_device_file` knows; repeated names count once.
         """
         parts: list[ResolvedEdits] = []
-        met: set[int] = set()
+        seen_files: set[int] = set()
         for name in dict.fromkeys(names):
-            file, place, edits = self._devices[name]
-            path, common = self._files[file]
-            if file not in met:
-                met.add(file)
-                parts.append(ResolvedEdits(name, path, "containerEdits", common))
-            parts.append(ResolvedEdits(name, path, f"devices[{place}].containerEdits", edits))
+            file, index, edits = self._devices[name]
+            path, common_edits = self._files[file]
+            if file not in seen_files:
+                seen_files.add(file)
+                parts.append(ResolvedEdits(name, path, "containerEdits", common_edits))
+            parts.append(ResolvedEdits(name, path, f"devices[{index}].containerEdits", edits))
         return parts

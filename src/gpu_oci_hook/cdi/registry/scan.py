@@ -1,7 +1,8 @@
-"""Every spec file of a host read and checked: what each defines, what wins, what is in conflict, and what is wrong.
+"""Read and check every CDI file of a host: its devices, which file wins, conflicts and findings.
 
-Cold: PyYAML and the checks come with it. `registry` remembers what counts of it; `cdi list` and `cdi resolve` show
-the rest.
+`registry` caches the available devices. `cdi list` and `cdi resolve` show the rest.
+
+Import budget: cold.
 """
 
 from __future__ import annotations
@@ -20,27 +21,30 @@ from gpu_oci_hook.cdi.registry.spec_dirs import (
 from gpu_oci_hook.cdi.spec.finding import Finding
 from gpu_oci_hook.cdi.spec.reading import read_spec_file
 from gpu_oci_hook.cdi.spec.validation import validate_spec
-from gpu_oci_hook.errors import Fault, describe_os_error, make_printable
+from gpu_oci_hook.errors import Fault, describe_os_error
 from gpu_oci_hook.files.trust import check_file_trust
 from gpu_oci_hook.formats.oci import get_list, get_member
 from gpu_oci_hook.host.root import Host
 
-# A file that was changed in the last moments may change again without its status telling (a kernel's clock ticks
-# 100 times a second at worst), so what it says is not remembered yet.
+# A file that changed a moment ago can change again within the same tick of the kernel's clock (100 Hz at worst), with
+# the same stat signature. Its content is not cached yet.
 _SETTLE_TIME_NS = 50_000_000
 
 
 class SpecFile:
-    """One spec file.
+    """One CDI file.
 
     Attributes:
-        path: in this process, as people know it. real_path: what it means there, links followed.
-        directory, priority: the spec directory as configured, and its place in the list.
-        data: what it says; None when it does not count.
-        findings: what is wrong with it.
-        kind: "vendor/class", also of a file that does not count; "" when that cannot be told.
-        devices: the names of its devices, likewise.
-        status: None when it cannot be looked at.
+        path: path in this process, for people.
+        real_path: the same with links resolved.
+        directory: the spec directory as configured.
+        priority: index of the directory in the list.
+        data: content of a valid file; None for an invalid one.
+        unchecked_data: content of any file that can be parsed.
+        findings: errors and warnings.
+        kind: "vendor/class", also of an invalid file; "" if unknown.
+        devices: names of its devices, likewise.
+        status: stat result; None if the file cannot be looked up.
     """
 
     __slots__ = (
@@ -70,23 +74,23 @@ class SpecFile:
 
     @property
     def errors(self) -> list[Finding]:
-        """The findings that keep it from counting."""
-        return [one for one in self.findings if one.level == "error"]
+        """The findings that make the file invalid."""
+        return [finding for finding in self.findings if finding.level == "error"]
 
     def list_qualified_names(self) -> list[str]:
-        """The qualified names of its devices."""
+        """List the qualified names of its devices."""
         return [f"{self.kind}={name}" for name in self.devices]
 
 
 class SpecScan:
-    """The spec files of some directories.
+    """The CDI files in some directories.
 
     Attributes:
-        files: all of them, in the order in which they are read.
-        problems: what is wrong with the directories themselves.
-        winners: qualified name to (file, place of the device in it).
-        conflicts: qualified name to the files of one directory that both define it.
-        shadowed: qualified name to the files that a later directory's file wins over.
+        files: all files, in the order in which they are read.
+        problems: findings about the directories themselves.
+        winners: qualified name to (file, index of the device in it).
+        conflicts: qualified name to the files of one directory that all define it.
+        shadowed: qualified name to the files that a later directory's file overrides.
     """
 
     def __init__(self, host: Host, directories: tuple[str, ...]) -> None:
@@ -103,40 +107,40 @@ class SpecScan:
             self.winners.pop(name, None)
 
     def _scan_directory(self, directory: str, priority: int) -> None:
-        place = locate_spec_dir(self.host, directory)
-        if not place:
+        local_directory = locate_spec_dir(self.host, directory)
+        if not local_directory:
             return
-        shown = self.host.full_path(directory)
+        shown_directory = self.host.full_path(directory)
         try:
-            count = sum(1 for name in os.listdir(place) if name.endswith(SPEC_SUFFIXES))
+            count = sum(1 for name in os.listdir(local_directory) if name.endswith(SPEC_SUFFIXES))
         except OSError as error:
-            text, cure = f"it cannot be listed: {describe_os_error(error)}", f"Run: chmod a+rx {shown}"
-            self.problems.append(Finding("error", shown, "", text, cure))
+            text, hint = f"cannot be listed: {describe_os_error(error)}", f"Run: chmod a+rx {shown_directory}"
+            self.problems.append(Finding("error", shown_directory, "", text, hint))
             return
         if count > MAX_SPEC_FILES:
-            text = f"it has {count} spec files, and only the first {MAX_SPEC_FILES} of them by name are read"
-            self.problems.append(Finding("error", shown, "", text, "Remove those that nobody needs"))
-        for name in list_spec_files(place):
-            path = f"{place}/{name}"
+            text = f"has {count} CDI files, and only the first {MAX_SPEC_FILES} of them by name are read"
+            self.problems.append(Finding("error", shown_directory, "", text, "Remove the files that are not needed"))
+        for name in list_spec_files(local_directory):
+            path = f"{local_directory}/{name}"
             status = _lstat_or_none(path)
             if status is not None and stat.S_ISDIR(status.st_mode):
                 continue
-            file = SpecFile(f"{shown}/{name}", resolve_host_link(self.host, path), directory, priority)
+            file = SpecFile(f"{shown_directory}/{name}", resolve_host_link(self.host, path), directory, priority)
             self.files.append(file)
             self._read_file(file)
             self._register_devices(file)
 
     def _read_file(self, file: SpecFile) -> None:
-        def accept(status: os.stat_result) -> None:
+        def check_trust(status: os.stat_result) -> None:
             file.status = status
             check_file_trust(status, file.path, description="the CDI file")
 
         try:
             file.status = os.stat(file.real_path)
         except OSError:
-            pass  # reading says it
+            pass  # reading reports it
         try:
-            document = read_spec_file(file.real_path, accept)
+            document = read_spec_file(file.real_path, check_trust)
         except Fault as fault:
             file.findings.append(Finding("error", file.path, "", fault.what, fault.hint))
             return
@@ -157,36 +161,36 @@ class SpecScan:
     def _register_devices(self, file: SpecFile) -> None:
         if file.data is None:
             return
-        for place, name in enumerate(file.list_qualified_names()):
-            known = self.winners.get(name)
-            if known is not None and known[0].priority == file.priority:
-                self.conflicts.setdefault(name, [known[0]]).append(file)
+        for index, name in enumerate(file.list_qualified_names()):
+            winner = self.winners.get(name)
+            if winner is not None and winner[0].priority == file.priority:
+                self.conflicts.setdefault(name, [winner[0]]).append(file)
                 continue
-            if known is not None:
-                self.shadowed.setdefault(name, []).append(known[0])
-            self.winners[name] = (file, place)
+            if winner is not None:
+                self.shadowed.setdefault(name, []).append(winner[0])
+            self.winners[name] = (file, index)
 
     def build_index(self) -> tuple[list[tuple[str, dict[str, object]]], dict[str, tuple[int, int, dict[str, object]]]]:
-        """What `registry` remembers: files with their common edits, and each device's file, place and edits."""
+        """Build the index that `registry` caches.
+
+        Returns:
+            (path, common edits) of each file, and (file, index in the file, edits) of each device by qualified name.
+        """
         files: list[tuple[str, dict[str, object]]] = []
-        numbers: dict[str, int] = {}
+        file_numbers: dict[str, int] = {}
         devices: dict[str, tuple[int, int, dict[str, object]]] = {}
-        for name, (file, place) in self.winners.items():
-            if file.path not in numbers:
-                numbers[file.path] = len(files)
+        for name, (file, index) in self.winners.items():
+            if file.path not in file_numbers:
+                file_numbers[file.path] = len(files)
                 files.append((file.path, _as_object(get_member(file.data, "containerEdits"))))
-            edits = _as_object(get_member(get_list(file.data, "devices")[place], "containerEdits"))
-            devices[name] = (numbers[file.path], place, edits)
+            edits = _as_object(get_member(get_list(file.data, "devices")[index], "containerEdits"))
+            devices[name] = (file_numbers[file.path], index, edits)
         return files, devices
 
     def is_settled(self) -> bool:
-        """Whether no file was changed so lately that its next change could stay unseen."""
+        """Tell whether all files are old enough that their next change shows in their stat signatures."""
         now = time.time_ns()
         return all(now - file.status.st_ctime_ns > _SETTLE_TIME_NS for file in self.files if file.status is not None)
-
-    def find_spec_file(self, path: str) -> SpecFile | None:
-        """The file with a path."""
-        return next((file for file in self.files if file.path == path), None)
 
 
 def _lstat_or_none(path: str) -> os.stat_result | None:
@@ -198,8 +202,3 @@ def _lstat_or_none(path: str) -> os.stat_result | None:
 
 def _as_object(value: object) -> dict[str, object]:
     return value if isinstance(value, dict) else {}
-
-
-def format_finding_text(finding: Finding) -> str:
-    """A finding as one sentence without its file."""
-    return make_printable(f"{finding.where}: {finding.text}" if finding.where else finding.text)

@@ -1,1 +1,1 @@
-"""One CDI specification file: read it and check it."""
+"""Read and check one CDI file."""

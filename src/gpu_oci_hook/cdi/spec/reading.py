@@ -23,9 +23,6 @@ from gpu_oci_hook.formats.json_lines import map_json_line_numbers
 # The largest files that are known have some 300 KiB (16 GPUs with 7 MIG instances each).
 MAX_SPEC_SIZE = 4 << 20
 
-# The only ones that engines read; ".yml" is none (pkg/cdi, spec-dirs.go).
-SPEC_SUFFIXES = (".json", ".yaml")
-
 # What YAML does not allow in a text, and so engines not in JSON either.
 _FORBIDDEN_CHARACTER = re.compile("[^\t\n\r\x20-\x7e\x85\xa0-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
