@@ -163,16 +163,15 @@ def _check_hooks(mismatch: SpecMismatch, json_path: str, edits: object, host: Ho
 
 def parse_driver_versions(path: str) -> list[str]:
     """Parse the driver version in the name of a driver file, or of a directory of its firmware."""
-    directory, _, name = path.rpartition("/")
+    name = path.rpartition("/")[2]
     candidates = []
     if name.startswith(_DRIVER_FILE_PREFIXES) or "nvidia" in name:
         candidates.append(name.rpartition(".so.")[2] if ".so." in name else name.rpartition("-")[2])
-    parts = directory.split("/")
-    for parent, child in zip(parts, parts[1:], strict=False):
+    parent = ""
+    for part in path.split("/"):
         if parent == "nvidia":
-            candidates.append(child)  # firmware: .../nvidia/550.54.14/gsp_ga10x.bin
-    if directory.endswith("/nvidia"):
-        candidates.append(name)
+            candidates.append(part)  # firmware: .../nvidia/550.54.14/gsp_ga10x.bin
+        parent = part
     return [text for text in dict.fromkeys(candidates) if is_driver_version(text)]
 
 
