@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 import gpu_oci_hook
-from gpu_oci_hook.cli.install_command import find_interpreter
+from gpu_oci_hook.cli.launchers import find_interpreter
 from gpu_oci_hook.simulate import host_tree
 from support import cdi_edits
 from support.bundles import DEV, PROC, Spec, bundle, lacking, nodes_needed, spec

@@ -370,7 +370,7 @@ def test_list_shows_what_nvml_knows_and_leaves_no_trace(double: Double, ask: Ask
     assert [one["index"] for one in document["gpus"][2]["mig"]] == ["2:0", "2:1", "2:2", "2:3"]
     assert not (tmp_path / "state").exists()
     text = ask("list", "--root", double.report.directory, form="text")
-    assert "NVML           answers" in text
+    assert "NVML           available" in text
     assert "40960 MiB" in text
     assert double.report.gpus[2].mig[3].uuid in text
 
@@ -391,16 +391,16 @@ def test_list_shows_the_rest_when_nvml_fails_and_says_why(mode: str, double: Dou
 def test_list_shows_what_nvml_knows_of_the_gpus_that_it_knows(double: Double, ask: Ask) -> None:
     double.set("lost")
     document = ask("list", "--root", double.report.directory)
-    assert document["nvml"] == {"answers": True, "reason": "answers, but not about GPU 1 (GPU is lost)"}
+    assert document["nvml"] == {"answers": True, "reason": "answers, but not for GPU 1 (GPU is lost)"}
     assert [gpu["memory"] for gpu in document["gpus"]] == [None, None, None]
     assert all(one["uuid"] for gpu in document["gpus"] for one in gpu["mig"])
     text = ask("list", "--root", double.report.directory, form="text")
-    assert "NVML           answers, but not about GPU 1 (GPU is lost)\n" in text
+    assert "NVML           answers, but not for GPU 1 (GPU is lost)\n" in text
 
 
 def test_list_does_not_ask_nvml_when_told_not_to(double: Double, ask: Ask) -> None:
     document = ask("list", "--root", double.report.directory, "--no-nvml")
-    assert document["nvml"] == {"answers": False, "reason": "not asked"}
+    assert document["nvml"] == {"answers": False, "reason": "not queried"}
     assert len(document["gpus"][0]["mig"]) == 7
     assert double.called == 0
 

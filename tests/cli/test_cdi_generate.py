@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from gpu_oci_hook.cli import cdi_generate
+from gpu_oci_hook.cli import cdi_generate, cdi_recipe, cdi_refresh
 from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.formats.program_names import LAUNCHER_MARKER
 from gpu_oci_hook.simulate import host_tree
@@ -20,7 +20,7 @@ from support.command_line import Answer, Command
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can make device nodes")
 
-NO_HOOK = "warning: the hook's program"
+NO_HOOK = "warning: the hook program"
 # The simulated host's DRM nodes belong to groups.
 REFUSED = (
     "warning: the file needs CDI 0.7.0 (additionalGids), and docker before 26.1, containerd before 1.7.16, crio before "
@@ -110,7 +110,7 @@ def test_a_file_that_is_no_cdi_file_is_not_replaced_unless_somebody_insists(gene
     answer = generate("--output", path)
     assert answer.status == 1 and path.read_text() == "root:x:0:0\n"
     assert answer.err.splitlines()[-1] == (
-        f"gpu-oci-hook: {path}: what is there is no CDI file and stays as it is. "
+        f"gpu-oci-hook: {path}: the existing file is not a CDI file and is not replaced. "
         "Choose another --output, or replace it with --force"
     )
     assert generate("--output", path, "--force").status == 0
@@ -119,11 +119,11 @@ def test_a_file_that_is_no_cdi_file_is_not_replaced_unless_somebody_insists(gene
 @pytest.mark.parametrize(
     "words, said",
     [
-        (("--name", "uid"), '"uid" is no way to name devices. Valid are index, uuid, type-index. Did you mean "uuid"?'),
+        (("--name", "uid"), 'unknown naming scheme "uid". Valid are index, uuid, type-index. Did you mean "uuid"?'),
         (("--capabilities", "compute,grafics"), 'Did you mean "graphics"?'),
-        (("--hook", "bin/x"), '--hook: "bin/x" is no absolute path'),
+        (("--hook", "bin/x"), '--hook: "bin/x" is not an absolute path'),
         (("--no-hook",), "--hook and --no-hook exclude each other"),
-        (("--target", "podman-4.3", "--max-version", "0.5.0"), "--target and --max-version say the same thing"),
+        (("--target", "podman-4.3", "--max-version", "0.5.0"), "--target and --max-version exclude each other"),
         (("--target", "podmann-4"), "no engine is called 'podmann-4'"),
         (("--max-version", "0.5"), '--max-version: "0.5" is no version of CDI. Known are 0.3.0'),
         (("--max-version", "0.5"), '. Did you mean "0.5.0"?'),
@@ -131,9 +131,9 @@ def test_a_file_that_is_no_cdi_file_is_not_replaced_unless_somebody_insists(gene
         (("--max-version", "0.3.0"), "Choose --capabilities utility, which has no nodes whose numbers change with a"),
         (("--max-version", "0.3.0"), ", or choose --max-version 0.5.0"),
         (("--class", "a.b", "--max-version", "0.5.0"), "Choose a --class without a dot, or choose --max-version 0.6.0"),
-        (("--hook-log", "x.log"), '--hook-log: "x.log" is no absolute path, and a hook needs one'),
+        (("--hook-log", "x.log"), '--hook-log: "x.log" is not an absolute path, which a hook needs'),
         (("--device", "9"), "--device: there is no GPU 9. This machine has 0"),
-        (("--mode", "gds", "--device", "0"), "--device and --name choose among GPUs, and --mode gds has none"),
+        (("--mode", "gds", "--device", "0"), "--device and --name select GPUs, and --mode gds has none"),
         (("--mode", "nvswitch"), "NVSwitch devices are asked for, and this host cannot give them: /dev/nvidia-nvswit"),
         (("--vendor", "-"), '"-/gpu" is not a valid CDI kind'),
         (("--output", "/proc/nowhere/x.yaml"), "/proc/nowhere/x.yaml: it cannot be written"),
@@ -200,7 +200,7 @@ def test_only_the_display_missing_is_a_warning(command: Command, tmp_path: Path)
 def test_an_empty_text_is_no_wish_for_the_default(generate: Command, flag: str) -> None:
     answer = generate(flag, "")
     assert answer.status == 2 and answer.out == ""
-    assert answer.err.splitlines()[-1] == f"Error: Invalid value for '{flag}': it is empty"
+    assert answer.err.splitlines()[-1] == f"Error: Invalid value for '{flag}': must not be empty"
 
 
 # --- who can read it, and what it takes the place of -----------------------------------------------------------------
@@ -221,9 +221,9 @@ def test_a_refresh_says_which_engines_read_its_file(refresh: Command, tmp_path: 
 @pytest.mark.parametrize(
     ("content", "what"),
     [
-        ("cdiVersion: 0.5.0\nkind: vendor.com/nic\ndevices: []\n", "a CDI file for vendor.com/nic"),
-        ("cdiVersion: [\n", "a CDI file that cannot be read"),
-        ('{"cdiVersion": "0.5.0"}', "a CDI file that cannot be read"),
+        ("cdiVersion: 0.5.0\nkind: vendor.com/nic\ndevices: []\n", "defines vendor.com/nic"),
+        ("cdiVersion: [\n", "is invalid"),
+        ('{"cdiVersion": "0.5.0"}', "is invalid"),
     ],
 )
 def test_another_vendors_file_is_not_replaced_unless_somebody_insists(
@@ -234,7 +234,7 @@ def test_another_vendors_file_is_not_replaced_unless_somebody_insists(
     answer = generate("--output", path)
     assert answer.status == 1 and path.read_text() == content
     assert answer.err.splitlines()[-1] == (
-        f"gpu-oci-hook: {path}: {what} is there and stays as it is. Choose another --output, or replace it with --force"
+        f"gpu-oci-hook: {path}: the existing CDI file {what} and is not replaced. Choose another --output, or replace it with --force"
     )
     assert generate("--output", path, "--force").out.startswith("wrote ")
     assert generate("--output", path, "--class", "card").out.startswith("wrote "), "ours is ours, whatever its kind"
@@ -264,18 +264,20 @@ def test_a_program_without_isolation_is_no_hook(
     """pip's own script starts Python with whatever the environment says."""
     (tmp_path / "gpu-oci-hook").write_bytes(b"#!/usr/bin/python3\n")
     monkeypatch.setattr("sys.argv", [str(tmp_path / "gpu-oci-hook")])
-    monkeypatch.setattr(cdi_generate, "DEFAULT_HOOK_PATH", str(tmp_path / "not/gpu-oci-hook"))
+    monkeypatch.setattr(cdi_recipe, "DEFAULT_HOOK_PATH", str(tmp_path / "not/gpu-oci-hook"))
     answer = command("cdi", "generate", "--root", host)
     assert answer.status == 0 and hook_of(answer) == f"{tmp_path}/not/gpu-oci-hook"
-    assert answer.err.startswith(f"{NO_HOOK} {tmp_path}/not/gpu-oci-hook is not there, and no container would start")
+    assert answer.err.startswith(
+        f"{NO_HOOK} {tmp_path}/not/gpu-oci-hook is missing, so containers with these devices will not start"
+    )
 
 
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("file", "is not executable, and no container would start with it: chmod 755 "),
-        ("directory", "is a directory, and no container would start with it: name the program"),
-        ("nothing", "is not there, and no container would start with it: write it before a container"),
+        ("file", "is not executable, so containers with these devices will not start: run chmod 755 "),
+        ("directory", "is a directory, so containers with these devices will not start: name the program"),
+        ("nothing", "is missing, so containers with these devices will not start: create it first"),
     ],
 )
 def test_a_hook_that_cannot_run_is_warned_of(
@@ -295,7 +297,10 @@ def test_the_hook_is_told_of_a_log(generate: Command, tmp_path: Path) -> None:
     args = yaml.safe_load(generate("--hook-log", tmp_path / "x.log").out)["containerEdits"]["hooks"][0]["args"]
     assert args[args.index("--log") + 1] == str(tmp_path / "x.log")
     answer = generate("--hook-log", "/nowhere/x.log")
-    assert answer.status == 0 and "--hook-log /nowhere/x.log: there is no directory /nowhere, and no log" in answer.err
+    assert (
+        answer.status == 0
+        and "--hook-log /nowhere/x.log: directory /nowhere is missing, so nothing will be logged" in answer.err
+    )
 
 
 def test_a_log_without_a_hook_is_a_mistake(command: Command, host: Path) -> None:
@@ -320,7 +325,9 @@ def test_a_refresh_makes_a_file_as_it_was_made(
     assert command("cdi", "refresh", "--output", path).out.startswith(f"unchanged {path}: ")
     path.write_bytes(before + b"\n")
     answer = command("cdi", "refresh", "--output", path)
-    assert answer.status == 0 and answer.out.startswith(f"wrote {path}: ") and ", as before)" in answer.out
+    assert (
+        answer.status == 0 and answer.out.startswith(f"wrote {path}: ") and " (with its recorded options " in answer.out
+    )
     assert path.read_bytes() == before
 
 
@@ -400,7 +407,7 @@ def test_a_file_that_others_may_write_is_not_believed(command: Command, generate
     os.chown(path, 4807, 4807)
     (tmp_path / "empty").mkdir()
     answer = command("cdi", "refresh", "--output", path, "--root", tmp_path / "empty")
-    assert f"{path}: its own options (--name index --hook /bin/true) do not count, since another user" in answer.err
+    assert f"{path}: its recorded options (--name index --hook /bin/true) are ignored, since another user" in answer.err
 
 
 @pytest.mark.parametrize("told", ["rm -rf /", "gpu-oci-hook cdi refresh --nope", "gpu-oci-hook cdi refresh x", "'"])
@@ -445,8 +452,8 @@ def test_a_refresh_writes_once(refresh: Command, tmp_path: Path) -> None:
 def test_a_refresh_writes_to_a_name_by_kind_in_the_directory_that_goes_with_a_boot(
     refresh: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert cdi_generate.DEFAULT_SPEC_DIR == "/var/run/cdi"
-    monkeypatch.setattr(cdi_generate, "DEFAULT_SPEC_DIR", str(tmp_path / "cdi"))
+    assert cdi_refresh.DEFAULT_SPEC_DIR == "/var/run/cdi"
+    monkeypatch.setattr(cdi_refresh, "DEFAULT_SPEC_DIR", str(tmp_path / "cdi"))
     refresh("--format", "json", "--class", "card")
     refresh()
     assert sorted(os.listdir(tmp_path / "cdi")) == ["nvidia.com-card.json", "nvidia.com-gpu.yaml"]
@@ -466,15 +473,15 @@ def test_a_file_that_is_removed_with_the_driver_says_its_options(command: Comman
     (tmp_path / "h/proc").rename(tmp_path / "aside")
     answer = command("cdi", "refresh", "--output", path)
     assert answer.out.startswith(f"removed {path}: ") and not path.exists()
-    assert answer.out.endswith(f" (--name index --hook /bin/true --root {tmp_path}/h, as before)\n")
+    assert answer.out.endswith(f" (with its recorded options --name index --hook /bin/true --root {tmp_path}/h)\n")
 
 
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--interval", "5"), "Error: --interval is for --watch, and there is none"),
-        (("--output", "-"), "Error: Invalid value for '--output': a file is kept, and standard output is none"),
-        (("--vendor", ""), "Error: Invalid value for '--vendor': it is empty"),
+        (("--interval", "5"), "Error: --interval needs --watch"),
+        (("--output", "-"), "Error: Invalid value for '--output': refresh needs a file, not standard output"),
+        (("--vendor", ""), "Error: Invalid value for '--vendor': must not be empty"),
     ],
 )
 def test_a_wrong_use_of_refresh_ends_with_2(refresh: Command, words: tuple[str, ...], said: str) -> None:
@@ -495,4 +502,4 @@ def test_a_full_disk_behind_standard_output_is_a_sentence(host: Path, tmp_path: 
     with open("/dev/full", "w") as full:
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1
-    assert done.stderr == "gpu-oci-hook: standard output: the answer cannot be written: the disk is full\n"
+    assert done.stderr == "gpu-oci-hook: standard output: the output cannot be written: the disk is full\n"

@@ -58,7 +58,7 @@ def test_list_tells_devices_winners_readers_and_problems(command: Command, host:
     assert "vendor.com/dev=b" not in rows
     assert "podman 5.1" in rows[f"{host}/etc/cdi/new.json"] and "podman 4.3" in rows[f"{host}/etc/cdi/a.json"]
     problems = answer.out.partition("problems")[2]
-    assert f"vendor.com/dev=b: conflict: none used, since {host}/etc/cdi/a.json and {host}/etc/cdi/c.json" in problems
+    assert f"vendor.com/dev=b: conflict: not used, because {host}/etc/cdi/a.json and {host}/etc/cdi/c.json" in problems
     assert "/none is missing on this host" in problems
     assert "zz.json" in problems
     found = document(command("cdi", "list", *words(host), "--format", "json"), "cdi-list")
@@ -112,7 +112,7 @@ def test_resolve_of_what_nobody_has_fails_with_the_cause(command: Command, host:
 def test_resolve_of_our_own_kind_tells_what_the_runtime_gives_without_a_file(command: Command, host: Path) -> None:
     answer = command("cdi", "resolve", *words(host), "nvidia.com/gpu=0")
     assert answer.status == 1, "other engines cannot resolve it"
-    assert "gpu-oci-runtime needs no file for it: it gives GPU 0 (GPU-" in answer.out
+    assert "gpu-oci-runtime needs no file for it and injects GPU 0 (GPU-" in answer.out
     assert "gpu-oci-hook cdi generate" in answer.out
     answer = command("cdi", "resolve", *words(host), "nvidia.com/gpu=9")
     assert "needs no file" not in answer.out
@@ -225,7 +225,7 @@ def test_resolve_tells_what_needs_no_file(command: Command, host: Path, name: st
 def test_resolve_knows_mig_devices(command: Command, tmp_path: Path) -> None:
     host_tree.build_host(tmp_path / "host", gpus=1, driver="555.42.02", mig=["2g,1g"])
     out = command("cdi", "resolve", "--root", str(tmp_path / "host"), "nvidia.com/gpu=0:1", "nvidia.com/gpu=mig0:9").out
-    assert "it gives MIG device 0:1" in out
+    assert "injects MIG device 0:1" in out
     assert "there is no MIG device 0:9. This machine has 0:0 to 0:1" in out
 
 

@@ -74,11 +74,11 @@ def test_every_file_of_a_directory_has_a_line_in_order_and_those_that_engines_ig
     assert answer.out.replace(f"{directory}/", "").splitlines() == [
         f"a.yaml: valid: 1 device of nvidia.com/gpu, CDI 0.5.0, {READ}",
         "b.json:3: kind: is there twice: engines refuse the file. Remove one of them",
-        "c.yml: info: is ignored by engines, which read .json and .yaml only. Call it c.yaml",
-        "d.yaml.bak: info: is ignored by engines, which read .json and .yaml only",
+        "c.yml: info: is ignored by engines, which read only .json and .yaml. Rename it to c.yaml",
+        "d.yaml.bak: info: is ignored by engines, which read only .json and .yaml",
         "f.yaml: is not a regular file",
         "g.yaml: cannot be read: its symbolic links go round in a circle or may not be followed",
-        "h.yaml: info: has the mode 0600: rootless engines of other users cannot read it. chmod 0644",
+        "h.yaml: info: has mode 0600, so rootless engines of other users cannot read it. Run chmod 0644",
         f"h.yaml:7: {NEEDS}. Declare 0.7.0, which docker 26.1, containerd 1.7.16, crio 1.30, podman 5.1 or later read",
     ]
 
@@ -134,7 +134,7 @@ def test_a_greatest_version_does_what_a_target_does(directory: Path, command: Co
     [
         (("--target", "podman-3"), "--target: podman 3 reads no CDI files. podman does from version 4.1 on"),
         (("--target", "lxc-6"), "--target: no engine is called 'lxc-6'. Say one of docker, containerd, crio, podman"),
-        (("--max-version", "0.9.0"), "--max-version: '0.9.0' is no version of CDI. Known are 0.3.0, 0.4.0"),
+        (("--max-version", "0.9.0"), "--max-version: unknown CDI version '0.9.0'. Known are 0.3.0, 0.4.0"),
     ],
 )
 def test_a_wrong_option_is_a_wrong_command_line(
@@ -149,7 +149,7 @@ def test_a_file_that_engines_ignore_is_checked_when_it_is_named(directory: Path,
     answer = command("cdi", "validate", "--no-host", directory / "c.yml")
     assert answer.status == 0
     assert answer.out.replace(f"{directory}/", "").splitlines() == [
-        "c.yml: warning: is ignored by engines, which read .json and .yaml only. Call it c.yaml",
+        "c.yml: warning: is ignored by engines, which read only .json and .yaml. Rename it to c.yaml",
         "c.yml: valid: 1 device of nvidia.com/gpu, CDI 0.5.0",
     ]
 
@@ -165,7 +165,7 @@ def test_what_is_not_there_is_an_error_and_the_rest_is_checked(directory: Path, 
 
 def test_an_empty_directory_is_fine_and_said_to_be_empty(tmp_path: Path, command: Command) -> None:
     answer = command("cdi", "validate", tmp_path)
-    assert (answer.status, answer.out, answer.err) == (0, f"{tmp_path}: info: no .yaml or .json in it\n", "")
+    assert (answer.status, answer.out, answer.err) == (0, f"{tmp_path}: info: has no .yaml or .json file\n", "")
     assert document(command("cdi", "validate", "--no-host", tmp_path, "--format", "json").out)["files"] == []
 
 
@@ -244,7 +244,7 @@ def test_a_file_that_was_written_incomplete_is_not_plainly_valid(
     assert answer.status == 0 and answer.out.startswith(
         f"{path}: warning: is incomplete, written with --allow-incomplete: /dev/nvidia-uvm is required for compute, "
     )
-    assert f". When the machine has it: gpu-oci-hook cdi refresh --output {path}\n" in answer.out
+    assert f". When the host has them, run: gpu-oci-hook cdi refresh --output {path}\n" in answer.out
     (tmp_path / "uvm").rename(tmp_path / "host/dev/nvidia-uvm")
     assert command("cdi", "refresh", "--output", path).out.startswith("wrote ")
     answer = command("cdi", "validate", "--root", tmp_path / "host", path)
@@ -288,7 +288,7 @@ def test_what_an_engine_cannot_read_in_ten_devices_is_told_once(command: Command
     version, field = answer.out.splitlines()
     assert "cdiVersion: 0.7.0 is more than podman 4.3 reads" in version
     assert "devices[0].containerEdits.additionalGids: field needs >= 0.7.0: podman 4.3 refuses the whole file" in field
-    assert "(and 9 more places). It can be read by " in field
+    assert "(and 9 more locations). It can be read by " in field
 
 
 @pytest.mark.parametrize("option", ["--target podman-4.3", "--max-version 0.5.0"])
@@ -315,5 +315,5 @@ def test_a_mount_that_no_runtime_makes_is_an_error_with_its_line(command: Comman
     assert answer.status == 1
     assert answer.out == (
         f"{path}:8: devices[0].containerEdits.mounts[0]: has neither bind nor rbind in its options, so runtimes do not "
-        "mount it and the container does not start (and 1 more place). Add rbind to its options\n"
+        "mount it and the container does not start (and 1 more location). Add rbind to its options\n"
     )

@@ -64,7 +64,7 @@ def test_a_mistake_of_ours_is_one_line_with_its_place(command: Command, monkeypa
     monkeypatch.setattr(root_command, "main", fail)
     answer = command("list")
     assert answer.status == 1
-    assert answer.err.startswith("gpu-oci-hook: a mistake in gpu-oci-hook itself: KeyError: 'x' at ")
+    assert answer.err.startswith("gpu-oci-hook: internal error: KeyError at ")
     assert answer.err.count("\n") == 1
 
 
@@ -106,7 +106,7 @@ def test_an_output_that_takes_nothing_is_one_sentence(words: list[str]) -> None:
 def test_a_closed_output_is_one_sentence_or_none(closed: str) -> None:
     code = "from gpu_oci_hook.cli import main; main(['list'])"
     run = subprocess.run(["sh", "-c", f'"$0" -c "$1" {closed}', sys.executable, code], capture_output=True, text=True)
-    said = "" if "2>" in closed else "gpu-oci-hook: standard output is closed: there is nowhere to answer\n"
+    said = "" if "2>" in closed else "gpu-oci-hook: standard output is closed, so there is nowhere to print to\n"
     assert (run.returncode, run.stdout, run.stderr) == (1, "", said)
 
 
@@ -120,4 +120,4 @@ def test_main_exits_with_the_status(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize("words", [("hook", "--help"), ("hook", "create-container", "--help"), ("hook", "-h")])
 def test_a_person_who_asks_about_the_hook_is_told(command: Command, words: tuple[str, ...]) -> None:
     answer = command(*words)
-    assert answer.status == 0 and "not for people" in answer.out
+    assert answer.status == 0 and "Not meant to be run by hand" in " ".join(answer.out.split())

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from gpu_oci_hook import VERSION
-from gpu_oci_hook.cli import install_command
+from gpu_oci_hook.cli import install_command, launchers
+from gpu_oci_hook.cli.insecure_paths import find_insecure_paths
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats import program_names
 from support.command_line import Command
@@ -120,7 +121,9 @@ def test_somebody_elses_file_is_left_alone_and_nothing_is_written(
         os.mkfifo(path)
     answer = command("install", "--prefix", tmp_path, "--aliases")
     assert answer.status == 1
-    assert answer.err.startswith(f"gpu-oci-hook: {path}: this is not a file of ours") and "--force" in answer.err
+    assert (
+        answer.err.startswith(f"gpu-oci-hook: {path}: gpu-oci-hook did not write this file") and "--force" in answer.err
+    )
     assert [one.name for one in (tmp_path / "bin").iterdir()] == [name]
 
 
@@ -184,7 +187,7 @@ def test_an_interpreter_with_a_long_path_is_refused_with_the_reason(
     deep.chmod(0o755)
     base(monkeypatch, str(deep))
     with pytest.raises(Fault, match="too long for a script's first line \\(127 characters\\)"):
-        install_command.find_interpreter()
+        launchers.find_interpreter()
 
 
 def test_an_interpreter_with_a_blank_in_its_path_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,16 +195,16 @@ def test_an_interpreter_with_a_blank_in_its_path_is_refused(tmp_path: Path, monk
     (tmp_path / "my python").chmod(0o755)
     base(monkeypatch, str(tmp_path / "my python"))
     with pytest.raises(Fault, match="blank"):
-        install_command.find_interpreter()
+        launchers.find_interpreter()
 
 
 def test_an_interpreter_that_cannot_be_run_or_is_relative_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     base(monkeypatch, "/etc/passwd")
-    with pytest.raises(Fault, match="cannot be run"):
-        install_command.find_interpreter()
+    with pytest.raises(Fault, match="not executable"):
+        launchers.find_interpreter()
     base(monkeypatch, "python3")
     with pytest.raises(Fault, match="absolute path"):
-        install_command.find_interpreter()
+        launchers.find_interpreter()
 
 
 def test_an_interpreter_that_cannot_load_the_shim_is_refused(
@@ -217,7 +220,7 @@ def test_an_interpreter_that_cannot_load_the_shim_is_refused(
 def test_root_is_warned_of_places_where_others_could_write(tmp_path: Path) -> None:
     good = tmp_path / "good"
     good.mkdir(mode=0o755)
-    assert not [text for text in install_command.find_insecure_paths([str(good)]) if str(good) in text]
+    assert not [text for text in find_insecure_paths([str(good)]) if str(good) in text]
     for name, uid, gid, mode, why in (
         ("users", 1000, 0, 0o755, "belongs to user 1000"),
         ("all", 0, 0, 0o777, "can be written by every user"),
@@ -228,10 +231,8 @@ def test_root_is_warned_of_places_where_others_could_write(tmp_path: Path) -> No
         path.chmod(mode)
         os.chown(path, uid, gid)
         (path / "below").mkdir()
-        texts = [
-            text for text in install_command.find_insecure_paths([str(path / "below")]) if text.startswith(f"{path} ")
-        ]
-        assert len(texts) == 1 and why in texts[0] and "runs as root" in texts[0]
+        texts = [text for text in find_insecure_paths([str(path / "below")]) if text.startswith(f"{path} ")]
+        assert len(texts) == 1 and why in texts[0] and "as root" in texts[0]
 
 
 def test_packaging_shows_the_templates_that_install_uses() -> None:

@@ -28,12 +28,12 @@ def host(command: Command, tmp_path: Path) -> Path:
 def test_list_says_what_there_is_beside_gpus_and_who_asks_for_it(command: Command, host: Path) -> None:
     answer = command("list", "--root", host)
     for line in (
-        "GPUDirect Storage (NVIDIA_GDS=enabled): there\n   /dev/nvidia-fs0, /dev/nvidia-fs1",
-        "RDMA devices (NVIDIA_MOFED=enabled): not there\n   /dev/infiniband/uverbs*: no infiniband_verbs in",
-        "IMEX channels (NVIDIA_IMEX_CHANNELS=…): there\n   0-2\n",
+        "GPUDirect Storage (NVIDIA_GDS=enabled): available\n   /dev/nvidia-fs0, /dev/nvidia-fs1",
+        "RDMA devices (NVIDIA_MOFED=enabled): not available\n   /dev/infiniband/uverbs*: no infiniband_verbs in",
+        "IMEX channels (NVIDIA_IMEX_CHANNELS=…): available\n   0-2\n",
     ):
         assert line in answer.out
-    assert "configuration adds" not in answer.out
+    assert "added by the configuration" not in answer.out
 
 
 def test_list_as_json_has_features_channels_and_added_files(command: Command, host: Path, tmp_path: Path) -> None:

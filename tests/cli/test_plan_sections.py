@@ -66,8 +66,8 @@ def test_libraries_are_named_once_below_the_directories_that_they_come_from_and_
         f"compute, from /usr/lib64 to {LIB64}": ["libcuda.so.1"],
         f"compute, from /usr/lib32 to {LIB}": ["libcuda.so.1 <- libcuda.so.2"],
     }
-    assert found["directory of the libraries"]["place"][1] == "prepared in /run/x/libraries-1"
-    assert list(found) == ["directory of the libraries", "libraries"]
+    assert found["library directory"]["place"][1] == "prepared in /run/x/libraries-1"
+    assert list(found) == ["library directory", "libraries"]
 
 
 def test_a_mount_says_source_and_options_only_where_they_are_not_the_usual_ones() -> None:
@@ -103,5 +103,5 @@ def test_sections_have_a_fixed_order_and_a_file_tells_of_its_mount() -> None:
         ("generated files", {"f": ["/etc/f (2 bytes, bind-mounted from the bundle)"]}),
         ("links", {"l": ["/a -> /b"]}),
         ("environment, groups and hooks", {"e": ["A=b"], "h": ["createContainer: /m x"]}),
-        ("taken out", {"twice": ["prestart: /x"]}),
+        ("removed", {"twice": ["prestart: /x"]}),
     ]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import gpu_oci_hook
-from gpu_oci_hook.cli.install_command import find_import_paths, find_interpreter
+from gpu_oci_hook.cli.launchers import find_import_paths, find_interpreter
 from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.inject import pipeline
 

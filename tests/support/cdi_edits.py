@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import gpu_oci_hook
-from gpu_oci_hook.cli.install_command import find_import_paths, find_interpreter
+from gpu_oci_hook.cli.launchers import find_import_paths, find_interpreter
 from gpu_oci_hook.hook.arguments import HookArguments
 
 Spec = dict[str, Any]

@@ -10,7 +10,7 @@ import pytest
 
 from gpu_oci_hook.cdi.own_kinds import ContentOptions
 from gpu_oci_hook.cdi.spec import validation
-from gpu_oci_hook.cli.config_overrides import ReadOnlyCache
+from gpu_oci_hook.cli.command_config import ReadOnlyCache
 from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.generate import generate
 from gpu_oci_hook.generate.generate import BuiltSpec, PlannedSpec, SpecRecipe, build_spec

@@ -1,80 +1,71 @@
-"""The command line's entry point: every failure ends as one line on stderr, never as a traceback.
+"""The entry point of `gpu-oci-hook`: every failure ends as one line on stderr, never as a traceback.
 
-Cost rule: nothing but `sys` and our errors before `app` is imported, so that a missing library is a sentence too, and
-so that a hook, which a runtime calls in every start, costs no more than it must.
+Import budget: hook.
 """
 
 from __future__ import annotations
 
 import sys
 
-from gpu_oci_hook.errors import Fault, describe_os_error, make_printable
+from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats.program_names import NVIDIA_CDI_HOOK, NVIDIA_CTK, NVIDIA_PRESTART_HOOK, get_program_name
 
-# Exit statuses: 0 done, 1 it cannot be done (the line says why), 2 the command line is wrong (click's own).
+# Exit statuses: 0 success, 1 failure (the line on stderr says why), 2 wrong command line (from click).
 EXIT_FAILURE = 1
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Runs `gpu-oci-hook`; does not come back.
+    """Run `gpu-oci-hook` and exit.
 
     Arguments:
-        arguments: the words after the program's name; default: the process's own.
+        arguments: the command line without the program; default: that of the process.
     """
-    words = sys.argv[1:] if arguments is None else arguments
-    hook_words = _extract_hook_arguments(words, sys.argv[0])
-    if hook_words is not None:
+    if arguments is None:
+        arguments = sys.argv[1:]
+    hook_arguments = _extract_hook_arguments(arguments, sys.argv[0])
+    if hook_arguments is not None:
+        # Container runtimes call the hook at every container start, so click is not imported for it.
         from gpu_oci_hook.hook.cdi_hook import run_hook_and_exit
 
-        run_hook_and_exit(hook_words)
-    sys.exit(run_command_line(words, sys.argv[0]))
+        run_hook_and_exit(hook_arguments)
+    sys.exit(run_command_line(arguments, sys.argv[0]))
 
 
-def run_command_line(arguments: list[str], program_name: str = "gpu-oci-hook") -> int:
-    """Runs one command and answers its exit status.
+def run_command_line(arguments: list[str], program: str = "gpu-oci-hook") -> int:
+    """Run one command and return its exit status.
 
     Arguments:
-        arguments: the words after the program's name.
-        program_name: the program's name, as it was called.
+        arguments: the command line without the program.
+        program: the program as it was called.
     """
-    hook_words = _extract_hook_arguments(arguments, program_name)
-    if hook_words is not None:
+    hook_arguments = _extract_hook_arguments(arguments, program)
+    if hook_arguments is not None:
         from gpu_oci_hook.hook.cdi_hook import run_hook
 
-        return run_hook(hook_words)
-    return _flush_stdout(_run_click(arguments, program_name))
+        return run_hook(hook_arguments)
+    return _flush_stdout(_run_click(arguments, program))
 
 
-def _extract_hook_arguments(arguments: list[str], name: str) -> list[str] | None:
-    """A hook's name and its flags, if the command line is a hook's."""
-    called = get_program_name(name)
-    if called == NVIDIA_CDI_HOOK:
+def _extract_hook_arguments(arguments: list[str], program: str) -> list[str] | None:
+    """Return a hook's name and flags, None if the command line calls no hook."""
+    name = get_program_name(program)
+    if name == NVIDIA_CDI_HOOK:
         return arguments
-    if called == NVIDIA_CTK:
-        # its own flags may come before the word
-        at = next((place for place, word in enumerate(arguments) if not word.startswith("-")), len(arguments))
-        return [*arguments[:at], *arguments[at + 1 :]] if arguments[at : at + 1] == ["hook"] else None
-    if arguments[:1] != ["hook"] or arguments[-1] in ("-h", "--help"):  # a person asks, no runtime does
+    if name == NVIDIA_CTK:
+        # nvidia-ctk takes flags of its own before the command
+        command = next((i for i, argument in enumerate(arguments) if not argument.startswith("-")), len(arguments))
+        is_hook = arguments[command : command + 1] == ["hook"]
+        return [*arguments[:command], *arguments[command + 1 :]] if is_hook else None
+    if arguments[:1] != ["hook"] or arguments[-1] in ("-h", "--help"):  # runtimes never ask for help
         return None
     return arguments[1:]
 
 
-def _run_click(arguments: list[str], name: str) -> int:
+def _run_click(arguments: list[str], program: str) -> int:
     try:
-        called = get_program_name(name)
-        if called == NVIDIA_CTK:
-            raise Fault(
-                f"{called}: gpu-oci-hook stands in for its hooks alone (nvidia-ctk hook NAME)",
-                hint="Its other commands have their like in gpu-oci-hook --help",
-            )
-        if called == NVIDIA_PRESTART_HOOK:
-            raise Fault(
-                f"{called}: gpu-oci-hook injects GPUs as a runtime, not as a hook, so this container would get none",
-                hint="Start it with gpu-oci-runtime: docker run --runtime gpu-oci, or "
-                '"default-runtime": "gpu-oci" in /etc/docker/daemon.json',
-            )
+        _refuse_other_toolkit_names(get_program_name(program))
         if sys.stdout is None:
-            raise Fault("standard output is closed: there is nowhere to answer")
+            raise Fault("standard output is closed, so there is nowhere to print to")
         try:
             from gpu_oci_hook.cli.root_command import root_command
         except ModuleNotFoundError as error:
@@ -92,30 +83,42 @@ def _run_click(arguments: list[str], name: str) -> int:
     return 0
 
 
-def _print_error(error: Exception) -> None:
-    """One line on stderr; a place in a file of ours when it is a mistake of ours."""
-    if isinstance(error, Fault):
-        text = str(error)
-    elif isinstance(error, OSError):
-        text = f"{error.filename}: {describe_os_error(error)}" if error.filename else describe_os_error(error)
-    else:
-        import traceback
+def _refuse_other_toolkit_names(name: str) -> None:
+    """Refuse to run as a program of NVIDIA's toolkit that gpu-oci-hook does not replace.
 
-        frames = traceback.extract_tb(error.__traceback__)
-        place = f" at {frames[-1].filename}:{frames[-1].lineno}" if frames else ""
-        text = f"a mistake in gpu-oci-hook itself: {type(error).__name__}: {error}{place}"
+    Raises:
+        Fault: the name is one of these programs'.
+    """
+    if name == NVIDIA_CTK:
+        raise Fault(
+            f"{name}: gpu-oci-hook replaces only its hooks (nvidia-ctk hook NAME)",
+            hint="See gpu-oci-hook --help for equivalents of its other commands",
+        )
+    if name == NVIDIA_PRESTART_HOOK:
+        raise Fault(
+            f"{name}: gpu-oci-hook injects GPUs as a runtime, not as a hook, so this container would get none",
+            hint="Start it with gpu-oci-runtime: docker run --runtime gpu-oci, or "
+            '"default-runtime": "gpu-oci" in /etc/docker/daemon.json',
+        )
+
+
+def _print_error(error: Exception) -> None:
+    """Print one line on stderr, and the caret below a syntax error of the config file."""
+    from gpu_oci_hook.reporting.failure import describe_error
+
     if sys.stderr is None:
-        return  # closed: nobody wants to hear it
-    print(f"gpu-oci-hook: {make_printable(text)}", file=sys.stderr)
+        return
+    print(f"gpu-oci-hook: {describe_error(error)}", file=sys.stderr)
     caret = getattr(error, "caret", None)
     if caret is not None:
         print(caret(), file=sys.stderr)
 
 
 def _flush_stdout(status: int) -> int:
-    """Writes what is still to be written: what stdout does not take would else be the interpreter's complaint.
+    """Flush standard output and return the exit status, 1 if the output cannot be written.
 
-    Answers 1 when it takes no more; a reader that has gone (`| head`) is no reason for a sentence, and one is enough.
+    Without this the interpreter itself would complain at exit. A broken pipe (`| head`) is not reported, and neither
+    is a second failure.
     """
     try:
         if sys.stdout is not None:

@@ -1,4 +1,7 @@
-"""`gpu-oci-hook cdi`: CDI files made, checked, listed and resolved; a command's module is loaded when it is called."""
+"""The `gpu-oci-hook cdi` command group, which loads a command's module when that command is called.
+
+Import budget: cold.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,14 @@ from gpu_oci_hook.cli.lazy_group import LazyGroup
 
 @click.group(
     cls=LazyGroup,
-    # Command, its module in this package, the attribute there, and the line that --help shows.
+    # Command: its module in this package, the attribute there, and the line that --help shows.
     commands={
-        "generate": ("cdi_generate", "generate", "Write this machine's GPUs as a CDI file."),
-        "refresh": ("cdi_generate", "refresh", "Write CDI files anew when the machine has changed."),
-        "list": ("cdi_inspect", "list_cdi_devices", "The CDI devices of this machine, and the files they come from."),
-        "resolve": ("cdi_inspect", "resolve", "What a CDI name brings, or why it brings nothing."),
-        "validate": ("cdi_validate", "validate", "Every fault of a CDI file or a directory of them."),
+        "generate": ("cdi_generate", "generate", "Write a CDI file for this host's GPUs."),
+        "refresh": ("cdi_refresh", "refresh", "Rewrite a CDI file if the host has changed."),
+        "list": ("cdi_list", "list_cdi_devices", "List CDI devices and the files that define them."),
+        "resolve": ("cdi_resolve", "resolve", "Show the edits of a CDI device, or why it is unresolvable."),
+        "validate": ("cdi_validate", "validate", "Check CDI files and directories."),
     },
 )
 def cdi() -> None:
-    """The plan as a CDI file, and other people's files as plans."""
+    """Generate, check and inspect CDI specifications."""

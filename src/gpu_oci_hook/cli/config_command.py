@@ -12,8 +12,8 @@ from typing import Any
 
 import click
 
+from gpu_oci_hook.cli.common_options import config_option, format_option
 from gpu_oci_hook.cli.printing import format_toml, print_document, print_json, print_line, print_warning
-from gpu_oci_hook.cli.root_command import config_option, format_option
 from gpu_oci_hook.config.check import check_config_document, find_key_lines, parse_toml_document
 from gpu_oci_hook.config.keys import KEYS, USER_FILE_KEYS, Config
 from gpu_oci_hook.config.load import find_config_path, parse_config, read_config_file, read_named_config

@@ -1,7 +1,9 @@
-"""What is wrong with CDI files as lines for people: one for each cause, however many places have it.
+"""Print findings about CDI files, one line for each cause.
 
-A driver's upgrade makes fifty paths of a file wrong at once, and one field that an engine does not know is in every
-device. Programs get all of it, as JSON.
+A driver upgrade breaks fifty paths of a file at once, and a field that an engine does not know occurs in every device.
+The JSON form lists every finding.
+
+Import budget: cold.
 """
 
 from __future__ import annotations
@@ -15,28 +17,42 @@ from gpu_oci_hook.cli.printing import print_line
 _LEVEL_COLOURS = {"error": "red", "warning": "yellow", "info": None}
 
 
+def finding_to_json(finding: Finding) -> dict[str, object]:
+    """Return a finding as the JSON forms of `cdi list` and `cdi validate` have it."""
+    return {
+        "level": finding.level,
+        "line": finding.line,
+        "where": finding.where,
+        "text": finding.text,
+        "cure": finding.hint,
+    }
+
+
 def print_findings(findings: Iterable[Finding], *, prefix: str = "") -> None:
-    """Prints a line for each cause; `prefix` comes before it."""
-    for one in merge_findings_by_cause(findings):
-        print_line(f"{prefix}{one}", colour=_LEVEL_COLOURS[one.level])
+    """Print a line for each cause, each with the prefix."""
+    for finding in merge_findings_by_cause(findings):
+        print_line(f"{prefix}{finding}", colour=_LEVEL_COLOURS[finding.level])
 
 
 def merge_findings_by_cause(findings: Iterable[Finding]) -> list[Finding]:
-    """The first finding of each cause, with the number of the others; what makes a file anew is said once for it."""
-    alike: dict[tuple[str, ...], list[Finding]] = {}
-    for one in findings:
-        text = one.text.replace(one.variable_text, "", 1) if one.variable_text else one.text
-        alike.setdefault((one.file, one.level, text, one.hint), []).append(one)
-    told: set[tuple[str, str]] = set()
-    lines = []
-    for first, *others in alike.values():
+    """Return the first finding of each cause with the number of the others.
+
+    The command that rewrites a file is kept in the first finding about that file only.
+    """
+    groups: dict[tuple[str, ...], list[Finding]] = {}
+    for finding in findings:
+        text = finding.text.replace(finding.variable_text, "", 1) if finding.variable_text else finding.text
+        groups.setdefault((finding.file, finding.level, text, finding.hint), []).append(finding)
+    shown_hints: set[tuple[str, str]] = set()
+    merged = []
+    for first, *others in groups.values():
         if others:
-            what = "path" if first.variable_text else "place"
-            more = f"{len(others)} more {what}{'' if len(others) == 1 else 's'}"
-            first = first._replace(text=f"{first.text} (and {more})")
+            noun = "path" if first.variable_text else "location"
+            count = f"{len(others)} more {noun}{'' if len(others) == 1 else 's'}"
+            first = first._replace(text=f"{first.text} (and {count})")
         if first.hint.startswith(REGENERATE_HINT_PREFIX):
             key = first.file, first.hint
-            first = first._replace(hint="" if key in told else first.hint)
-            told.add(key)
-        lines.append(first)
-    return lines
+            first = first._replace(hint="" if key in shown_hints else first.hint)
+            shown_hints.add(key)
+        merged.append(first)
+    return merged

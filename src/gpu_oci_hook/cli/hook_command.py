@@ -1,4 +1,7 @@
-"""`gpu-oci-hook hook --help`: what CDI files call. The hook itself is started before click is loaded, see `cli`."""
+"""Help text of `gpu-oci-hook hook`. The package's `main` starts the hook itself before click is imported.
+
+Import budget: cold.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,12 @@ import click
 
 
 @click.command(context_settings={"ignore_unknown_options": True})
-@click.argument("words", metavar="NAME [FLAGS]...", nargs=-1)
-def hook(words: tuple[str, ...]) -> None:
-    """What CDI files call in a container, with the OCI state on standard input; not for people.
+@click.argument("arguments", metavar="NAME [FLAGS]...", nargs=-1)
+def hook(arguments: tuple[str, ...]) -> None:
+    """Internal: OCI hooks referenced by CDI files, with the OCI state on standard input. Not meant to be run by hand.
 
-    NAME is create-container in files of `cdi generate`: links, the loader, CUDA compat and conditions in one go, by
-    flags that the generator writes. In files that others generated it is one of NVIDIA's: create-symlinks,
-    update-ldcache, enable-cuda-compat, disable-device-node-modification, update-application-profile, chmod.
+    In files of `cdi generate`, NAME is create-container: one hook that makes links, updates the loader cache, sets up
+    CUDA compat libraries and checks requirements, as its flags say. In files of other generators, NAME is one of
+    NVIDIA's hooks: create-symlinks, update-ldcache, enable-cuda-compat, disable-device-node-modification,
+    update-application-profile, chmod.
     """

@@ -1,4 +1,7 @@
-"""A group of commands whose modules are loaded when they are called: `--help` need not load them all."""
+"""A click command group whose commands are imported when they are called, so that --help need not import them all.
+
+Import budget: cold.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,10 @@ import click
 
 
 class LazyGroup(click.Group):
-    """A click group that is told its commands as data.
+    """A click group whose commands are listed as data.
 
     Arguments:
-        commands: name to (module in `gpu_oci_hook.cli`, attribute there, line that --help shows), in the order shown.
+        commands: (module in `gpu_oci_hook.cli`, attribute there, line that --help shows) by name, in the order shown.
     """
 
     def __init__(self, *args: Any, commands: dict[str, tuple[str, str, str]], **keywords: Any) -> None:

@@ -1,4 +1,7 @@
-"""What `list` says of a machine beside its GPUs: features, IMEX channels, and files that the configuration adds."""
+"""Report the optional devices of a host in `list`: features, IMEX channels and the files of [[inject.extra]].
+
+Import budget: cold.
+"""
 
 from __future__ import annotations
 
@@ -11,75 +14,77 @@ from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.request.feature_requests import FEATURE_SWITCHES
 
 
-def describe_optional_devices(host: Host, driver: Host, config: Config) -> dict[str, object]:
-    """The keys "features", "imex" and "extra" of the JSON form; described by list.schema.json."""
-    numbers = read_device_majors(host)
-    found = [find_feature(host, driver, numbers, key) for _, key, _ in FEATURE_SWITCHES]
-    channels, absent = find_imex_channels(host, numbers)
+def describe_optional_devices(host: Host, driver_host: Host, config: Config) -> dict[str, object]:
+    """Build the keys "features", "imex" and "extra" of the JSON form."""
+    majors = read_device_majors(host)
+    features = [find_feature(host, driver_host, majors, key) for _, key, _ in FEATURE_SWITCHES]
+    channels, missing_channels = find_imex_channels(host, majors)
     return {
         "features": [
             {
-                "feature": one.key,
-                "there": bool(one.nodes),
-                "nodes": [node.path for node in one.nodes],
-                "files": [file.container_path for file in one.files],
-                "missing": [{"path": path, "reason": reason} for path, reason in one.absent],
+                "feature": feature.key,
+                "there": bool(feature.nodes),
+                "nodes": [node.path for node in feature.nodes],
+                "files": [file.container_path for file in feature.files],
+                "missing": _describe_missing(feature.absent),
             }
-            for one in found
+            for feature in features
         ],
-        "imex": {
-            "channels": list(channels),
-            "missing": [{"path": path, "reason": reason} for path, reason in absent],
-        },
+        "imex": {"channels": list(channels), "missing": _describe_missing(missing_channels)},
         "extra": [
-            {"path": path, "container": place, "capability": capability or None, "kind": kind, "missing": why or None}
-            for path, place, capability, kind, why in _check_user_files(host, config)
+            {
+                "path": path,
+                "container": destination,
+                "capability": capability or None,
+                "kind": kind,
+                "missing": problem or None,
+            }
+            for path, destination, capability, kind, problem in _check_user_files(host, config)
         ],
     }
 
 
+def _describe_missing(missing: list[tuple[str, str]]) -> list[dict[str, str]]:
+    return [{"path": path, "reason": reason} for path, reason in missing]
+
+
 def _check_user_files(host: Host, config: Config) -> list[tuple[str, str, str, str, str]]:
-    """Each file of [[inject.extra]]: path, place in the container, capability, kind, and why it cannot be given."""
-    return [
-        (
-            path,
-            container or path,
-            capability,
-            kind,
-            inspect_user_file(host, path, container or path, capability, kind)[2],
-        )
-        for path, container, capability, kind, _ in config.extra
-    ]
+    """List (path, path in the container, capability, kind, problem) for each file of [[inject.extra]]."""
+    checked = []
+    for path, container, capability, kind, _ in config.extra:
+        destination = container or path
+        problem = inspect_user_file(host, path, destination, capability, kind)[2]
+        checked.append((path, destination, capability, kind, problem))
+    return checked
 
 
-def print_optional_devices(host: Host, driver: Host, config: Config) -> None:
-    """The same as a table: what there is, and the variable that asks for it."""
-    numbers = read_device_majors(host)
-    print_heading("beside the GPUs")
+def print_optional_devices(host: Host, driver_host: Host, config: Config) -> None:
+    """Print the optional devices with the variable that requests each of them."""
+    majors = read_device_majors(host)
+    print_heading("optional devices")
     for variable, key, title in FEATURE_SWITCHES:
-        found = find_feature(host, driver, numbers, key)
-        there = [node.path for node in found.nodes] + [file.container_path for file in found.files]
-        lacks = [(path, reason) for path, reason in found.absent if path.startswith("/dev/")]
-        _print_optional_device(title, f"{variable}=enabled", there if found.nodes else [], lacks)
-    channels, absent = find_imex_channels(host, numbers)
-    lacks = list(absent[:4])
-    _print_optional_device(
-        "IMEX channels", "NVIDIA_IMEX_CHANNELS=…", [format_number_ranges(list(channels))] if channels else [], lacks
-    )
-    own = [
-        (capability or "always", kind, path, place, why or "there")
-        for path, place, capability, kind, why in _check_user_files(host, config)
+        feature = find_feature(host, driver_host, majors, key)
+        paths = [node.path for node in feature.nodes] + [file.container_path for file in feature.files]
+        missing = [(path, reason) for path, reason in feature.absent if path.startswith("/dev/")]
+        _print_optional_device(title, f"{variable}=enabled", paths if feature.nodes else [], missing)
+    channels, missing = find_imex_channels(host, majors)
+    numbers = [format_number_ranges(list(channels))] if channels else []
+    _print_optional_device("IMEX channels", "NVIDIA_IMEX_CHANNELS=…", numbers, missing[:4])
+    rows = [
+        (capability or "always", kind, path, destination, problem or "available")
+        for path, destination, capability, kind, problem in _check_user_files(host, config)
     ]
-    if own:
-        print_heading("files that the configuration adds ([[inject.extra]])")
-        print_table(("capability", "kind", "path", "in the container", "state"), own)
+    if rows:
+        print_heading("files added by the configuration ([[inject.extra]])")
+        print_table(("capability", "kind", "path", "path in the container", "state"), rows)
 
 
-def _print_optional_device(title: str, requested_by: str, present: list[str], missing: list[tuple[str, str]]) -> None:
-    """What is there, or what keeps it from being there, below a line that says which."""
-    print_line(f"{title} ({requested_by}): {'there' if present else 'not there'}")
+def _print_optional_device(title: str, request: str, present: list[str], missing: list[tuple[str, str]]) -> None:
+    """Print whether a device is available, then its nodes, or the reason why each of them is missing."""
+    print_line(f"{title} ({request}): {'available' if present else 'not available'}")
     if present:
         print_line(f"   {', '.join(present)}")
         return
     for path, reason in missing:
+        # The rest of the reason says what follows for a container.
         print_line(f"   {path}: {reason.partition(', so ')[0]}")

@@ -1,6 +1,6 @@
-"""A plan as lines for people: what goes in by what it is, then by its reason; no line says what another has said.
+"""Turn a plan's edits into lines for people, grouped by kind and then by reason, each fact once. No I/O.
 
-Pure: `bundle` prints it.
+Import budget: cold.
 """
 
 from __future__ import annotations
@@ -22,65 +22,89 @@ from gpu_oci_hook.model.edits import (
 from gpu_oci_hook.plan.devices import NODE_MOUNT_OPTIONS
 from gpu_oci_hook.plan.mounting import READ_ONLY_MOUNT_OPTIONS
 
-# Reason to lines, both in the order in which they come up.
+# Lines by reason, both in the order of the edits.
 LinesByReason = dict[str, list[str]]
 
 DEFAULT_MOUNT_OPTIONS = ",".join(READ_ONLY_MOUNT_OPTIONS)
-"""The mount options that a line does not repeat."""
+"""The mount options that the line of a mount leaves out."""
 
-_DEVICES, _LIBRARY_DIRECTORY, _LIBRARIES, _OTHER_FILES = (
-    "devices",
-    "directory of the libraries",
-    "libraries",
-    "programs and other files",
-)
-_GENERATED, _LINKS, _OTHER_EDITS, _REMOVED = "generated files", "links", "environment, groups and hooks", "taken out"
+_DEVICES = "devices"
+_LIBRARY_DIRECTORY = "library directory"
+_LIBRARIES = "libraries"
+_OTHER_FILES = "programs and other files"
+_GENERATED = "generated files"
+_LINKS = "links"
+_OTHER_EDITS = "environment, groups and hooks"
+_REMOVED = "removed"
 _SECTION_ORDER = (_DEVICES, _LIBRARY_DIRECTORY, _LIBRARIES, _OTHER_FILES, _GENERATED, _LINKS, _OTHER_EDITS, _REMOVED)
 
 
 def build_plan_sections(
     edits: Iterable[Edit], generated_dir: str, host_root: str = "/"
 ) -> list[tuple[str, LinesByReason]]:
-    """The edits in sections of one kind, each a title and its lines by their reason.
+    """Group edits into sections, each with a title and its lines by reason.
 
     Arguments:
-        generated_dir: the bundle's directory for files that are bind-mounted; their mounts belong to their files.
-        host_root: the host's; what lies below it is named as it is seen from there.
+        generated_dir: the bundle's directory for bind-mounted generated files. Their mounts get no line of their own.
+        host_root: paths below it are shown as seen from the host root.
     """
-    prefix = host_root.rstrip("/")
     edits = list(edits)
-    found: dict[str, LinesByReason] = {title: {} for title in _SECTION_ORDER}
-    places = {edit.destination for edit in edits if isinstance(edit, PrepareDirectory)}
-    for before, edit, after in zip([None, *edits], edits, [*edits[1:], None], strict=False):
-        rule = after if isinstance(after, AddDeviceRule) else None
-        reason, text = edit.reason, edit.describe()
-        if isinstance(edit, AddDeviceNode):
-            title, text = _DEVICES, _format_device_node(edit, rule)
-        elif isinstance(edit, AddDeviceRule):
-            if isinstance(before, AddDeviceNode) or (
-                isinstance(before, AddMount) and before.options == NODE_MOUNT_OPTIONS
-            ):
-                continue  # the node's line has it
-            title = _DEVICES
-        elif isinstance(edit, AddMount):
-            if edit.destination in places or dirname(edit.source) == generated_dir:
-                continue  # the line of the directory, or of the file, has it
-            above, name = split(edit.destination)
-            if edit.options == NODE_MOUNT_OPTIONS:
-                title, text = _DEVICES, _format_bound_node(edit, rule, prefix)
-            elif above in places:
-                origin, own = split(_to_host_path(edit.source, prefix))
-                title, text = _LIBRARIES, name if name == own else f"{name} <- {own}"
-                reason += f", from {origin}" + (f" to {above}" if len(places) > 1 else "")
-            else:
-                title, text = _OTHER_FILES, _format_mount(edit, prefix)
-        else:
-            title = _select_section(edit)
-        lines = found[title].setdefault(reason, [])
+    sections: dict[str, LinesByReason] = {title: {} for title in _SECTION_ORDER}
+    builder = _LineBuilder(edits, generated_dir, host_root.rstrip("/"))
+    for previous, edit, following in zip([None, *edits], edits, [*edits[1:], None], strict=False):
+        line = builder.build_line(edit, previous, following)
+        if line is None:
+            continue
+        title, reason, text = line
+        lines = sections[title].setdefault(reason, [])
         lines.append(text)
         if isinstance(edit, PrepareDirectory):
             lines.append(f"prepared in {edit.source}")
-    return [(title, group) for title, group in found.items() if group]
+    return [(title, group) for title, group in sections.items() if group]
+
+
+class _LineBuilder:
+    """Builds the line of each edit, knowing which edits the lines of others cover.
+
+    Arguments:
+        prefix: the host root without a final slash.
+    """
+
+    def __init__(self, edits: list[Edit], generated_dir: str, prefix: str) -> None:
+        self.generated_dir = generated_dir
+        self.prefix = prefix
+        self.prepared_directories = {edit.destination for edit in edits if isinstance(edit, PrepareDirectory)}
+
+    def build_line(self, edit: Edit, previous: Edit | None, following: Edit | None) -> tuple[str, str, str] | None:
+        """Build (section, reason, text) for an edit, or None if another edit's line covers it.
+
+        Arguments:
+            previous, following: its neighbours, since a device node and its cgroup device rule share a line.
+        """
+        rule = following if isinstance(following, AddDeviceRule) else None
+        if isinstance(edit, AddDeviceNode):
+            return _DEVICES, edit.reason, _format_device_node(edit, rule)
+        if isinstance(edit, AddDeviceRule):
+            bound_node = isinstance(previous, AddMount) and previous.options == NODE_MOUNT_OPTIONS
+            if bound_node or isinstance(previous, AddDeviceNode):
+                return None
+            return _DEVICES, edit.reason, edit.describe()
+        if isinstance(edit, AddMount):
+            return self._build_mount_line(edit, rule)
+        return _select_section(edit), edit.reason, edit.describe()
+
+    def _build_mount_line(self, edit: AddMount, rule: AddDeviceRule | None) -> tuple[str, str, str] | None:
+        if edit.destination in self.prepared_directories or dirname(edit.source) == self.generated_dir:
+            return None
+        directory, name = split(edit.destination)
+        if edit.options == NODE_MOUNT_OPTIONS:
+            return _DEVICES, edit.reason, _format_bound_node(edit, rule, self.prefix)
+        if directory in self.prepared_directories:
+            source_directory, source_name = split(_to_host_path(edit.source, self.prefix))
+            target = f" to {directory}" if len(self.prepared_directories) > 1 else ""
+            text = name if name == source_name else f"{name} <- {source_name}"
+            return _LIBRARIES, f"{edit.reason}, from {source_directory}{target}", text
+        return _OTHER_FILES, edit.reason, _format_mount(edit, self.prefix)
 
 
 def _select_section(edit: Edit) -> str:
@@ -101,12 +125,12 @@ def _format_device_node(edit: AddDeviceNode, rule: AddDeviceRule | None) -> str:
 
 
 def _to_host_path(path: str, prefix: str) -> str:
-    """A path of this process as it is seen from the host's root."""
+    """Return a path as seen from the host root."""
     return path.removeprefix(prefix) if path.startswith(f"{prefix}/") else path
 
 
 def _format_mount_source(edit: AddMount, prefix: str) -> str:
-    """A mount's source, where it is another path than its destination."""
+    """Return the mount's source if it differs from its destination, else ""."""
     source = _to_host_path(edit.source, prefix)
     return "" if source == edit.destination else f" <- {source}"
 
@@ -117,10 +141,7 @@ def _format_bound_node(edit: AddMount, rule: AddDeviceRule | None, prefix: str) 
 
 
 def _format_mount(edit: AddMount, prefix: str) -> str:
-    """A mount, its options only where they are not the usual ones."""
+    """Return destination, source and options of a mount, the last two only if they are not the defaults."""
     options = ",".join(edit.options)
-    return (
-        edit.destination
-        + _format_mount_source(edit, prefix)
-        + ("" if options == DEFAULT_MOUNT_OPTIONS else f" ({options})")
-    )
+    shown_options = "" if options == DEFAULT_MOUNT_OPTIONS else f" ({options})"
+    return edit.destination + _format_mount_source(edit, prefix) + shown_options

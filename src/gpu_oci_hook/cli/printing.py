@@ -1,4 +1,7 @@
-"""Printing: aligned columns, colour on a terminal that wants it, JSON with a name and a version."""
+"""Print text, tables and JSON to standard output, in colour on a terminal.
+
+Import budget: cold.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +21,10 @@ if TYPE_CHECKING:
 
 
 def _echo_text(text: str = "", *, err: bool = False, nl: bool = True) -> None:
-    """Prints at once.
+    """Print text and flush it.
 
     Raises:
-        Fault: the disk behind the stream is full, or the like. A reader that has gone is left to click.
+        Fault: the stream cannot be written, for example because the disk is full. A broken pipe is left to click.
     """
     try:
         click.echo(text, file=sys.stderr if err else sys.stdout, nl=nl)
@@ -29,37 +32,37 @@ def _echo_text(text: str = "", *, err: bool = False, nl: bool = True) -> None:
         raise
     except OSError as error:
         where = "standard error" if err else "standard output"
-        raise Fault(f"the answer cannot be written: {describe_os_error(error, writing=True)}", where=where) from error
+        raise Fault(f"the output cannot be written: {describe_os_error(error, writing=True)}", where=where) from error
 
 
 def print_document(text: str) -> None:
-    """A whole text of our own, as it is."""
+    """Print a text of our own unchanged."""
     _echo_text(text, nl=False)
 
 
 def print_json(schema_name: str, content: dict[str, object]) -> None:
-    """Prints a JSON document whose first key names its schema and version: "gpu-oci-hook.KIND/1"."""
+    """Print a JSON document whose first key names its schema and version: "gpu-oci-hook.NAME/1"."""
     _echo_text(json.dumps({"schema": f"gpu-oci-hook.{schema_name}/1", **content}, indent=2, ensure_ascii=True))
 
 
 def print_heading(text: str) -> None:
-    """An empty line and a heading, bold on a terminal."""
+    """Print an empty line and a heading."""
     _echo_text()
     _echo_text(_style_text(text, sys.stdout, bold=True))
 
 
 def print_line(text: str, *, colour: str | None = None, bold: bool = False) -> None:
-    """One line, whatever the text holds; coloured and bold on a terminal only."""
+    """Print exactly one line, with unprintable characters escaped."""
     _echo_text(_style_text(text, sys.stdout, colour=colour, bold=bold))
 
 
 def print_warning(text: str) -> None:
-    """A line on stderr that begins with "warning:"."""
+    """Print a line on standard error that begins with "warning:"."""
     _echo_text(_style_text(f"warning: {text}", sys.stderr, colour="yellow"), err=True)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Aligned columns, on a terminal as in a pipe: words that somebody will copy are never cut or broken."""
+    """Print aligned columns; cells are never cut or wrapped, since people copy them."""
     cells = [[make_printable(cell) for cell in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(columns, *cells, strict=True)]
     head, *body = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in [list(columns), *cells]]
@@ -69,39 +72,39 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def print_gpus(gpus: Iterable[Gpu], notes: Mapping[int, Sequence[str]] | None = None) -> None:
-    """Two lines per GPU, or three: all by which it can be asked for, and what a requirement can ask about it.
+    """Print two or three lines per GPU: every name that selects it, and what requirements can ask of it.
 
-    Architecture and brand are those of our tables; NVML knows them of every GPU.
+    Architecture and brand come from our tables, since NVML may not be available.
 
     Arguments:
-        notes: more words on a GPU, by its index, on a line of their own.
+        notes: by GPU index, more facts for a line of their own.
     """
     for gpu in gpus:
-        print_line("  ".join(word for word in (str(gpu.index), gpu.uuid, gpu.model) if word))
+        print_line("  ".join(part for part in (str(gpu.index), gpu.uuid, gpu.model) if part))
+        address = [gpu.pci] if gpu.pci else []
         node = [f"/dev/nvidia{gpu.minor}"] if gpu.minor >= 0 else []
-        arch = lookup_compute_capability(gpu.model) or "unknown to our tables"
-        brand = " or ".join(lookup_gpu_brands(gpu.model)) or "unknown to our tables"
-        own = [gpu.pci] if gpu.pci else []
-        print_line("   " + ", ".join([*own, *node, f"arch {arch}", f"brand {brand}"]))
-        more = (notes or {}).get(gpu.index, ())
-        if more:
-            print_line("   " + ", ".join(more))
+        arch = lookup_compute_capability(gpu.model) or "unknown"
+        brand = " or ".join(lookup_gpu_brands(gpu.model)) or "unknown"
+        print_line("   " + ", ".join([*address, *node, f"arch {arch}", f"brand {brand}"]))
+        gpu_notes = (notes or {}).get(gpu.index, ())
+        if gpu_notes:
+            print_line("   " + ", ".join(gpu_notes))
 
 
 def _style_text(text: str, stream: TextIO | None, *, colour: str | None = None, bold: bool = False) -> str:
-    """The text on one line, with escape sequences only if there is something to show and somebody to see it.
+    """Return the text on one line, with escape sequences only on a terminal that shows them.
 
-    NO_COLOR counts when it is not empty (no-color.org); a dumb terminal shows the sequences themselves.
+    NO_COLOR counts if it is not empty (no-color.org). A dumb terminal prints the sequences themselves.
     """
     text = make_printable(text)
-    wanted = stream is not None and stream.isatty() and not os.environ.get("NO_COLOR")
-    if not (colour or bold) or not wanted or os.environ.get("TERM") == "dumb":
+    is_terminal = stream is not None and stream.isatty() and not os.environ.get("NO_COLOR")
+    if not (colour or bold) or not is_terminal or os.environ.get("TERM") == "dumb":
         return text
     return click.style(text, fg=colour, bold=bold or None)
 
 
 def format_toml(value: object) -> str:
-    """A string, boolean, table, or list of them as TOML (whose strings are JSON's, but for DEL)."""
+    """Format a string, boolean, table or list as TOML, whose strings are JSON's except for DEL."""
     if isinstance(value, dict):
         return "{ " + ", ".join(f"{key} = {format_toml(entry)}" for key, entry in value.items()) + " }"
     if isinstance(value, tuple | list):

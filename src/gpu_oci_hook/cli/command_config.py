@@ -1,4 +1,7 @@
-"""What several commands begin with: the configuration they go by, and a memory that leaves no trace."""
+"""Load the configuration that a command works with, and the cache of commands that only look.
+
+Import budget: cold.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +17,15 @@ from gpu_oci_hook.host.root import Host
 
 
 class ReadOnlyCache(state_dir.StateCache):
-    """Remembers nothing: for looking without leaving a trace."""
+    """A state cache that is read and never written, for commands that change nothing."""
 
     __slots__ = ()
 
     def put(self, name: str, data: bytes) -> None:
-        """Leaves everything as it is."""
+        """Discard the data."""
 
     def lock(self, name: str) -> state_dir.StateLock:
-        """A lock that never needs its file: nothing will be written."""
+        """Return a lock without a file, because nothing will be written."""
         return _NullLock(name)
 
 
@@ -34,29 +37,29 @@ class _NullLock(state_dir.StateLock):
 
 
 def load_command_config(config_path: str, root: str, driver_root: str, *, warn: bool = True) -> Config:
-    """The configuration of a command: a file's or the default one's, with other roots if they are named.
+    """Load the configuration of a command and override its roots.
 
     Arguments:
-        config_path: the config file; empty for the one that holds.
-        root, driver_root: in place of the config's keys; empty keeps those.
-        warn: print what is odd about the file.
+        config_path: the config file, "" for the default one.
+        root, driver_root: values for the config keys of these names, "" to keep the configured ones.
+        warn: whether to print the warnings about the file.
 
     Raises:
-        Fault: the file or a root is not there, or the file cannot be used.
+        Fault: the file or a root is missing, or the file is invalid.
     """
     settings = load_config(config_path)
     if config_path and not settings.path:
         raise Fault("there is no such file", where=config_path)
-    for sentence in settings.warnings if warn else ():
-        print_warning(sentence)
+    for warning in settings.warnings if warn else ():
+        print_warning(warning)
     if root:
         settings.root = str(Path(root).absolute())
         if not Path(settings.root).is_dir():
             raise Fault("there is no such directory", where=settings.root)
     if driver_root:
         if not driver_root.startswith("/"):
-            cure = "Name it as it is seen from the host root"
-            raise Fault("the driver root is not an absolute path", where=driver_root, hint=cure)
+            hint = "Give its path as seen from the host root"
+            raise Fault("the driver root is not an absolute path", where=driver_root, hint=hint)
         host = Host(settings.root)
         status = host.stat_path(driver_root)
         if status is None or not stat.S_ISDIR(status.st_mode):

@@ -1,0 +1,51 @@
+"""The --bundle option and the bundle that it names.
+
+Import budget: cold.
+"""
+
+from __future__ import annotations
+
+import os
+
+import click
+
+from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.files.read_regular import read_config_json
+from gpu_oci_hook.inject.pipeline import parse_bundle_spec
+
+bundle_option = click.option(
+    "--bundle",
+    "-b",
+    metavar="PATH",
+    default=".",
+    show_default=True,
+    help="OCI bundle: the directory with config.json, or that file itself.",
+)
+
+
+class Bundle:
+    """A bundle's config.json, as bytes and as an object.
+
+    Arguments:
+        path: the bundle, or the config.json in it.
+
+    Raises:
+        Fault: config.json is missing or is not a JSON object.
+    """
+
+    def __init__(self, path: str) -> None:
+        self.directory = path
+        self.config_json_path = os.path.join(path, "config.json")
+        if os.path.isfile(path):
+            self.directory, self.config_json_path = os.path.dirname(path) or ".", path
+        data = read_config_json(self.config_json_path)
+        if data is None:
+            what = "there is no config.json in it" if os.path.isdir(path) else "there is no such directory"
+            raise Fault(what, where=path, hint="Name a bundle with --bundle DIR")
+        self.config_json_bytes = data
+        self.spec = parse_bundle_spec(data, self.config_json_path)
+
+    @property
+    def absolute_directory(self) -> str:
+        """Absolute path of the bundle directory."""
+        return os.path.abspath(self.directory)

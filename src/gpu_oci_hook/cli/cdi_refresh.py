@@ -1,0 +1,120 @@
+"""`gpu-oci-hook cdi refresh`: rewrite a CDI file when the host has changed, once or continuously.
+
+Import budget: cold.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import click
+from click.core import ParameterSource
+
+from gpu_oci_hook.cli.cdi_generate_options import (
+    OptionValues,
+    add_generate_options,
+    format_option_arguments,
+    load_recorded_options,
+    read_option_values,
+    require_nonempty,
+)
+from gpu_oci_hook.cli.cdi_recipe import build_recipe, load_recipe_config, with_rewrite_command
+from gpu_oci_hook.cli.printing import print_line, print_warning
+from gpu_oci_hook.errors import make_printable
+from gpu_oci_hook.files import state_dir
+from gpu_oci_hook.generate.refresh import DEFAULT_INTERVAL, RefreshResult, refresh_spec_file, watch_spec_file
+
+DEFAULT_SPEC_DIR = "/var/run/cdi"
+
+
+@click.command()
+@click.option(
+    "--output",
+    "path",
+    type=require_nonempty,
+    metavar="FILE",
+    help=f"Output file.  [default: {DEFAULT_SPEC_DIR}/VENDOR-CLASS.yaml]",
+)
+@click.option("--watch", is_flag=True, help="Keep running and poll for changes until terminated.")
+@click.option(
+    "--interval",
+    default=DEFAULT_INTERVAL,
+    show_default=True,
+    type=click.FloatRange(min=0.1),
+    metavar="SECONDS",
+    help="Polling interval of --watch.",
+)
+@add_generate_options
+@click.pass_context
+def refresh(context: click.Context, /, path: str | None, watch: bool, interval: float, force: bool, **_: Any) -> None:
+    """Rewrite the CDI file if the host has changed; an unchanged file is not touched.
+
+    With --output FILE, options recorded in an existing file of gpu-oci-hook are reused; options of the command line
+    override them. On a host without a driver or GPU the file is removed if gpu-oci-hook wrote it. Files of other
+    programs are never replaced without --force.
+    """
+    if path == "-":
+        raise click.BadParameter("refresh needs a file, not standard output", param_hint="'--output'")
+    if not watch and context.get_parameter_source("interval") is ParameterSource.COMMANDLINE:
+        raise click.UsageError("--interval needs --watch")
+    options = read_option_values(context)
+    explicit = {name for name in options if context.get_parameter_source(name) is ParameterSource.COMMANDLINE}
+    refresher = _Refresher(path or "", options, explicit, force=force, warn=not watch)
+    if watch:
+        watch_spec_file(refresher.refresh_once, _log_line, interval=interval)
+        return
+    result = refresher.refresh_once()
+    for warning in result.warnings:
+        print_warning(warning)
+    # A timer refreshes every minute, so this is said only when the file is written.
+    if result.unreadable_warning and result.action == "wrote":
+        print_warning(result.unreadable_warning)
+    print_line(result.message)
+
+
+class _Refresher:
+    """Refreshes one CDI file with its recorded options.
+
+    Arguments:
+        path: the file, "" for the default one of its kind.
+        options: the option values of this command line.
+        explicit: names of the options that the command line sets.
+        warn: whether to print warnings about options.
+    """
+
+    def __init__(self, path: str, options: OptionValues, explicit: set[str], *, force: bool, warn: bool) -> None:
+        self.path = path
+        self.options = options
+        self.explicit = explicit
+        self.force = force
+        self.warn = warn
+        # Kept between polls: the file is removed with the driver and must come back with the same options.
+        self.recorded: OptionValues = {}
+
+    def refresh_once(self) -> RefreshResult:
+        """Rewrite or remove the file if the host has changed."""
+        warnings: list[str] = []
+        if self.path:
+            recorded, warning = load_recorded_options(self.path, self.explicit)
+            warnings += [warning] if warning else []
+            self.recorded = recorded or self.recorded
+        options = {**self.options, **self.recorded}
+        settings = load_recipe_config(options, warn=False)
+        recipe = build_recipe(self.path, options, warn=self.warn)
+        kind = recipe.options.build_cdi_kind(settings)
+        path = self.path or f"{DEFAULT_SPEC_DIR}/{kind.replace('/', '-')}.{recipe.output_format}"
+        recipe = with_rewrite_command(recipe, path, options)
+        result = refresh_spec_file(path, recipe, settings, state_dir.StateCache(), force=self.force)
+        message = result.message
+        if self.recorded and result.action in ("wrote", "removed"):
+            message += f" (with its recorded options {' '.join(format_option_arguments(self.recorded))})"
+        return replace(result, message=message, warnings=(*settings.warnings, *warnings, *result.warnings))
+
+
+def _log_line(text: str) -> None:
+    """Print a line of the watch's log; a closed standard error does not stop the watch."""
+    try:
+        click.echo(make_printable(text), err=True)
+    except OSError:
+        pass

@@ -1,0 +1,114 @@
+"""Build the JSON form of `explain`, which explain.schema.json describes.
+
+Import budget: cold.
+"""
+
+from __future__ import annotations
+
+from gpu_oci_hook.cli.bundle import Bundle
+from gpu_oci_hook.cli.explain_facts import MIG_NOT_REQUESTED, detect_host_platform, list_mig_devices, list_withheld
+from gpu_oci_hook.config.keys import Config
+from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.model.mig import MigDevice
+from gpu_oci_hook.model.outcome import Outcome
+from gpu_oci_hook.model.request import Request
+from gpu_oci_hook.request.read import read_request
+
+
+def build_explanation(bundle: Bundle, outcome: Outcome, settings: Config, warnings: list[str]) -> dict[str, object]:
+    """Build the explanation of a container that starts."""
+    return {
+        "bundle": bundle.absolute_directory,
+        "config": settings.path or None,
+        "state": outcome.plan.state,
+        "reason": outcome.request.origin,
+        "platform": _describe_platform(settings),
+        "driver": (outcome.inventory.version or None) if outcome.inventory else None,
+        "request": _describe_request(outcome.request),
+        "gpus": _describe_gpus(outcome, list_mig_devices(outcome, settings)),
+        "cdi": [{"name": name, "file": file, "reason": origin} for name, file, origin in outcome.cdi_devices],
+        "edits": [
+            {"kind": edit.kind, "reason": edit.reason, "text": edit.describe(), **edit.to_data()}
+            for edit in outcome.plan.edits
+        ],
+        "withheld": [
+            {"kind": kind, "name": name, "reason": reason} for kind, name, reason in list_withheld(outcome, settings)
+        ],
+        "warnings": warnings,
+    }
+
+
+def build_refusal(bundle: Bundle, settings: Config, fault: Fault) -> dict[str, object]:
+    """Build the explanation of a container that does not start.
+
+    The request is left out if the request itself is invalid.
+    """
+    try:
+        request: Request | None = read_request(bundle.spec, settings)
+    except Fault:
+        request = None
+    return {
+        "bundle": bundle.absolute_directory,
+        "config": settings.path or None,
+        "state": "refused",
+        "reason": str(fault),
+        "platform": _describe_platform(settings),
+        "driver": None,
+        "request": _describe_request(request) if request else None,
+        "gpus": [],
+        "cdi": [],
+        "edits": [],
+        "withheld": [],
+        "warnings": request.warnings if request else [],
+    }
+
+
+def _describe_platform(settings: Config) -> dict[str, object]:
+    kind, evidence = detect_host_platform(settings)
+    return {"name": kind, "evidence": list(evidence)}
+
+
+def _describe_gpus(outcome: Outcome, mig_devices: list[tuple[MigDevice, str]]) -> list[dict[str, object]]:
+    origins = {gpu.index: origin for gpu, origin in outcome.chosen_gpus}
+    return [
+        {
+            "index": gpu.index,
+            "uuid": gpu.uuid,
+            "pci": gpu.pci,
+            "minor": gpu.minor if gpu.minor >= 0 else None,
+            "model": gpu.model,
+            "given": gpu.index in origins,
+            "reason": origins.get(gpu.index, "this GPU was not requested"),
+            "mig": [
+                {
+                    "index": device.name,
+                    "gi": device.gi,
+                    "ci": device.ci,
+                    "uuid": device.uuid or None,
+                    "given": bool(origin),
+                    "reason": origin or MIG_NOT_REQUESTED,
+                }
+                for device, origin in mig_devices
+                if device.gpu.index == gpu.index
+            ],
+        }
+        for gpu in outcome.gpus
+    ]
+
+
+def _describe_request(request: Request) -> dict[str, object]:
+    return {
+        "driver": request.needs_driver,
+        "origin": request.origin,
+        "devices": [{"word": device.selector, "origin": device.origin} for device in request.device_requests],
+        "cdi": [{"word": device.selector, "origin": device.origin} for device in request.cdi_devices],
+        "capabilities": list(request.capabilities),
+        "capabilities_origin": request.capabilities_origin,
+        "requirements": [{"variable": name, "expression": text} for name, text in request.requirements],
+        "requirements_off": request.requirements_disabled_by,
+        "channels": [{"word": channel.selector, "origin": channel.origin} for channel in request.imex_channels],
+        "features": [{"feature": feature.key, "origin": feature.origin} for feature in request.features],
+        "management": request.management_origin or None,
+        "privileged": not request.unprivileged_reason,
+        "legacy": request.is_legacy_image,
+    }

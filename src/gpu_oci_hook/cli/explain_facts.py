@@ -1,0 +1,81 @@
+"""Collect what `explain` reports in addition to the plan's edits: platform, MIG devices, withheld items and warnings.
+
+Import budget: cold.
+"""
+
+from __future__ import annotations
+
+import os
+
+from gpu_oci_hook.cli.bundle import Bundle
+from gpu_oci_hook.cli.command_config import ReadOnlyCache
+from gpu_oci_hook.config.keys import Config
+from gpu_oci_hook.container.lint import find_misspelt_variables, lint_image
+from gpu_oci_hook.formats.oci import get_list, get_member
+from gpu_oci_hook.host.gpus import read_gpus
+from gpu_oci_hook.host.platforms.detect import detect_platform
+from gpu_oci_hook.host.root import Host
+from gpu_oci_hook.inject.gather import gather_mig_devices
+from gpu_oci_hook.model.edits import AddMount
+from gpu_oci_hook.model.mig import MigDevice
+from gpu_oci_hook.model.outcome import Outcome
+
+MIG_NOT_REQUESTED = "this MIG device was not requested"
+
+
+def detect_host_platform(settings: Config) -> tuple[str, tuple[str, ...]]:
+    """Return the kind of host and the evidence for it."""
+    host = Host(settings.root)
+    return detect_platform(host, read_gpus(host)[0], settings.platform)
+
+
+def list_mig_devices(outcome: Outcome, settings: Config) -> list[tuple[MigDevice, str]]:
+    """List every MIG device of the host with the origin of the request for it, "" if it is not injected.
+
+    A container start reads only the MIG devices that it injects. NVML is not queried.
+    """
+    if outcome.inventory is None:
+        return []
+    mig_devices = outcome.mig_devices or gather_mig_devices(
+        outcome, Host(settings.root), settings, outcome.inventory.version, ReadOnlyCache()
+    )
+    origins = {(device.gpu.index, device.gi, device.ci): origin for device, origin in outcome.chosen_mig_devices}
+    # The right to configure or monitor MIG opens every MIG device of the injected GPUs.
+    all_devices_origin = next((origin for _, origin in outcome.request.mig_rights), outcome.request.management_origin)
+    chosen = {gpu.index for gpu, _ in outcome.chosen_gpus}
+    return [
+        (device, origins.get((gpu.index, device.gi, device.ci), all_devices_origin if gpu.index in chosen else ""))
+        for gpu in outcome.gpus
+        for device in mig_devices.list_for_gpu(gpu)
+    ]
+
+
+def list_withheld(outcome: Outcome, settings: Config) -> list[tuple[str, str, str]]:
+    """List (kind, name, reason) of everything that is not injected, the request's own entries first."""
+    withheld = [("request", name, reason) for name, reason in outcome.request.withheld]
+    withheld += [(item.kind, item.name, item.reason) for item in outcome.plan.withheld]
+    if outcome.plan.state == "inject":
+        withheld += [
+            ("device", f"MIG device {device.name} ({device.uuid or device.old_name})", MIG_NOT_REQUESTED)
+            for device, origin in list_mig_devices(outcome, settings)
+            if not origin
+        ]
+    return list(dict.fromkeys(withheld))
+
+
+def collect_warnings(bundle: Bundle, outcome: Outcome) -> list[str]:
+    """Return the plan's warnings and those that only a check of the image finds."""
+    warnings = [*outcome.plan.warnings, *find_misspelt_variables(outcome.request.environment)]
+    if outcome.rootfs is None or outcome.image is None or outcome.inventory is None:
+        return warnings
+    sources = {edit.source for edit in outcome.plan.edits if isinstance(edit, AddMount)}
+    files = [file for file in outcome.inventory.files if file.source in sources]
+    destinations = (get_member(mount, "destination") for mount in get_list(bundle.spec, "mounts"))
+    mounted = [destination for destination in destinations if isinstance(destination, str)]
+    warnings += lint_image(outcome.rootfs, outcome.image, files, outcome.request.environment, mounted)
+    if not outcome.image.writable and os.geteuid() != 0:
+        warnings.append(
+            "this user cannot write to the root file system, so the plan is the one for a read-only root; "
+            "run explain as the user that the engine runs as"
+        )
+    return warnings
