@@ -9,7 +9,7 @@ import pytest
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.host.driver import catalogue
 
-PLACES = "[places]\ncaches=[]\nlibraries=[]\nsubdirectories=[]\nbinaries=[]\nfirmware=[]\n"
+SEARCH_PATHS = "[search-paths]\ncaches=[]\nlibraries=[]\nsubdirectories=[]\nbinaries=[]\nfirmware=[]\n"
 
 
 def test_the_catalogue_of_ours_is_right() -> None:
@@ -35,20 +35,23 @@ def test_a_required_library_belongs_to_the_capability_that_requires_it(capabilit
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("[[library]", "is no TOML"),
-        ("\x00", "is no TOML"),
-        ("", "places.caches: it is missing"),
+        ("[[library]", "is not valid TOML"),
+        ("\x00", "is not valid TOML"),
+        ("", "search-paths.caches: it is missing"),
         ("[[gizmo]]\n", "gizmo"),
-        ("library = 3\n", "is none of"),
-        ("library = [3]\n", "it is no table"),
+        ("library = 3\n", "is not one of library"),
+        ("library = [3]\n", "it is not a table"),
         ('[[library]]\ncapability="compute"\n', 'library 1: key "names" is missing'),
-        ('[[library]]\ncapability="computing"\nnames=[]\n', '"computing" is no capability'),
-        ('[[library]]\ncapability="compute"\nnames=["x.so"]\ncolour="red"\n', 'key "colour" means nothing'),
-        ('[[library]]\ncapability="compute"\nnames="x.so"\n', "no list of texts"),
-        ('[[library]]\ncapability=7\nnames=["x.so"]\n', "no text"),
+        ('[[library]]\ncapability="computing"\nnames=[]\n', '"computing" is not a capability'),
+        (
+            '[[library]]\ncapability="compute"\nnames=["x.so"]\ncolour="red"\n',
+            'unknown key "colour"; expected one of capability, links, names',
+        ),
+        ('[[library]]\ncapability="compute"\nnames="x.so"\n', "not a list of strings"),
+        ('[[library]]\ncapability=7\nnames=["x.so"]\n', "not a string"),
         ('[[library]]\ncapability=""\nnames=["x.so", "x.so"]\n', "x.so is listed twice"),
-        ("places = 4\n", "it is no table"),
-        ("[places]\ncaches=[1]\n", "places.caches: it is no list"),
+        ("search-paths = 4\n", "it is not a table"),
+        ("[search-paths]\ncaches=[1]\n", "search-paths.caches: it is not a list"),
     ],
 )
 def test_a_mistake_is_named_with_its_place(tmp_path: Path, text: str, words: str) -> None:
@@ -65,9 +68,9 @@ def test_a_missing_catalogue_is_a_sentence(tmp_path: Path) -> None:
         catalogue.load_catalogue(str(tmp_path / "nothing"))
 
 
-def test_the_least_catalogue_is_places_alone(tmp_path: Path) -> None:
+def test_the_least_catalogue_is_search_paths_alone(tmp_path: Path) -> None:
     path = tmp_path / "catalogue.toml"
-    path.write_text(PLACES)
+    path.write_text(SEARCH_PATHS)
     assert catalogue.load_catalogue(str(path)).entries == []
 
 

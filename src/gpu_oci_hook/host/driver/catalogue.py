@@ -1,6 +1,9 @@
-"""The catalogue of driver files (`catalogue.toml`) as objects: what belongs to which capability.
+"""Load the catalogue of driver files (`catalogue.toml`): which file belongs to which capability.
 
-Cost rule: cold; only when the driver's files are searched anew.
+What invalidates the parsed copy in __pycache__: another version of gpu-oci-hook or of Python, or another size or mtime
+of the TOML file.
+
+Import budget: cold.
 """
 
 from __future__ import annotations
@@ -25,15 +28,17 @@ _TABLE_KEYS = {
     "firmware": ({"capability", "names", "container"}, set[str]()),
     "config": ({"capability", "paths", "container"}, set[str]()),
 }
+_SEARCH_PATHS_TABLE = "search-paths"
 _SEARCH_PATH_KEYS = ("caches", "libraries", "subdirectories", "binaries", "firmware")
 
 
 class CatalogueEntry:
-    """One table of the catalogue; what its kind does not have is empty.
+    """One table of the catalogue; a key that its kind does not have is empty.
 
     Arguments:
         kind: the table's name: "library", "binary", "socket", "directory", "firmware", "config".
-        texts: its strings. lists: its lists.
+        texts: its keys with a string.
+        lists: its keys with a list of strings.
     """
 
     __slots__ = ("capability", "container", "kind", "links", "names", "opens", "paths", "required", "variable")
@@ -51,13 +56,14 @@ class CatalogueEntry:
 
 
 class Catalogue:
-    """All of it.
+    """The whole catalogue.
 
     Attributes:
-        libraries: stem ("libcuda.so") to its entry. withheld: stem to the reason.
+        libraries: stem ("libcuda.so") to its entry.
+        withheld: stem to the reason why the library is never mounted.
         entries: all other entries, in the file's order.
-        search_paths: "caches", "libraries", "subdirectories", "binaries", "firmware" to paths, in their order.
-        required_libraries: (capability, SONAME) of all that a capability cannot do without.
+        search_paths: "caches", "libraries", "subdirectories", "binaries", "firmware" to paths, in search order.
+        required_libraries: (capability, SONAME) of each library without which its capability cannot work.
     """
 
     __slots__ = ("entries", "libraries", "required_libraries", "search_paths", "withheld")
@@ -70,21 +76,21 @@ class Catalogue:
         self.required_libraries: list[tuple[str, str]] = []
 
     def entries_of_kind(self, kind: str) -> list[CatalogueEntry]:
-        """The entries of one kind, in the file's order."""
+        """Return the entries of one kind, in the file's order."""
         return [entry for entry in self.entries if entry.kind == kind]
 
 
 def library_stem(name: str) -> str:
-    """A library's name up to and including ".so", without a version; all of it when there is no ".so"."""
-    at = name.find(".so.")
-    return name if at < 0 else name[: at + 3]
+    """Return a library's name without the version after ".so"; the whole name when there is none."""
+    suffix_start = name.find(".so.")
+    return name if suffix_start < 0 else name[: suffix_start + 3]
 
 
 def load_catalogue(path: str = CATALOGUE_PATH) -> Catalogue:
-    """The catalogue in a file.
+    """Load the catalogue from a file.
 
     Raises:
-        Fault: it cannot be read, is no TOML, or has a table or key that means nothing.
+        Fault: it cannot be read, is not valid TOML, or has an unknown table or key or a wrong value.
     """
     try:
         return _build_catalogue(_load_document(path))
@@ -93,67 +99,88 @@ def load_catalogue(path: str = CATALOGUE_PATH) -> Catalogue:
 
 
 def _load_document(path: str) -> dict[str, object]:
-    """The file's tables; kept beside it as the interpreter keeps its compiled modules, since parsing takes 4 ms."""
+    """Return the file's tables, from the parsed copy while it is valid: parsing takes 4 ms."""
     try:
         status = os.stat(path)
-        stamp = (VERSION, sys.hexversion, status.st_size, status.st_mtime_ns)
     except OSError as error:
-        raise Fault(f"the catalogue of driver files cannot be read: {describe_os_error(error)}", where=path) from None
-    head, name = os.path.split(path)
-    compiled = f"{head}/__pycache__/{name}.{sys.implementation.cache_tag}.data"
-    try:
-        with open(compiled, "rb") as file:
-            known, data = marshal.load(file)  # noqa: S302 - who can write here can write our code
-        if known == stamp and isinstance(data, dict):
-            return data
-    except (OSError, ValueError, TypeError, EOFError):
-        pass
-    import tomllib
+        raise _make_read_fault(path, error) from None
+    stamp = (VERSION, sys.hexversion, status.st_size, status.st_mtime_ns)
+    directory, name = os.path.split(path)
+    copy_path = f"{directory}/__pycache__/{name}.{sys.implementation.cache_tag}.data"
+    tables = _read_parsed_copy(copy_path, stamp)
+    if tables is not None:
+        return tables
+    import tomllib  # expensive to import, and not needed while the parsed copy is valid
 
     try:
         with open(path, "rb") as file:
-            data = tomllib.load(file)
+            tables = tomllib.load(file)
     except OSError as error:
-        raise Fault(f"the catalogue of driver files cannot be read: {describe_os_error(error)}", where=path) from None
+        raise _make_read_fault(path, error) from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise Fault(f"the catalogue of driver files is no TOML: {error}", where=path) from None
-    fresh = f"{compiled}.{os.getpid()}"
+        raise Fault(f"the catalogue of driver files is not valid TOML: {error}", where=path) from None
+    _write_parsed_copy(copy_path, stamp, tables)
+    return tables
+
+
+def _make_read_fault(path: str, error: OSError) -> Fault:
+    return Fault(f"the catalogue of driver files cannot be read: {describe_os_error(error)}", where=path)
+
+
+def _read_parsed_copy(copy_path: str, stamp: tuple[object, ...]) -> dict[str, object] | None:
+    """Return the tables in a parsed copy; None when it is missing, damaged, or has another stamp."""
     try:
-        with open(fresh, "xb") as file:
-            marshal.dump((stamp, data), file)
-        os.replace(fresh, compiled)
-    except (OSError, ValueError):  # a value that marshal cannot say (a date) means nothing to us either
+        with open(copy_path, "rb") as file:
+            copy_stamp, tables = marshal.load(file)  # noqa: S302 - a user who can write here can write our code
+    except (OSError, ValueError, TypeError, EOFError):
+        return None
+    return tables if copy_stamp == stamp and isinstance(tables, dict) else None
+
+
+def _write_parsed_copy(copy_path: str, stamp: tuple[object, ...], tables: dict[str, object]) -> None:
+    """Write the parsed copy; a failure only costs the parsing next time."""
+    temporary_path = f"{copy_path}.{os.getpid()}"
+    try:
+        with open(temporary_path, "xb") as file:
+            marshal.dump((stamp, tables), file)  # type: ignore[arg-type]
+        os.replace(temporary_path, copy_path)
+    except (OSError, ValueError):  # ValueError: a value that marshal cannot write (a date) and no table may have
         try:
-            os.unlink(fresh)
+            os.unlink(temporary_path)
         except OSError:
             pass
-    return data
 
 
-def _build_catalogue(data: dict[str, object]) -> Catalogue:
+def _build_catalogue(document: dict[str, object]) -> Catalogue:
     catalogue = Catalogue()
-    for kind, tables in data.items():
-        if kind == "places":
+    for kind, tables in document.items():
+        if kind == _SEARCH_PATHS_TABLE:
             catalogue.search_paths = {
-                key: _require_text_list(value, f"places.{key}") for key, value in _require_table(tables, kind).items()
+                key: _require_text_list(value, f"{kind}.{key}") for key, value in _require_table(tables, kind).items()
             }
             continue
         if kind not in _TABLE_KEYS or not isinstance(tables, list):
-            raise Fault(f"[[{kind}]] is none of {', '.join(_TABLE_KEYS)}", where=kind)
+            raise Fault(f"[[{kind}]] is not one of {', '.join(_TABLE_KEYS)}", where=kind)
         for number, table in enumerate(tables):
             _add_table(catalogue, kind, _require_table(table, kind), f"{kind} {number + 1}")
-    for name in _SEARCH_PATH_KEYS:
-        if name not in catalogue.search_paths:
-            raise Fault("it is missing", where=f"places.{name}")
+    for key in _SEARCH_PATH_KEYS:
+        if key not in catalogue.search_paths:
+            raise Fault("it is missing", where=f"{_SEARCH_PATHS_TABLE}.{key}")
     return catalogue
 
 
 def _add_table(catalogue: Catalogue, kind: str, table: dict[str, object], where: str) -> None:
-    needed, optional = _TABLE_KEYS[kind]
+    """Add one table to the catalogue.
+
+    Arguments:
+        where: the table, for people: "library 3".
+    """
+    required, optional = _TABLE_KEYS[kind]
     for key in table:
-        if key not in needed and key not in optional:
-            raise Fault(f'key "{key}" means nothing here', where=where)
-    for key in sorted(needed):
+        if key not in required and key not in optional:
+            expected = ", ".join(sorted(required | optional))
+            raise Fault(f'unknown key "{key}"; expected one of {expected}', where=where)
+    for key in sorted(required):
         if key not in table:
             raise Fault(f'key "{key}" is missing', where=where)
     texts = {key: _require_text(value, f"{where}, {key}") for key, value in table.items() if key in _TEXT_KEYS}
@@ -163,7 +190,8 @@ def _add_table(catalogue: Catalogue, kind: str, table: dict[str, object], where:
         return
     entry = CatalogueEntry(kind, texts, lists)
     if entry.capability not in CATALOGUE_CAPABILITIES:
-        raise Fault(f'"{entry.capability}" is no capability', where=where)
+        expected = ", ".join(f'"{capability}"' for capability in CATALOGUE_CAPABILITIES)
+        raise Fault(f'"{entry.capability}" is not a capability; expected one of {expected}', where=where)
     if kind != "library":
         catalogue.entries.append(entry)
         return
@@ -177,17 +205,17 @@ def _add_table(catalogue: Catalogue, kind: str, table: dict[str, object], where:
 
 def _require_table(value: object, where: str) -> dict[str, object]:
     if not isinstance(value, dict):
-        raise Fault("it is no table", where=where)
+        raise Fault("it is not a table", where=where)
     return value
 
 
 def _require_text(value: object, where: str) -> str:
     if not isinstance(value, str):
-        raise Fault("it is no text", where=where)
+        raise Fault("it is not a string", where=where)
     return value
 
 
 def _require_text_list(value: object, where: str) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-        raise Fault("it is no list of texts", where=where)
+        raise Fault("it is not a list of strings", where=where)
     return tuple(value)
