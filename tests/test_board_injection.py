@@ -206,7 +206,7 @@ def test_the_images_newer_libcuda_is_not_weighed_where_no_version_is_known(wsl: 
 
 def test_a_forced_desktop_finds_no_gpu_on_windows(wsl: Path, tmp_path: Path) -> None:
     text = refused(bundle(tmp_path / "b", spec(ALL)), settings(wsl, platform="desktop"))
-    assert "this machine has no NVIDIA GPU to give" in text
+    assert "this machine has no NVIDIA GPU for containers" in text
 
 
 def test_a_forced_windows_without_its_node_is_refused(tmp_path: Path) -> None:

@@ -11,16 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.container import rootfs_edits, spec_edits
 from gpu_oci_hook.files.rootfs import Rootfs
 from gpu_oci_hook.model.edits import Plan
-from gpu_oci_hook.model.machine import Gpu
-from gpu_oci_hook.model.plan_input import PlanInput
 from gpu_oci_hook.plan import build
 from support.e2e import machine
 from support.e2e.engines import ByHand, Place, Request
 from support.e2e.requirements import need
+from support.plan_input import facts
 
 SHOW = "cat /proc/version; echo x >> /proc/version || echo closed; grep -c ' /proc/version ' /proc/self/mountinfo"
 
@@ -47,17 +45,16 @@ def test_the_container_sees_our_parameters_and_cannot_change_them(
         spec["linux"]["namespaces"].append({"type": "user"})
         whole = [{"containerID": 0, "hostID": 0, "size": 65536}]
         spec["linux"] |= {"uidMappings": whole, "gidMappings": whole}
-    facts = PlanInput()
-    facts.spec, facts.config, facts.process_in_user_namespace, facts.has_mount_program = spec, Config(), False, True
-    gpu = Gpu(index=0, uuid="GPU-0", pci="0000:01:00.0", minor=0, model="A")
-    facts.gpus, facts.chosen_gpus = [gpu], []
-    facts.driver_params = b"A: 1\nModifyDeviceFiles: 1\n"
-    facts.rootfs_path, facts.generated_dir = f"{bundle}/rootfs", f"{bundle}/params-test"
+    made = facts("none", spec=spec)
+    container = made.container
+    container.spec = spec
+    container.driver_params = b"A: 1\nModifyDeviceFiles: 1\n"
+    container.rootfs_path, container.generated_dir = f"{bundle}/rootfs", f"{bundle}/params-test"
     plan = Plan()
-    build._mask_driver_params(facts, plan)
+    build._mask_driver_params(made, plan)
     assert [edit.kind for edit in plan.edits] == ["file", "hook"]
-    with Rootfs(facts.rootfs_path) as rootfs:
-        rootfs_edits.apply_to_rootfs(rootfs, plan.edits, facts.generated_dir)
+    with Rootfs(container.rootfs_path) as rootfs:
+        rootfs_edits.apply_to_rootfs(rootfs, plan.edits, container.generated_dir)
     spec_edits.apply_to_spec(spec, plan.edits)
     (bundle / "config.json").write_text(json.dumps(spec))
     done = hand.start_bundle(bundle).check()

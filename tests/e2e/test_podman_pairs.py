@@ -26,8 +26,6 @@ from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.inject import cdi_devices
-from gpu_oci_hook.model.edits import Plan
-from gpu_oci_hook.model.outcome import Outcome
 from gpu_oci_hook.model.request import DeviceRequest, Request
 from support.e2e import machine
 from support.e2e.podman_pairs import DIFFERENCES, HAND, Pair, generated
@@ -128,10 +126,9 @@ class Podman:
         made = self.plain(pair.options)
         request = Request()
         request.cdi_devices = tuple(DeviceRequest(name, "the test", name) for name in pair.ask)
-        outcome = Outcome(request, Plan())
         config = Config(spec_dirs=tuple(str(path) for path in self.directories.values()))
         try:
-            planned, _ = cdi_devices.translate_cdi_devices(outcome, made, config, Host("/"), state_dir.StateCache())
+            planned = cdi_devices.translate_cdi_devices(request, made, config, Host("/"), state_dir.StateCache()).edits
         except Fault as fault:
             return None, str(fault)
         spec_edits.apply_to_spec(made, planned)

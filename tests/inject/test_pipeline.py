@@ -414,20 +414,20 @@ def no_files(root: Path) -> None:
 def test_a_root_that_is_not_there_is_named_and_nothing_else(own: Path, tmp_path: Path) -> None:
     made = bundle(tmp_path / "bundle", spec(GPU0))
     wrong = settings(tmp_path / "none")
-    assert f": [host] root = {tmp_path}/none is no directory. Name" in refused(made, wrong)
+    assert f": [host] root = {tmp_path}/none is not a directory. Name" in refused(made, wrong)
     wrong = settings(own, driver_root="/run/nvidia/none")
-    assert refused(made, wrong).startswith(f"[host] driver-root = /run/nvidia/none is no directory below {own}")
+    assert refused(made, wrong).startswith(f"[host] driver-root = /run/nvidia/none is not a directory below {own}")
     (warning,) = prepared(made, settings(tmp_path / "none", missing_gpu="warn")).plan.warnings
-    assert warning == f"[host] root = {tmp_path}/none is no directory; the container starts without a GPU"
+    assert warning == f"[host] root = {tmp_path}/none is not a directory; the container starts without a GPU"
 
 
 def test_no_gpu_names_the_configuration_that_counted(own: Path, tmp_path: Path) -> None:
     no_gpu(own)
     made = bundle(tmp_path / "bundle", spec(GPU0))
-    assert "to give (by the default configuration): " in refused(made, settings(own))
+    assert "for containers (default configuration): " in refused(made, settings(own))
     named = settings(own)
     named.path = "/somewhere/config.toml"
-    assert "to give (by /somewhere/config.toml): " in refused(made, named)
+    assert "for containers (configuration /somewhere/config.toml): " in refused(made, named)
 
 
 @pytest.mark.parametrize(
@@ -442,7 +442,7 @@ def test_a_machine_without_a_gpu(spoil: Any, said: tuple[str, ...], own: Path, t
     spoil(own)
     made = bundle(tmp_path / "bundle", spec(GPU0))
     text = refused(made, settings(own))
-    for part in (*said, "this machine has no NVIDIA GPU to give", "missing-gpu"):
+    for part in (*said, "this machine has no NVIDIA GPU for containers", "missing-gpu"):
         assert part in text
     before = look(made)
     inject(made, settings(own, missing_gpu="warn"))

@@ -247,7 +247,7 @@ def test_32_bit_libraries_go_in_with_compat32_alone_and_to_a_directory_of_their_
 @pytest.mark.parametrize("prefix", ["/usr/local/nvidia", "/run/gpu-oci-hook"])
 def test_32_bit_libraries_never_fall_together_with_those_of_64_bit(prefix: str) -> None:
     made = facts("0", "all", spec={"mounts": [{"destination": "/run", "type": "tmpfs"}]})
-    made.image.writable = prefix.startswith("/usr")
+    made.container.image.writable = prefix.startswith("/usr")
     places = [edit.destination for edit in of(build.build_plan(made), AddMount)]
     assert len(places) == len(set(places))
     name = f"libcuda.so.{VERSION}"
@@ -379,7 +379,7 @@ def test_a_choice_of_mounts_makes_no_directory_that_stays() -> None:
     path = f"{OWN}/libcuda.so.1"
     made = plan(spec={"mounts": [{"destination": path, "type": "bind", "source": "/home/me/libcuda"}]})
     (directory,) = of(made, PrepareDirectory)
-    assert directory.source.startswith(f"{facts().generated_dir}/libraries-")
+    assert directory.source.startswith(f"{facts().container.generated_dir}/libraries-")
 
 
 def test_the_users_own_mount_on_a_programs_place_wins_and_is_said() -> None:
@@ -497,7 +497,7 @@ PARAMS = b"EnableMSI: 1\nModifyDeviceFiles: 1\nDeviceFileUID: 0\n"
 
 def hidden(asked: str, params: bytes | None = PARAMS, *, program: bool = True, **more: Any) -> Plan:
     made = facts(asked, **{"spec": {"mounts": [PROC]}, **more})
-    made.driver_params, made.has_mount_program = params, program
+    made.container.driver_params, made.container.has_mount_program = params, program
     return build.build_plan(made)
 
 

@@ -11,7 +11,7 @@ from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.container.image import Image
 from gpu_oci_hook.model.machine import DeviceNode, DriverFile, Gpu, Inventory
 from gpu_oci_hook.model.optional_devices import OptionalItems
-from gpu_oci_hook.model.plan_input import PlanInput
+from gpu_oci_hook.model.plan_input import ContainerFacts, PlanInput
 from gpu_oci_hook.request import selectors
 from gpu_oci_hook.request.read import read_request
 
@@ -139,32 +139,39 @@ def facts(
     **config: object,
 ) -> PlanInput:
     """A machine with two GPUs and every kind of file; the container asks for `asked`."""
-    made = PlanInput()
     words = [f"NVIDIA_VISIBLE_DEVICES={asked}", *env]
     if capabilities:
         words.append(f"NVIDIA_DRIVER_CAPABILITIES={capabilities}")
-    made.spec = {
+    config_json = {
         "mounts": [],
         "linux": {"namespaces": [{"type": "mount"}], "resources": {"devices": [{"allow": False, "access": "rwm"}]}},
         **(spec or {}),
+        "process": {"env": words},
     }
-    made.spec["process"] = {"env": words}
-    made.config = Config(**config)
-    made.request = read_request(made.spec, made.config)
-    made.inventory = Inventory(version=VERSION, library_version=VERSION, files=FILES)
-    made.gpus = [gpu(0), gpu(1)]
-    made.chosen_gpus = selectors.resolve_gpus(made.request.device_requests, made.gpus)
-    made.control_nodes = list(CONTROL)
-    made.gpu_nodes = {one.minor: node(f"/dev/nvidia{one.minor}", 195, one.minor) for one, _ in made.chosen_gpus}
-    made.absent_control_nodes = []
-    made.image = image or Image(library_dir=OWN, library_dir32="/usr/lib/i386-linux-gnu")
-    made.rootfs_reader = target or Target()
-    made.rootfs_path = "/b/rootfs"
-    made.generated_dir = "/b/gpu-oci-hook"
-    made.shared_dir = "/state"
-    made.process_in_user_namespace = inside
-    made.driver_params = None
-    made.has_mount_program = True
-    made.datacenter_only = True
-    made.optional_items = OptionalItems()
-    return made
+    settings = Config(**config)
+    request = read_request(config_json, settings)
+    gpus = [gpu(0), gpu(1)]
+    chosen_gpus = selectors.resolve_gpus(request.device_requests, gpus)
+    return PlanInput(
+        request=request,
+        config=settings,
+        inventory=Inventory(version=VERSION, library_version=VERSION, files=FILES),
+        gpus=gpus,
+        chosen_gpus=chosen_gpus,
+        control_nodes=list(CONTROL),
+        absent_control_nodes=[],
+        gpu_nodes={one.minor: node(f"/dev/nvidia{one.minor}", 195, one.minor) for one, _ in chosen_gpus},
+        optional_items=OptionalItems(),
+        container=ContainerFacts(
+            spec=config_json,
+            image=image or Image(library_dir=OWN, library_dir32="/usr/lib/i386-linux-gnu"),
+            rootfs_reader=target or Target(),
+            rootfs_path="/b/rootfs",
+            generated_dir="/b/gpu-oci-hook",
+            shared_dir="/state",
+            process_in_user_namespace=inside,
+            driver_params=None,
+            has_mount_program=True,
+            datacenter_only=True,
+        ),
+    )

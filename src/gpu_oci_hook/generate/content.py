@@ -32,7 +32,7 @@ from gpu_oci_hook.model.edits import (
     SetEnvVariable,
 )
 from gpu_oci_hook.model.machine import DeviceNode, DriverFile
-from gpu_oci_hook.model.plan_input import PlanInput
+from gpu_oci_hook.model.plan_input import ContainerFacts, PlanInput
 from gpu_oci_hook.plan.loader_files import LD_CONF_DROP_IN
 
 ContainerEdits = dict[str, Any]
@@ -69,25 +69,29 @@ class EmptyRootfs:
         return {}
 
 
-def fill_unknown_container(plan_input: PlanInput, machine: str) -> None:
-    """Completes the facts for a container that does not exist yet.
+def build_unknown_container(machine: str) -> ContainerFacts:
+    """Return the facts about a container that does not exist yet.
 
     Arguments:
-        machine: `uname -m` of what it will run on.
+        machine: `uname -m` of the machine that it will run on.
     """
-    small = ARCHITECTURES[machine].arch32 if machine in ARCHITECTURES else ""
-    plan_input.image = Image(
-        arch=machine,
-        library_dir=LIBRARY_DIR_PLACEHOLDER,
-        library_dir32=LIBRARY_DIR32_PLACEHOLDER if small else LIBRARY_DIR_PLACEHOLDER,
+    arch32 = ARCHITECTURES[machine].arch32 if machine in ARCHITECTURES else ""
+    return ContainerFacts(
+        spec={},
+        image=Image(
+            arch=machine,
+            library_dir=LIBRARY_DIR_PLACEHOLDER,
+            library_dir32=LIBRARY_DIR32_PLACEHOLDER if arch32 else LIBRARY_DIR_PLACEHOLDER,
+        ),
+        rootfs_reader=EmptyRootfs(),
+        rootfs_path="",
+        generated_dir=GENERATED_DIR_PLACEHOLDER,
+        shared_dir=GENERATED_DIR_PLACEHOLDER,
+        process_in_user_namespace=False,
+        driver_params=None,  # the hook decides: it sees which nodes the container has
+        has_mount_program=False,
+        datacenter_only=False,
     )
-    plan_input.rootfs_reader = EmptyRootfs()
-    plan_input.rootfs_path = ""
-    plan_input.generated_dir = plan_input.shared_dir = GENERATED_DIR_PLACEHOLDER
-    plan_input.process_in_user_namespace = False
-    plan_input.driver_params = None  # the hook's business: it sees which nodes the container has
-    plan_input.has_mount_program = False
-    plan_input.datacenter_only = False
 
 
 @dataclass

@@ -43,7 +43,7 @@ from gpu_oci_hook.generate.content import (
     ContainerEdits,
     SpecContent,
     build_spec_content,
-    fill_unknown_container,
+    build_unknown_container,
 )
 from gpu_oci_hook.generate.downgrade import downgrade_spec
 from gpu_oci_hook.generate.emit import serialise_spec
@@ -53,7 +53,6 @@ from gpu_oci_hook.host.mig.capability_files import read_mig_enabled_gpus
 from gpu_oci_hook.host.mig.mig_devices import MigDevices
 from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.inject.gather import (
-    Machine,
     choose_devices,
     gather_inventory,
     gather_machine,
@@ -64,7 +63,7 @@ from gpu_oci_hook.inject.no_gpu import describe_missing_gpu, join_hints
 from gpu_oci_hook.model.edits import Plan
 from gpu_oci_hook.model.machine import Gpu, Inventory
 from gpu_oci_hook.model.mig import MigDevice
-from gpu_oci_hook.model.outcome import Outcome
+from gpu_oci_hook.model.outcome import ChosenDevices
 from gpu_oci_hook.model.plan_input import PlanInput
 from gpu_oci_hook.model.request import DeviceRequest, Request
 from gpu_oci_hook.plan.build import build_plan
@@ -137,26 +136,26 @@ class _SpecPlanner:
         self.options = options
         self.kind = options.build_cdi_kind(config)
         self.request = build_generate_request(config, options)
-        self.outcome = Outcome(self.request, Plan())
+        self.warnings: list[str] = []
         self.host = Host(config.root)
-        self.machine: Machine = gather_machine(self.outcome, self.host, config, load_modules=config.load_modules)
+        self.machine = gather_machine(
+            self.request, self.host, config, cache, load_modules=config.load_modules, warnings=self.warnings
+        )
+        self.gpus, self.platform = self.machine.gpus, self.machine.platform
         version = self.machine.driver_version
-        no_gpu = not self.outcome.gpus and options.selectors != (NONE_DEVICE,)
-        if self.outcome.platform is None and (version is None or no_gpu):
-            loaded = self.machine.majors.nvidia_loaded
-            text, cures = describe_missing_gpu(self.outcome, self.host, config, version, cache, nvidia_loaded=loaded)
-            raise NoDriverError(text, hint=join_hints(cures))
+        no_gpu = not self.gpus and options.selectors != (NONE_DEVICE,)
+        if self.platform is None and (version is None or no_gpu):
+            text, hints = describe_missing_gpu(self.machine)
+            raise NoDriverError(text, hint=join_hints(hints))
         self.driver_version = version or ""
-        self.outcome.chosen_gpus = [(gpu, "") for gpu in self.outcome.gpus]
-        self.inventory: Inventory = gather_inventory(self.outcome, self.host, config, self.driver_version, cache)
+        self.all_gpus = ChosenDevices([(gpu, "") for gpu in self.gpus])
+        self.inventory: Inventory = gather_inventory(self.machine, self.request, self.all_gpus.gpus)
         if self.inventory.has_version_mismatch and config.version_mismatch == "fail":
             raise Fault(describe_version_mismatch(self.inventory))
-        self.mig_devices: MigDevices = gather_mig_devices(self.outcome, self.host, config, self.driver_version, cache)
-        self.cache = cache
-        self.mig_enabled = read_mig_enabled_gpus(self.host, self.outcome.gpus)
+        self.mig_devices: MigDevices = gather_mig_devices(self.host, config, self.gpus, self.driver_version, cache)
+        self.mig_enabled = read_mig_enabled_gpus(self.host, self.gpus)
         self.implied_by = add_implied_capabilities(self.request.capabilities)
         self.missing_nodes: dict[str, MissingNode] = {}
-        self.warnings: list[str] = []
 
     def plan_spec(self) -> PlannedSpec:
         """See `plan_spec`."""
@@ -179,9 +178,7 @@ class _SpecPlanner:
                 hint="Make the nodes as root: nvidia-modprobe -u -c=0, or start nvidia-persistenced. "
                 "--allow-incomplete writes a file without them that says so",
             )
-        made_from = compute_fingerprint(
-            self.driver_version, self.outcome.gpus, self._list_mig_ids(), self.inventory.files
-        )
+        made_from = compute_fingerprint(self.driver_version, self.gpus, self._list_mig_ids(), self.inventory.files)
         incomplete = "; ".join(str(missing) for missing in required)
         hook = (
             self._build_hook(common, made_from, incomplete)
@@ -199,9 +196,7 @@ class _SpecPlanner:
             spec["containerEdits"] = edits
         if not spec["devices"]:
             raise Fault("no device is left to be written", hint="Name others with --device, or others with --name")
-        warnings = (
-            [str(missing) for missing in self.missing_nodes.values()] + self.outcome.plan.warnings + self.warnings
-        )
+        warnings = [str(missing) for missing in self.missing_nodes.values()] + self.warnings
         warnings += self.machine.problems
         if self.inventory.has_version_mismatch:
             warnings.append(describe_version_mismatch(self.inventory))
@@ -210,23 +205,14 @@ class _SpecPlanner:
             spec, self.driver_version, made_from, list(self.missing_nodes.values()), list(dict.fromkeys(warnings))
         )
 
-    def _build_plan_input(
-        self, request: Request, chosen_gpus: list[tuple[Gpu, str]], chosen_mig_devices: list[tuple[MigDevice, str]]
-    ) -> PlanInput:
-        """What the machine gives for these devices, to a container that does not exist yet."""
-        one = Outcome(request, self.outcome.plan)
-        one.gpus, one.platform, one.inventory = self.outcome.gpus, self.outcome.platform, self.inventory
-        one.chosen_gpus, one.chosen_mig_devices = chosen_gpus, chosen_mig_devices
-        if chosen_mig_devices:
-            one.mig_devices = self.mig_devices
-            one.mig_parents = frozenset(gpu.index for gpu, _ in chosen_gpus)
-        facts = gather_plan_input(one, self.machine, self.config, {})
-        fill_unknown_container(facts, self.host.machine)
-        return facts
+    def _build_plan_input(self, request: Request, chosen: ChosenDevices) -> PlanInput:
+        """Gather what the machine has of these devices, for a container that does not exist yet."""
+        container = build_unknown_container(self.host.machine)
+        return gather_plan_input(self.machine, request, chosen, self.inventory, container)
 
     def _plan_shared_content(self, request: Request) -> SpecContent:
         """What goes in for all GPUs together, the files among it."""
-        facts = self._build_plan_input(request, [(gpu, "") for gpu in self.outcome.gpus], [])
+        facts = self._build_plan_input(request, self.all_gpus)
         self._record_missing_nodes(extract_missing_control_nodes(facts, self.implied_by))
         if self.options.mode == MANAGEMENT_MODE:
             self._record_missing_nodes(extract_missing_device_nodes(facts, "management"))
@@ -250,7 +236,15 @@ class _SpecPlanner:
 
     def _plan_device_nodes(self, device: _PlannedDevice) -> SpecContent:
         """The nodes of a plan for one device, the control nodes among them."""
-        facts = self._build_plan_input(self.request, device.chosen_gpus, device.chosen_mig_devices)
+        chosen = ChosenDevices(device.chosen_gpus)
+        if device.chosen_mig_devices:
+            chosen = ChosenDevices(
+                device.chosen_gpus,
+                mig_devices=device.chosen_mig_devices,
+                mig_parents=frozenset(gpu.index for gpu, _ in device.chosen_gpus),
+                all_mig_devices=self.mig_devices,
+            )
+        facts = self._build_plan_input(self.request, chosen)
         self._record_missing_nodes(extract_missing_control_nodes(facts, self.implied_by))
         missing = extract_missing_device_nodes(facts, device.label)
         self._record_missing_nodes(missing)
@@ -286,19 +280,17 @@ class _SpecPlanner:
 
     def _select_devices(self) -> list[_PlannedDevice]:
         """The devices without `all` and `none`, in order."""
-        gpus, divided = self.outcome.gpus, self.mig_enabled
+        gpus, divided = self.gpus, self.mig_enabled
         self._identify_mig_devices([gpu for gpu in gpus if gpu.index in divided])
         words = [word for word in self.options.selectors if word not in (ALL_DEVICE, NONE_DEVICE)]
         if ALL_DEVICE in self.options.selectors:
             whole = gpus
             parts = [one for gpu in gpus if gpu.index in divided for one in self.mig_devices.list_for_gpu(gpu)]
         else:
-            wanted = Outcome(self.request, self.outcome.plan)
-            wanted.gpus, wanted.platform = gpus, self.outcome.platform
             self.request.device_requests = tuple(DeviceRequest(word, "--device") for word in words)
-            choose_devices(wanted, self.host, self.config, self.driver_version, self.cache)
-            whole = [gpu for gpu, _ in wanted.chosen_gpus if gpu.index not in wanted.mig_parents]
-            parts = [one for one, _ in wanted.chosen_mig_devices]
+            chosen = choose_devices(self.machine, self.request, self.warnings)
+            whole = [gpu for gpu, _ in chosen.gpus if gpu.index not in chosen.mig_parents]
+            parts = [one for one, _ in chosen.mig_devices]
         found = [
             _PlannedDevice(f"GPU {gpu.index}", self._list_gpu_names(gpu), [(gpu, "")], in_all=gpu.index not in divided)
             for gpu in whole
@@ -363,7 +355,7 @@ class _SpecPlanner:
     def _list_mig_ids(self) -> list[tuple[int, int, int]]:
         return [
             (gpu.index, one.gi, one.ci)
-            for gpu in self.outcome.gpus
+            for gpu in self.gpus
             if gpu.index in self.mig_enabled
             for one in self.mig_devices.list_for_gpu(gpu)
         ]
@@ -388,14 +380,14 @@ class _SpecPlanner:
         }
 
     def _build_hook_arguments(self, common: SpecContent) -> HookArguments:
-        special, config = self.outcome.platform, self.config
+        special, config = self.platform, self.config
         errand = common.to_hook_arguments()
         errand.driver_version = self.driver_version
         errand.cuda_compat = config.cuda_compat if "compute" in self.implied_by else "never"
         errand.root = config.root
         errand.requirements = not config.disable_require
         errand.log = self.options.hook_log or config.log_file
-        if self.options.mode == GPU_MODE and (special is None or special.needs_desktop_driver(self.outcome.gpus)):
+        if self.options.mode == GPU_MODE and (special is None or special.needs_desktop_driver(self.gpus)):
             draws = "graphics" in self.implied_by
             errand.hide_device_files = config.hide_device_files
             errand.egl_profile = errand.drm_links = draws

@@ -1,15 +1,14 @@
-"""What the machine gives for a request: its GPUs, nodes and files, from everybody below `host` who knows some of it.
+"""Collect GPUs, device nodes and driver files for a request from the host modules.
 
-For a container that is being made and for the CDI file of one that may come, alike. Cost rule: hot; what only some
-machines or containers have to do with is imported where it is needed.
+The shim uses it for a container that is being created, the CDI generator for containers to come.
+
+Import budget: GPU container.
 """
 
 from __future__ import annotations
 
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.host.device_nodes import (
-    DeviceMajors,
-    ModuleParameters,
     read_device_majors,
     read_module_parameters,
     resolve_control_nodes,
@@ -19,190 +18,261 @@ from gpu_oci_hook.host.driver.inventory_cache import load_inventory
 from gpu_oci_hook.host.gpus import read_driver_version, read_gpus, read_machine_gpus
 from gpu_oci_hook.host.mig.capability_files import read_mig_enabled_gpus
 from gpu_oci_hook.model.optional_devices import OptionalItems
+from gpu_oci_hook.model.outcome import ChosenDevices
 from gpu_oci_hook.model.plan_input import PlanInput
 from gpu_oci_hook.request.selectors import has_all_selector, is_mig_selector, resolve_gpus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpu_oci_hook.config.keys import Config
+    from gpu_oci_hook.host.device_nodes import DeviceMajors, ModuleParameters
     from gpu_oci_hook.host.mig.mig_devices import MigDevices
+    from gpu_oci_hook.host.platforms.platform import Platform
     from gpu_oci_hook.host.root import Host
-    from gpu_oci_hook.model.machine import Cache, Inventory
-    from gpu_oci_hook.model.outcome import Outcome
+    from gpu_oci_hook.model.machine import Cache, Gpu, Inventory
+    from gpu_oci_hook.model.plan_input import AbsentControlNode, ContainerFacts, ControlNode
     from gpu_oci_hook.model.request import Request
 
 
 class Machine:
-    """What the kernel's own files say, whoever asks.
+    """The machine as the kernel's files describe it, the same for every request.
 
     Attributes:
-        driver_version: of the running kernel module; None when it is not loaded.
-        problems: sentences about what is odd, by everyone who comes across it.
+        host: the file system that it was read from.
+        config, cache: what its driver files and MIG devices are searched and cached with.
+        majors, module_params: see their classes.
+        driver_version: version of the running kernel module; None when it is not loaded.
+        gpus: its GPUs, as containers can request them.
+        platform: the platform; None for a desktop or server.
+        problems: one sentence for each oddity that was found; every reader adds its own.
     """
 
-    __slots__ = ("driver_version", "host", "majors", "module_params", "problems")
+    __slots__ = (
+        "cache",
+        "config",
+        "driver_version",
+        "gpus",
+        "host",
+        "majors",
+        "module_params",
+        "platform",
+        "problems",
+    )
 
     def __init__(
-        self, host: Host, majors: DeviceMajors, module_params: ModuleParameters, driver_version: str | None
+        self,
+        *,
+        host: Host,
+        config: Config,
+        cache: Cache,
+        majors: DeviceMajors,
+        module_params: ModuleParameters,
+        driver_version: str | None,
+        gpus: list[Gpu],
+        platform: Platform | None,
+        problems: list[str],
     ) -> None:
         self.host = host
+        self.config = config
+        self.cache = cache
         self.majors = majors
         self.module_params = module_params
         self.driver_version = driver_version
-        self.problems: list[str] = []
+        self.gpus = gpus
+        self.platform = platform
+        self.problems = problems
+
+    @property
+    def driver_host(self) -> Host:
+        """The root that has the driver's files: the machine's own, or a driver container's below it."""
+        return get_driver_host(self.host, self.config)
 
 
-def gather_machine(outcome: Outcome, host: Host, config: Config, *, load_modules: bool) -> Machine:
-    """The machine, and its GPUs in `outcome`.
+def gather_machine(
+    request: Request, host: Host, config: Config, cache: Cache, *, load_modules: bool, warnings: list[str]
+) -> Machine:
+    """Read the machine: its GPUs, its platform, the kernel's device numbers and the driver's version.
 
     Arguments:
-        load_modules: a module that the request needs and that is not loaded may be loaded.
+        load_modules: a kernel module that the request needs and that is not loaded may be loaded.
+        warnings: takes a sentence for each module that could not be loaded.
     """
     majors = read_device_majors(host)
-    outcome.gpus, problems, outcome.platform = read_machine_gpus(host, config.platform)
-    if outcome.platform is None and load_modules and _lacks_kernel_module(majors, outcome.request):
+    gpus, problems, platform = read_machine_gpus(host, config.platform)
+    if platform is None and load_modules and _lacks_kernel_module(majors, request):
         from gpu_oci_hook.host.kernel_modules import load_needed_modules
 
-        majors = load_needed_modules(host, majors, outcome.request.capabilities, outcome.plan.warnings)
-        outcome.gpus, problems = read_gpus(host)  # a module that was just loaded shows its GPUs only now
-    machine = Machine(host, majors, read_module_parameters(host), read_driver_version(host))
-    machine.problems = problems
-    return machine
-
-
-def gather_plan_input(outcome: Outcome, machine: Machine, config: Config, spec: dict[str, object]) -> PlanInput:
-    """What the machine gives for the devices that were chosen; the container's own side is not in it.
-
-    Raises:
-        Fault: something that was asked for is not there.
-    """
-    assert outcome.inventory is not None
-    host, special = machine.host, outcome.platform
-    facts = PlanInput()
-    facts.spec, facts.request, facts.config, facts.inventory = spec, outcome.request, config, outcome.inventory
-    facts.gpus, facts.chosen_gpus = outcome.gpus, outcome.chosen_gpus
-    facts.control_nodes, facts.absent_control_nodes = [], []
-    if special is None or special.needs_desktop_driver([gpu for gpu, _ in outcome.chosen_gpus]):
-        facts.control_nodes, facts.absent_control_nodes = resolve_control_nodes(
-            host, machine.majors, machine.module_params, machine.problems
-        )
-    facts.gpu_nodes = {
-        gpu.minor: resolve_gpu_node(host, machine.majors, gpu.minor, machine.module_params, machine.problems)
-        for gpu, _ in outcome.chosen_gpus
-        if gpu.minor >= 0
-    }
-    facts.optional_items = gather_optional_items(
-        host, machine.majors, machine.module_params, outcome, config, machine.problems
+        majors = load_needed_modules(host, majors, request.capabilities, warnings)
+        gpus, problems = read_gpus(host)  # a module that was just loaded shows its GPUs only now
+    return Machine(
+        host=host,
+        config=config,
+        cache=cache,
+        majors=majors,
+        module_params=read_module_parameters(host),
+        driver_version=read_driver_version(host),
+        gpus=gpus,
+        platform=platform,
+        problems=problems,
     )
-    if special is not None:
-        special.complete_plan_input(facts)
-    return facts
 
 
-def gather_inventory(outcome: Outcome, host: Host, config: Config, version: str, cache: Cache) -> Inventory:
-    """The driver's files, remembered or searched."""
-    driver = get_driver_host(host, config)
-    if outcome.platform is None:
-        return load_inventory(host, driver, config.library_paths, version, cache)
-    chosen = [gpu for gpu, _ in outcome.chosen_gpus]
-    every = outcome.request.use_all_csv_lists
-    return outcome.platform.collect_inventory(driver, config, chosen, version or None, cache, all_lists=every)
+def choose_devices(machine: Machine, request: Request, warnings: list[str]) -> ChosenDevices:
+    """Choose the GPUs and MIG devices that the request's selectors name.
 
-
-def choose_devices(outcome: Outcome, host: Host, config: Config, version: str, cache: Cache) -> None:
-    """Which GPUs and MIG devices the request's words mean.
+    Arguments:
+        warnings: takes a sentence for each GPU in MIG mode that is of no use to the container.
 
     Raises:
-        Fault: a word that names none, or several.
+        Fault: a selector names no device, or several.
     """
-    asks, gpus = outcome.request.device_requests, outcome.gpus
-    if outcome.request.management_origin:
-        outcome.chosen_gpus = [(gpu, outcome.request.management_origin) for gpu in gpus]
-        return
-    # Only where it counts: one directory for each GPU is little, but it is on the way of every start.
-    everything = has_all_selector(asks)
-    parts = everything and not outcome.request.mig_rights  # who configures and watches MIG gets whole GPUs
-    divided = read_mig_enabled_gpus(host, gpus) if parts else frozenset()
-    outcome.chosen_gpus = resolve_gpus(asks, gpus, divided)
-    whole = [gpu for gpu, _ in outcome.chosen_gpus]
-    split = read_mig_enabled_gpus(host, whole) if divided or not everything else frozenset()
-    if divided or split or outcome.request.mig_rights or any(is_mig_selector(ask.selector) for ask in asks):
-        from gpu_oci_hook.request.mig_selectors import (
-            CREATE_MIG_DEVICE_HINT,
-            add_parent_gpus,
-            report_empty_mig_gpus,
-            report_whole_mig_gpus,
-            resolve_mig_devices,
-        )
+    selectors, gpus = request.device_requests, machine.gpus
+    if request.management_origin:
+        return ChosenDevices([(gpu, request.management_origin) for gpu in gpus])
+    # MIG mode is read only where it matters: one directory for each GPU is little, but every start would pay for it.
+    all_requested = has_all_selector(selectors)
+    # A container that configures and watches MIG gets whole GPUs.
+    use_mig_devices = all_requested and not request.mig_rights
+    mig_enabled = read_mig_enabled_gpus(machine.host, gpus) if use_mig_devices else frozenset()
+    chosen = resolve_gpus(selectors, gpus, mig_enabled)
+    whole_gpus = [gpu for gpu, _ in chosen]
+    mig_enabled_whole = (
+        read_mig_enabled_gpus(machine.host, whole_gpus) if mig_enabled or not all_requested else frozenset()
+    )
+    has_mig_selector = any(is_mig_selector(device_request.selector) for device_request in selectors)
+    if not (mig_enabled or mig_enabled_whole or request.mig_rights or has_mig_selector):
+        return ChosenDevices(chosen)
+    from gpu_oci_hook.request.mig_selectors import (
+        CREATE_MIG_DEVICE_HINT,
+        add_parent_gpus,
+        report_empty_mig_gpus,
+        report_whole_mig_gpus,
+        resolve_mig_devices,
+    )
 
-        outcome.mig_devices = gather_mig_devices(outcome, host, config, version, cache)
-        outcome.chosen_mig_devices = resolve_mig_devices(asks, gpus, divided, outcome.mig_devices)
-        if split and not outcome.request.mig_rights:
-            outcome.plan.warnings += report_whole_mig_gpus(whole, split, outcome.mig_devices)
-        outcome.chosen_gpus, outcome.mig_parents = add_parent_gpus(outcome.chosen_gpus, outcome.chosen_mig_devices)
-        barren = report_empty_mig_gpus(gpus, divided, outcome.mig_devices)
-        if barren and not outcome.chosen_gpus and config.missing_gpu == "fail":
-            raise Fault(barren[0], where=asks[0].origin, hint=CREATE_MIG_DEVICE_HINT)
-        outcome.plan.warnings += barren
+    version = machine.driver_version or ""
+    all_mig_devices = gather_mig_devices(machine.host, machine.config, gpus, version, machine.cache)
+    mig_devices = resolve_mig_devices(selectors, gpus, mig_enabled, all_mig_devices)
+    if mig_enabled_whole and not request.mig_rights:
+        warnings += report_whole_mig_gpus(whole_gpus, mig_enabled_whole, all_mig_devices)
+    chosen, mig_parents = add_parent_gpus(chosen, mig_devices)
+    empty_gpus = report_empty_mig_gpus(gpus, mig_enabled, all_mig_devices)
+    if empty_gpus and not chosen and machine.config.missing_gpu == "fail":
+        raise Fault(empty_gpus[0], where=selectors[0].origin, hint=CREATE_MIG_DEVICE_HINT)
+    warnings += empty_gpus
+    return ChosenDevices(chosen, mig_devices=mig_devices, mig_parents=mig_parents, all_mig_devices=all_mig_devices)
 
 
-def gather_mig_devices(outcome: Outcome, host: Host, config: Config, version: str, cache: Cache) -> MigDevices:
-    """All MIG devices of the machine."""
+def gather_mig_devices(host: Host, config: Config, gpus: list[Gpu], version: str, cache: Cache) -> MigDevices:
+    """Return all MIG devices of the machine; each GPU's are read when they are needed.
+
+    Arguments:
+        gpus: the machine's GPUs.
+        version: the driver's, "" if it is unknown.
+    """
     from gpu_oci_hook.host.mig.mig_devices import MigDevices
 
-    return MigDevices(host, outcome.gpus, version, cache, lambda: locate_nvml_library(host, config, version, cache))
+    return MigDevices(host, gpus, version, cache, lambda: locate_nvml_library(host, config, version, cache))
 
 
 def locate_nvml_library(host: Host, config: Config, version: str, cache: Cache) -> str:
-    """The path of the host's NVML library, looked for when it has to be asked; see `query.find_nvml_library`."""
+    """Return the path of the host's NVML library; searched only when NVML has to be asked.
+
+    Raises:
+        Fault: see `host.nvml.query.find_nvml_library`.
+    """
     from gpu_oci_hook.host.nvml.query import find_nvml_library
 
-    return find_nvml_library(
-        host, load_inventory(host, get_driver_host(host, config), config.library_paths, version, cache)
+    driver = get_driver_host(host, config)
+    return find_nvml_library(host, load_inventory(host, driver, config.library_paths, version, cache))
+
+
+def gather_inventory(machine: Machine, request: Request, chosen_gpus: list[tuple[Gpu, str]]) -> Inventory:
+    """Return the driver's files, from the cache or searched."""
+    config, version, cache = machine.config, machine.driver_version, machine.cache
+    if machine.platform is None:
+        return load_inventory(machine.host, machine.driver_host, config.library_paths, version or "", cache)
+    gpus = [gpu for gpu, _ in chosen_gpus]
+    all_lists = request.use_all_csv_lists
+    return machine.platform.collect_inventory(machine.driver_host, config, gpus, version, cache, all_lists=all_lists)
+
+
+def gather_plan_input(
+    machine: Machine, request: Request, chosen: ChosenDevices, inventory: Inventory, container: ContainerFacts
+) -> PlanInput:
+    """Gather the nodes and files of the chosen devices.
+
+    Raises:
+        Fault: something that was requested does not exist.
+    """
+    host, platform, problems = machine.host, machine.platform, machine.problems
+    control_nodes: list[ControlNode] = []
+    absent_control_nodes: list[AbsentControlNode] = []
+    if platform is None or platform.needs_desktop_driver([gpu for gpu, _ in chosen.gpus]):
+        control_nodes, absent_control_nodes = resolve_control_nodes(
+            host, machine.majors, machine.module_params, problems
+        )
+    gpu_nodes = {
+        gpu.minor: resolve_gpu_node(host, machine.majors, gpu.minor, machine.module_params, problems)
+        for gpu, _ in chosen.gpus
+        if gpu.minor >= 0
+    }
+    items = _gather_optional_items(machine, request, chosen, inventory)
+    if platform is not None:
+        node_paths = {node.path for node in gpu_nodes.values()}
+        node_paths.update([node.path for node, _ in (*items.nodes, *items.best_effort_nodes)])
+        platform.add_platform_items(chosen.gpus, node_paths, items)
+        # The platform's own nodes replace control nodes of the same path.
+        item_paths = {node.path for node, _ in items.nodes}
+        control_nodes = [entry for entry in control_nodes if entry[1].path not in item_paths]
+        absent_control_nodes = [entry for entry in absent_control_nodes if entry[1] not in item_paths]
+    return PlanInput(
+        request=request,
+        config=machine.config,
+        inventory=inventory,
+        gpus=machine.gpus,
+        chosen_gpus=chosen.gpus,
+        control_nodes=control_nodes,
+        absent_control_nodes=absent_control_nodes,
+        gpu_nodes=gpu_nodes,
+        optional_items=items,
+        container=container,
     )
 
 
-def gather_optional_items(
-    host: Host,
-    majors: DeviceMajors,
-    module_params: ModuleParameters,
-    outcome: Outcome,
-    config: Config,
-    problems: list[str],
+def _gather_optional_items(
+    machine: Machine, request: Request, chosen: ChosenDevices, inventory: Inventory
 ) -> OptionalItems:
-    """Everything beside the driver's own nodes and files; each kind's module is imported only when it is asked for."""
-    extra = OptionalItems()
-    if outcome.mig_devices is not None:
+    """Gather the optional nodes and files; each kind's module is imported only when the request needs it."""
+    items = OptionalItems()
+    host, problems = machine.host, machine.problems
+    gpus = [gpu for gpu, _ in chosen.gpus]
+    if chosen.all_mig_devices is not None:
         from gpu_oci_hook.host.mig.mig_nodes import add_mig_nodes
 
-        given = [gpu for gpu, _ in outcome.chosen_gpus]
-        rights = outcome.request.mig_rights
-        add_mig_nodes(
-            extra, outcome.mig_devices, outcome.chosen_mig_devices, rights, given, (majors, module_params, problems)
-        )
-    wanted = outcome.request.capabilities
-    if "graphics" in wanted or "display" in wanted:
+        node_context = (machine.majors, machine.module_params, problems)
+        add_mig_nodes(items, chosen.all_mig_devices, chosen.mig_devices, request.mig_rights, gpus, node_context)
+    if "graphics" in request.capabilities or "display" in request.capabilities:
         from gpu_oci_hook.host.optional.graphics import add_graphics_items
 
-        # A part of a GPU brings no right to its display and its graphics; one without an address has its own lists.
-        chosen = {gpu.index: gpu for gpu, _ in outcome.chosen_gpus if gpu.pci and gpu.index not in outcome.mig_parents}
-        add_graphics_items(extra, host, list(chosen.values()), [gpu for gpu in outcome.gpus if gpu.pci], problems)
-    if _needs_optional_items(outcome.request, config) and outcome.inventory is not None:
+        # A MIG device brings no right to its GPU's display and graphics. A GPU without an address has its own lists.
+        drawing = {gpu.index: gpu for gpu in gpus if gpu.pci and gpu.index not in chosen.mig_parents}
+        add_graphics_items(items, host, list(drawing.values()), [gpu for gpu in machine.gpus if gpu.pci], problems)
+    if _needs_optional_items(request, machine.config):
         from gpu_oci_hook.host.optional.collect import add_features_and_files
 
-        chosen_gpus = [gpu for gpu, _ in outcome.chosen_gpus]
-        driver = get_driver_host(host, config)
-        add_features_and_files(extra, host, driver, majors, outcome.request, config, outcome.inventory, chosen_gpus)
-    return extra
+        driver, config = machine.driver_host, machine.config
+        add_features_and_files(items, host, driver, machine.majors, request, config, inventory, gpus)
+    return items
 
 
 def get_driver_host(host: Host, config: Config) -> Host:
-    """The root that has the driver's files: the machine's own, or a driver container's below it."""
+    """Return the root that has the driver's files: the machine's own, or a driver container's below it."""
     return host if config.driver_root == "/" else host.sub_host(config.driver_root)
 
 
 def _needs_optional_items(request: Request, config: Config) -> bool:
-    """Whether the container or the configuration asks for anything that `host.optional.collect` knows."""
+    """Tell whether the container or the configuration requests anything that `host.optional.collect` provides."""
     return bool(
         request.features
         or request.imex_channels
@@ -220,5 +290,5 @@ def _needs_optional_items(request: Request, config: Config) -> bool:
 def _lacks_kernel_module(majors: DeviceMajors, request: Request) -> bool:
     if not majors.nvidia_loaded:
         return True
-    compute = "compute" in request.capabilities or "video" in request.capabilities
-    return compute and majors.uvm is None
+    needs_uvm = "compute" in request.capabilities or "video" in request.capabilities
+    return needs_uvm and majors.uvm is None

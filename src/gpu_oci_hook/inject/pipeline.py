@@ -1,7 +1,8 @@
-"""The one way through: config.json to request, host to inventory, both to a plan, and the plan applied.
+"""Plan what a container gets, and apply the plan: config.json to request, host to devices and files, both to a plan.
 
-The shim, `explain` and `apply` all come through here, so they cannot disagree. Cost rule: hot; what is needed
-only now and then (modules to load, NVML, a log file) is imported where it is needed.
+The shim, `explain` and `apply` all use this module, so they cannot disagree.
+
+Import budget: GPU container.
 """
 
 from __future__ import annotations
@@ -19,22 +20,27 @@ from gpu_oci_hook.files.user_namespace import is_process_in_user_namespace
 from gpu_oci_hook.formats.fastjson import dump_json, parse_config_json
 from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.inject.gather import choose_devices, gather_inventory, gather_machine, gather_plan_input
-from gpu_oci_hook.model.edits import Plan
+from gpu_oci_hook.model.edits import Plan, WithheldItem
 from gpu_oci_hook.model.outcome import Outcome
+from gpu_oci_hook.model.plan_input import ContainerFacts
 from gpu_oci_hook.plan.build import DRIVER_PARAMS, MOUNT_PROGRAM, build_plan, find_injecting_cdi_hook
 from gpu_oci_hook.request.read import read_request
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpu_oci_hook.model.edits import Edit
-    from gpu_oci_hook.model.machine import Cache, Gpu
+    from gpu_oci_hook.inject.cdi_devices import CdiEdits
+    from gpu_oci_hook.inject.gather import Machine
+    from gpu_oci_hook.model.machine import Cache, Gpu, Inventory
+    from gpu_oci_hook.model.outcome import ChosenDevices
+    from gpu_oci_hook.model.request import Request
+    from gpu_oci_hook.reporting.log import StartLog
 
 
 def parse_bundle_spec(data: bytes, path: str) -> dict[str, object]:
-    """The object in a config.json's bytes.
+    """Parse a config.json.
 
     Raises:
-        Fault: not JSON, or not an object.
+        Fault: it is not a JSON object.
     """
     return parse_config_json(data, path)
 
@@ -48,17 +54,17 @@ def inject_gpus(
     called_by_engine: bool = False,
     container_id: str = "",
 ) -> None:
-    """Gives a container its GPUs: plans, writes below its root, then rewrites its config.json.
+    """Inject the requested GPUs into a container: plan, write below its root, then rewrite its config.json.
 
     Arguments:
-        path: the bundle's config.json, whose bytes are `data`.
+        path: the bundle's config.json; `data` are its bytes.
         bundle: the bundle's directory.
-        cached_config: the configuration as `Config.to_data` gave it; None when it could not be read.
-        called_by_engine: an engine has called: its stderr is the container's, so nothing is said there on success.
-        container_id: its id, for the log.
+        cached_config: the configuration as `Config.to_data` returns it; None if it could not be read.
+        called_by_engine: an engine has called. Its stderr is the container's, so nothing is written there on success.
+        container_id: the container's id, for the log.
 
     Raises:
-        Fault: the container asks for something that it cannot have, or the machine lacks what it needs.
+        Fault: the container requests something that it cannot have, or the machine lacks what it needs.
     """
     spec = parse_bundle_spec(data, path)
     config = Config.from_data(cached_config)
@@ -66,38 +72,44 @@ def inject_gpus(
         config = _reload_config(spec)
         if config is None:
             return
-    log = None
-    if config.log_file:
-        from gpu_oci_hook.reporting.log import open_start_log
-
-        opened = open_start_log(config, container_id)
-        if not isinstance(opened, str):
-            log = opened
-        elif not called_by_engine:
-            from gpu_oci_hook.reporting.failure import report_warning
-
-            report_warning(f"{config.log_file}: the log cannot be written: {opened}")
+    log = _open_log(config, container_id, called_by_engine=called_by_engine)
     try:
         outcome = prepare_injection(spec, config, bundle, state_dir.StateCache())
-        changed = apply_plan(outcome, spec, path, data)
+        changes = apply_plan(outcome, spec, path, data)
     except Exception as error:
         if log is not None:
             log.log_failure(os.path.abspath(bundle), error)
         raise
     if log is not None:
-        log.log_outcome(outcome.bundle, outcome, changed)
+        log.log_outcome(outcome.bundle, outcome, changes)
+
+
+def _open_log(config: Config, container_id: str, *, called_by_engine: bool) -> StartLog | None:
+    """Open the log file that the configuration names; None if it names none or it cannot be written."""
+    if not config.log_file:
+        return None
+    from gpu_oci_hook.reporting.log import open_start_log
+
+    log = open_start_log(config, container_id)
+    if not isinstance(log, str):
+        return log
+    if not called_by_engine:
+        from gpu_oci_hook.reporting.failure import report_warning
+
+        report_warning(f"{config.log_file}: the log cannot be written: {log}")
+    return None
 
 
 def _reload_config(spec: dict[str, object]) -> Config | None:
-    """The configuration, or None for a container that asks for nothing: that one starts whatever is wrong."""
+    """Load the configuration; None for a container without a request, which starts even if the file is faulty."""
     try:
         from gpu_oci_hook.config.load import load_config
 
         return load_config()
     except Fault:
         try:
-            found = read_request(spec, Config())
-            if not found.needs_driver and not found.cdi_devices:
+            request = read_request(spec, Config())
+            if not request.needs_driver and not request.cdi_devices:
                 return None
         except Fault:
             pass
@@ -105,126 +117,199 @@ def _reload_config(spec: dict[str, object]) -> Config | None:
 
 
 def prepare_injection(spec: dict[str, object], config: Config, bundle: str, cache: Cache) -> Outcome:
-    """Everything up to the plan; changes nothing.
+    """Plan what a container gets, in five steps; change nothing.
+
+    1. Read the request.
+    2. A container that does not need the driver gets its CDI devices only.
+    3. Gather the machine: GPUs, device numbers, driver version.
+    4. Choose the devices, and check the image's requirements against them.
+    5. Plan: nodes, driver files and the container's own facts make the list of edits.
 
     Raises:
         Fault: see `inject_gpus`.
     """
-    request = read_request(spec, config)
-    outcome = Outcome(request, Plan("nothing"))
-    outcome.bundle = os.path.abspath(bundle)
-    outcome.plan.warnings += request.warnings
-    if not request.needs_driver and not request.cdi_devices:
-        return outcome
-    done_by = find_injecting_cdi_hook(spec) if request.needs_driver else ""
-    if done_by:
-        outcome.plan.state = "done"
-        outcome.plan.warnings.append(f"a CDI file has injected already (its hook is {done_by}): nothing is added")
-    host = Host(config.root)
-    if done_by or not request.needs_driver:
-        if request.cdi_devices:
-            from gpu_oci_hook.inject.cdi_devices import plan_cdi_only
+    bundle = os.path.abspath(bundle)
+    warnings: list[str] = []
 
-            plan_cdi_only(outcome, spec, config, host, cache)
-        return outcome
-    inside = is_process_in_user_namespace()
-    machine = gather_machine(outcome, host, config, load_modules=config.load_modules and not inside)
-    if any(ask.cdi_name for ask in request.device_requests):
+    request = read_request(spec, config)
+    warnings += request.warnings
+
+    host = Host(config.root)
+    injected = request.needs_driver and _is_injected_by_cdi_hook(spec, warnings)
+    if injected or not request.needs_driver:
+        cdi = _translate_cdi_devices(request, spec, config, host, cache)
+        return _finish_without_driver(request, spec, bundle, cdi, warnings, injected=injected)
+
+    load_modules = config.load_modules and not is_process_in_user_namespace()
+    machine = gather_machine(request, host, config, cache, load_modules=load_modules, warnings=warnings)
+    if any(device_request.cdi_name for device_request in request.device_requests):
         from gpu_oci_hook.inject.cdi_devices import resolve_own_cdi_devices
 
-        if resolve_own_cdi_devices(outcome, spec, config, host, cache):
-            return outcome
-    version = machine.driver_version
-    if outcome.platform is None and (version is None or (request.device_requests and not outcome.gpus)):
+        injected = resolve_own_cdi_devices(machine, request, spec, warnings)
+        if not request.needs_driver:
+            if not injected and machine.driver_version is not None:
+                _check_requirements(machine, request, [], warnings)
+            cdi = _translate_cdi_devices(request, spec, config, host, cache)
+            return _finish_without_driver(request, spec, bundle, cdi, warnings, injected=injected, gpus=machine.gpus)
+    if _lacks_requested_gpu(machine, request):
         from gpu_oci_hook.inject.no_gpu import report_missing_gpu
 
-        report_missing_gpu(outcome, host, config, version, cache, nvidia_loaded=machine.majors.nvidia_loaded)
-        return outcome
-    version = version or ""
-    choose_devices(outcome, host, config, version, cache)
-    inventory = outcome.inventory = gather_inventory(outcome, host, config, version, cache)
+        report_missing_gpu(machine, request, warnings)
+        return Outcome(request, Plan("nothing", warnings), bundle, gpus=machine.gpus)
+
+    chosen = choose_devices(machine, request, warnings)
+    inventory = _gather_matching_inventory(machine, request, chosen)
+    _check_requirements(machine, request, chosen.gpus, warnings)
+
+    cdi = _translate_cdi_devices(request, spec, config, host, cache)
+    return _plan_driver(request, cdi.spec if cdi else spec, bundle, machine, chosen, inventory, cdi, warnings)
+
+
+def _is_injected_by_cdi_hook(spec: dict[str, object], warnings: list[str]) -> bool:
+    """Tell whether a CDI file has injected the driver already; add a warning if so."""
+    program = find_injecting_cdi_hook(spec)
+    if program:
+        warnings.append(f"a CDI file has injected already (its hook is {program}): nothing is added")
+    return bool(program)
+
+
+def _translate_cdi_devices(
+    request: Request, spec: dict[str, object], config: Config, host: Host, cache: Cache
+) -> CdiEdits | None:
+    """Return the edits of the CDI files that the request needs; None if it needs none."""
+    if not request.cdi_devices:
+        return None
+    from gpu_oci_hook.inject.cdi_devices import translate_cdi_devices
+
+    return translate_cdi_devices(request, spec, config, host, cache)
+
+
+def _finish_without_driver(
+    request: Request,
+    spec: dict[str, object],
+    bundle: str,
+    cdi: CdiEdits | None,
+    warnings: list[str],
+    *,
+    injected: bool,
+    gpus: list[Gpu] | None = None,
+) -> Outcome:
+    """Return the outcome for a container that gets the edits of CDI files only, or nothing.
+
+    Arguments:
+        injected: the driver is in the container already.
+    """
+    if cdi is None:
+        return Outcome(request, Plan("done" if injected else "nothing", warnings), bundle, gpus=gpus)
+    plan = Plan("inject", warnings)
+    plan.edits = cdi.edits
+    plan.withheld = [WithheldItem("request", name, reason) for name, reason in request.withheld]
+    rootfs = Rootfs(read_rootfs_path(spec, bundle))
+    return Outcome(request, plan, bundle, gpus=gpus, rootfs=rootfs, cdi_devices=cdi.devices)
+
+
+def _lacks_requested_gpu(machine: Machine, request: Request) -> bool:
+    """Tell whether a desktop or server has no driver, or no GPU for a request that names one."""
+    if machine.platform is not None:
+        return False
+    return machine.driver_version is None or bool(request.device_requests and not machine.gpus)
+
+
+def _gather_matching_inventory(machine: Machine, request: Request, chosen: ChosenDevices) -> Inventory:
+    """Return the driver's files.
+
+    Raises:
+        Fault: their whole root is missing, or they belong to another driver version and policy forbids that.
+    """
+    inventory = gather_inventory(machine, request, chosen.gpus)
     if inventory.missing_libraries:
         from gpu_oci_hook.inject.no_gpu import check_driver_root
 
-        check_driver_root(host, config)
-    problems = list(inventory.problems)
+        check_driver_root(machine)
     if inventory.has_version_mismatch:
         from gpu_oci_hook.plan.driver_problems import describe_version_mismatch
 
-        problems.insert(0, describe_version_mismatch(inventory))
-        if config.version_mismatch == "fail":
-            raise Fault(problems[0])
-    if request.requirements:
-        from gpu_oci_hook.inject.requirements import check_outcome_requirements
-
-        check_outcome_requirements(outcome, host, config, version, cache)
-
-    foreign: list[Edit] = []
-    seen = spec
-    if request.cdi_devices:
-        from gpu_oci_hook.inject.cdi_devices import translate_cdi_devices
-
-        foreign, seen = translate_cdi_devices(outcome, spec, config, host, cache)
-    facts = gather_plan_input(outcome, machine, config, seen)
-    facts.process_in_user_namespace = inside
-    facts.driver_params = _read_visible_params(host)
-    facts.has_mount_program = os.path.exists(MOUNT_PROGRAM)
-    facts.rootfs_path = read_rootfs_path(spec, outcome.bundle)
-    facts.generated_dir = f"{outcome.bundle}/{GENERATED_DIR}"
-    facts.shared_dir = state_dir.find_state_directory() or facts.generated_dir
-    outcome.rootfs = Rootfs(facts.rootfs_path)
-    _refuse_host_root(outcome.rootfs)
-    facts.rootfs_reader = outcome.rootfs
-    facts.image = outcome.image = inspect_image(outcome.rootfs, host.machine)
-    facts.datacenter_only = bool(facts.image.compat_libcudas) and _are_all_datacenter_gpus(outcome.chosen_gpus)
-    plan = build_plan(facts)
-    plan.warnings += [text for text in outcome.plan.warnings if text not in plan.warnings]
-    plan.warnings += [*machine.problems, *problems]
-    plan.edits += foreign
-    outcome.plan = plan
-    return outcome
+        mismatch = describe_version_mismatch(inventory)
+        if machine.config.version_mismatch == "fail":
+            raise Fault(mismatch)
+        machine.problems.append(mismatch)
+    return inventory
 
 
-def _are_all_datacenter_gpus(chosen: list[tuple[Gpu, str]]) -> bool:
-    """Whether all chosen GPUs are of the data-centre class; only an image with compat libraries makes us ask."""
-    from gpu_oci_hook.host.model_tables import is_datacenter_gpu
+def _check_requirements(
+    machine: Machine, request: Request, chosen_gpus: list[tuple[Gpu, str]], warnings: list[str]
+) -> None:
+    """Check the image's requirements, if it has any.
 
-    return all(is_datacenter_gpu(gpu.model) for gpu, _ in chosen)
-
-
-def apply_plan(outcome: Outcome, spec: dict[str, object], path: str, data: bytes) -> list[str]:
-    """Makes the edits of a plan; what was changed, one line each.
-
-    Below the root first, config.json last and by rename: killed at any moment, the next try starts from the
-    old config.json or finds the new one.
-
-    Arguments:
-        spec: the parsed config.json, changed in place; `data` are the bytes that it was parsed from.
+    Raises:
+        Fault: see `inject.requirements`.
     """
-    if outcome.rootfs is None:
-        return []
-    apply_to_spec(spec, outcome.plan.edits)
-    # What is wrong with the spec shows here, before anything is touched.
-    fresh = dump_json(spec) + b"\n" if spec != parse_bundle_spec(data, path) else b""
-    done = apply_to_rootfs(outcome.rootfs, outcome.plan.edits, f"{outcome.bundle}/{GENERATED_DIR}")
-    if fresh:
-        replace_file(path, fresh)
-        done.append(f"rewrote {path}")
-    return done
+    if request.requirements:
+        from gpu_oci_hook.inject.requirements import check_machine_requirements
+
+        check_machine_requirements(machine, request, chosen_gpus, warnings)
 
 
-def _refuse_host_root(rootfs: Rootfs) -> None:
-    """Nothing is injected into the machine itself: its own driver would be replaced by links to nowhere."""
-    if rootfs.is_host_root():
-        raise Fault(
-            "the container's root file system is this machine's own, whose driver would be replaced",
-            where=rootfs.path,
-            hint="Start the container without asking for a GPU: it sees the machine's own driver and nodes",
-        )
+def _plan_driver(
+    request: Request,
+    spec: dict[str, object],
+    bundle: str,
+    machine: Machine,
+    chosen: ChosenDevices,
+    inventory: Inventory,
+    cdi: CdiEdits | None,
+    warnings: list[str],
+) -> Outcome:
+    """Build the plan of a container that gets the driver, with the edits of CDI files at its end."""
+    rootfs = Rootfs(read_rootfs_path(spec, bundle))
+    _refuse_host_root(rootfs)
+    container = _gather_container_facts(spec, bundle, rootfs, machine.host, chosen)
+    plan = build_plan(gather_plan_input(machine, request, chosen, inventory, container))
+    plan.warnings += [text for text in warnings if text not in plan.warnings]
+    plan.warnings += [*machine.problems, *inventory.problems]
+    if cdi is not None:
+        plan.edits += cdi.edits
+    return Outcome(
+        request,
+        plan,
+        bundle,
+        gpus=machine.gpus,
+        chosen=chosen,
+        inventory=inventory,
+        rootfs=rootfs,
+        image=container.image,
+        cdi_devices=cdi.devices if cdi is not None else None,
+    )
+
+
+def _gather_container_facts(
+    spec: dict[str, object], bundle: str, rootfs: Rootfs, host: Host, chosen: ChosenDevices
+) -> ContainerFacts:
+    """Look at the container's image, and at what this process can do for it."""
+    image = inspect_image(rootfs, host.machine)
+    generated_dir = f"{bundle}/{GENERATED_DIR}"
+    return ContainerFacts(
+        spec=spec,
+        image=image,
+        rootfs_reader=rootfs,
+        rootfs_path=rootfs.path,
+        generated_dir=generated_dir,
+        shared_dir=state_dir.find_state_directory() or generated_dir,
+        process_in_user_namespace=is_process_in_user_namespace(),
+        driver_params=_read_visible_params(host),
+        has_mount_program=os.path.exists(MOUNT_PROGRAM),
+        datacenter_only=bool(image.compat_libcudas) and _are_all_datacenter_gpus(chosen.gpus),
+    )
+
+
+def _are_all_datacenter_gpus(chosen_gpus: list[tuple[Gpu, str]]) -> bool:
+    from gpu_oci_hook.host.model_tables import is_datacenter_gpu  # only for an image with compat libraries
+
+    return all(is_datacenter_gpu(gpu.model) for gpu, _ in chosen_gpus)
 
 
 def _read_visible_params(host: Host) -> bytes | None:
-    """The module's parameters, if a container will see that file.
+    """Read the module's parameters if a container will see that file, else None.
 
     A container's procfs is always the running kernel's, so a simulated host's parameters cannot be seen there.
     """
@@ -234,3 +319,42 @@ def _read_visible_params(host: Host) -> bytes | None:
         return host.read_file(DRIVER_PARAMS, 65536)
     except Fault:
         return None
+
+
+def _refuse_host_root(rootfs: Rootfs) -> None:
+    """Refuse to inject into the machine's own root: links to nowhere would replace its driver.
+
+    Raises:
+        Fault: the container's root is the machine's.
+    """
+    if rootfs.is_host_root():
+        raise Fault(
+            "the container's root file system is this machine's own, whose driver would be replaced",
+            where=rootfs.path,
+            hint="Start the container without requesting a GPU: it sees the machine's own driver and device nodes",
+        )
+
+
+def apply_plan(outcome: Outcome, spec: dict[str, object], path: str, data: bytes) -> list[str]:
+    """Make the edits of a plan.
+
+    Files below the container's root come first, config.json last and by rename. If this process is killed at any
+    moment, the next run starts from the old config.json or finds the new one.
+
+    Arguments:
+        spec: the parsed config.json; changed in place.
+        data: the bytes that it was parsed from.
+
+    Returns:
+        One line for each change.
+    """
+    if outcome.rootfs is None:
+        return []
+    apply_to_spec(spec, outcome.plan.edits)
+    # A spec that is invalid shows here, before anything is written.
+    content = dump_json(spec) + b"\n" if spec != parse_bundle_spec(data, path) else b""
+    changes = apply_to_rootfs(outcome.rootfs, outcome.plan.edits, f"{outcome.bundle}/{GENERATED_DIR}")
+    if content:
+        replace_file(path, content)
+        changes.append(f"rewrote {path}")
+    return changes

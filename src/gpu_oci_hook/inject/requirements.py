@@ -1,6 +1,8 @@
-"""Holds what an image demands (`NVIDIA_REQUIRE_*`) against the host; loaded only where something is demanded.
+"""Check the container's NVIDIA_REQUIRE_* constraints against this host.
 
-Cost rule: hot for CUDA images; NVML is asked only for what no table knows.
+NVML is asked only for values that no table has.
+
+Import budget: GPU container.
 """
 
 from __future__ import annotations
@@ -13,16 +15,24 @@ if TYPE_CHECKING:
     from gpu_oci_hook.config.keys import Config
     from gpu_oci_hook.host.platforms.platform import Platform
     from gpu_oci_hook.host.root import Host
+    from gpu_oci_hook.inject.gather import Machine
     from gpu_oci_hook.model.machine import Cache, Gpu
-    from gpu_oci_hook.model.outcome import Outcome
     from gpu_oci_hook.model.request import Request
 
 
-def check_outcome_requirements(outcome: Outcome, host: Host, config: Config, version: str, cache: Cache) -> None:
-    """Holds the requirements of a container that goes the shim's way against the host; see `check_host_requirements`."""
-    chosen = [gpu for gpu, _ in outcome.chosen_gpus]
+def check_machine_requirements(
+    machine: Machine, request: Request, chosen_gpus: list[tuple[Gpu, str]], warnings: list[str]
+) -> None:
+    """Check the requirements of a container that the shim starts; see `check_host_requirements`."""
     check_host_requirements(
-        outcome.request, chosen, outcome.platform, host, config, version, cache, outcome.plan.warnings
+        request,
+        [gpu for gpu, _ in chosen_gpus],
+        machine.platform,
+        machine.host,
+        machine.config,
+        machine.driver_version or "",
+        machine.cache,
+        warnings,
     )
 
 
@@ -36,14 +46,16 @@ def check_host_requirements(
     cache: Cache,
     warnings: list[str],
 ) -> None:
-    """Holds `NVIDIA_REQUIRE_*` against the host, GPU by GPU; NVML is asked only for what no table knows.
+    """Check the `NVIDIA_REQUIRE_*` constraints of a request against the host, GPU by GPU.
 
     Arguments:
-        chosen_gpus: the container's GPUs. platform: the machine's own way, None for a desktop's. version: the driver's.
-        warnings: takes what does not stop a start, one sentence each.
+        chosen_gpus: the container's GPUs.
+        platform: the machine's platform; None for a desktop or server.
+        version: the driver's version.
+        warnings: takes a sentence for each constraint that is not checked.
 
     Raises:
-        Fault: one is not met, or cannot be decided.
+        Fault: a constraint is not met, or cannot be decided.
     """
     if request.requirements_disabled_by:
         warnings.append(f"requirements are not checked: {request.requirements_disabled_by}")
@@ -55,7 +67,7 @@ def check_host_requirements(
         return
     from gpu_oci_hook.host.nvml.answer_cache import fill_unknown_values
 
-    def library() -> str:
+    def locate_library() -> str:
         if platform is not None:
             return platform.locate_nvml_library()
         from gpu_oci_hook.inject.gather import locate_nvml_library
@@ -63,20 +75,20 @@ def check_host_requirements(
         return locate_nvml_library(host, config, version, cache)
 
     identity = version if platform is None else platform.read_driver_identity()
-    reason = fill_unknown_values(hosts, chosen_gpus, identity, unknown, cache, library)
+    reason = fill_unknown_values(hosts, chosen_gpus, identity, unknown, cache, locate_library)
     unknown = evaluate_requirements(request.requirements, hosts, [])
     if unknown and platform is not None:
-        # Such machines have no place that tells, so that no image with the usual conditions would ever start there.
+        # Nothing on such a machine has these values. Images with the usual constraints would never start there.
         warnings.append(
             f"requirements that depend on the host's {', '.join(unknown)} are not checked: platform "
-            f"{platform.name} does not tell it ({reason or 'nor does NVML'})"
+            f"{platform.name} does not provide them ({reason or 'nor does NVML'})"
         )
     elif unknown:
         raise make_unknown_property_fault(request.requirements, hosts, unknown, reason)
 
 
 def _read_host_properties(platform: Platform | None, gpu: Gpu | None, version: str) -> HostProperties:
-    """What requirements are held against: the host with one of its GPUs, or with none."""
+    """Read the values that constraints are checked against: the host's, with one of its GPUs or without."""
     label = f"GPU {gpu.index} ({gpu.model})" if gpu else "this host"
     if platform is not None:
         return platform.read_host_properties(label, gpu, version)

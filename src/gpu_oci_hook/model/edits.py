@@ -7,6 +7,12 @@ Cost rule: hot, no imports of the library.
 
 from __future__ import annotations
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from typing import Literal
+
+    PlanState = Literal["inject", "nothing", "done"]
+
 
 class Edit:
     """One change, and why it is made.
@@ -310,19 +316,20 @@ class WithheldItem:
 
 
 class Plan:
-    """The edits in the order in which they are applied, what is withheld, and what to warn about.
+    """The edits in the order in which they are applied, what is withheld, and warnings.
 
-    `files.state_dir` says in a word what became of the request: "inject", "nothing" (nothing asked, or not allowed) or
-    "done" (a CDI file has done it already).
+    Attributes:
+        state: "inject"; "nothing" if nothing is requested or the request is refused; "done" if a CDI file has injected
+            already.
     """
 
     __slots__ = ("edits", "state", "warnings", "withheld")
 
-    def __init__(self, state: str = "inject") -> None:
+    def __init__(self, state: PlanState = "inject", warnings: list[str] | None = None) -> None:
         self.state = state
         self.edits: list[Edit] = []
         self.withheld: list[WithheldItem] = []
-        self.warnings: list[str] = []
+        self.warnings = warnings if warnings is not None else []
 
 
 # What a hook without an environment of its own gets.

@@ -1,6 +1,6 @@
-"""Everything that a plan is made from, as one object; gathered by `inject.pipeline`, read by the parts of the plan.
+"""Everything that a plan is made from, as one object: `inject.gather` builds it, the modules of `plan` read it.
 
-Cost rule: hot, no imports.
+Import budget: GPU container.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from typing import Protocol
 
     class RootfsReader(Protocol):
-        """The questions that a plan has about a container's root; `rootfs.Rootfs` answers them."""
+        """What a plan reads below a container's root; `files.rootfs.Rootfs` implements it."""
 
         def resolve_destination(self, path: str) -> str:
             """See `Rootfs.resolve_destination`."""
@@ -35,70 +35,116 @@ if TYPE_CHECKING:
     from gpu_oci_hook.model.optional_devices import OptionalItems
     from gpu_oci_hook.model.request import Request
 
+    ControlNode = tuple[str, DeviceNode]  # capability that it serves, node
+    AbsentControlNode = tuple[str, str, str]  # capability, path, kernel module that is not loaded
 
-class PlanInput:
-    """Everything that a plan is made from, gathered by `inject.pipeline`.
+
+class ContainerFacts:
+    """The container that a plan is for, and what the process that starts it can do.
 
     Attributes:
         spec: the config.json as parsed; not changed.
-        request, config, inventory: see their classes.
-        chosen_gpus: the GPUs that go in, each with the origin of the word that named it; `gpus` are all there are.
-        control_nodes: (capability that it serves, node) of the control nodes; `gpu_nodes`: minor to node.
-        optional_items: nodes and files beside the driver's own: MIG capabilities, DRM nodes, IMEX channels and so on.
-        absent_control_nodes: (capability, path, module) of control nodes whose module is not loaded.
         image, rootfs_reader: the container's root file system.
         rootfs_path: its absolute path in this process.
         generated_dir: a directory in the bundle for files that are bind-mounted.
-        shared_dir: a directory of ours for what containers share; the same as `generated_dir` where we have none.
+        shared_dir: a directory of ours for files that containers share; the same as `generated_dir` if there is none.
         process_in_user_namespace: this process runs in a user namespace.
-        driver_params: the host's /proc/driver/nvidia/params, if containers will see that file; else None.
-        has_mount_program: whether the host has MOUNT_PROGRAM.
-        datacenter_only: all chosen GPUs are of the data-centre class.
+        driver_params: the host's /proc/driver/nvidia/params if containers will see that file, else None.
+        has_mount_program: whether the host has the program `mount`, which a hook runs.
+        datacenter_only: all chosen GPUs are data-centre GPUs; only read for an image with CUDA compat libraries.
     """
 
     __slots__ = (
-        "absent_control_nodes",
-        "chosen_gpus",
-        "config",
-        "control_nodes",
         "datacenter_only",
         "driver_params",
         "generated_dir",
-        "gpu_nodes",
-        "gpus",
         "has_mount_program",
         "image",
-        "inventory",
-        "optional_items",
         "process_in_user_namespace",
-        "request",
         "rootfs_path",
         "rootfs_reader",
         "shared_dir",
         "spec",
     )
 
-    spec: dict[str, object]
-    request: Request
-    config: Config
-    inventory: Inventory
-    chosen_gpus: list[tuple[Gpu, str]]
-    gpus: list[Gpu]
-    control_nodes: list[tuple[str, DeviceNode]]
-    gpu_nodes: dict[int, DeviceNode]
-    absent_control_nodes: list[tuple[str, str, str]]
-    image: Image
-    rootfs_reader: RootfsReader
-    rootfs_path: str
-    generated_dir: str
-    shared_dir: str
-    process_in_user_namespace: bool
-    driver_params: bytes | None
-    has_mount_program: bool
-    datacenter_only: bool
-    optional_items: OptionalItems
+    def __init__(
+        self,
+        *,
+        spec: dict[str, object],
+        image: Image,
+        rootfs_reader: RootfsReader,
+        rootfs_path: str,
+        generated_dir: str,
+        shared_dir: str,
+        process_in_user_namespace: bool,
+        driver_params: bytes | None,
+        has_mount_program: bool,
+        datacenter_only: bool,
+    ) -> None:
+        self.spec = spec
+        self.image = image
+        self.rootfs_reader = rootfs_reader
+        self.rootfs_path = rootfs_path
+        self.generated_dir = generated_dir
+        self.shared_dir = shared_dir
+        self.process_in_user_namespace = process_in_user_namespace
+        self.driver_params = driver_params
+        self.has_mount_program = has_mount_program
+        self.datacenter_only = datacenter_only
+
+
+class PlanInput:
+    """Everything that a plan is made from: the request, the host's side and the container's side.
+
+    Attributes:
+        request, config, inventory, container: see their classes.
+        gpus: all GPUs of the machine.
+        chosen_gpus: the GPUs that go in, each with the origin of the selector that names it.
+        control_nodes: the driver's nodes that are no GPU's.
+        absent_control_nodes: those whose kernel module is not loaded.
+        gpu_nodes: the nodes of the chosen GPUs by their minor number.
+        optional_items: optional nodes and files: MIG capabilities, DRM nodes, IMEX channels and so on.
+    """
+
+    __slots__ = (
+        "absent_control_nodes",
+        "chosen_gpus",
+        "config",
+        "container",
+        "control_nodes",
+        "gpu_nodes",
+        "gpus",
+        "inventory",
+        "optional_items",
+        "request",
+    )
+
+    def __init__(
+        self,
+        *,
+        request: Request,
+        config: Config,
+        inventory: Inventory,
+        gpus: list[Gpu],
+        chosen_gpus: list[tuple[Gpu, str]],
+        control_nodes: list[ControlNode],
+        absent_control_nodes: list[AbsentControlNode],
+        gpu_nodes: dict[int, DeviceNode],
+        optional_items: OptionalItems,
+        container: ContainerFacts,
+    ) -> None:
+        self.request = request
+        self.config = config
+        self.inventory = inventory
+        self.gpus = gpus
+        self.chosen_gpus = chosen_gpus
+        self.control_nodes = control_nodes
+        self.absent_control_nodes = absent_control_nodes
+        self.gpu_nodes = gpu_nodes
+        self.optional_items = optional_items
+        self.container = container
 
 
 def explain_missing_capability(capability: str) -> str:
-    """The reason for withholding what serves a capability that was not asked for."""
+    """Return the reason for withholding items that serve a capability which the container does not request."""
     return f"needs capability {capability}"

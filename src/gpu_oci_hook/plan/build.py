@@ -55,7 +55,7 @@ def find_injecting_cdi_hook(spec: object) -> str:
 
 def _drop_prestart_hooks(plan_input: PlanInput, plan: Plan) -> None:
     for stage in _HOOK_STAGES[:2]:
-        for hook in get_list(plan_input.spec, "hooks", stage):
+        for hook in get_list(plan_input.container.spec, "hooks", stage):
             if is_prestart_hook(hook):
                 plan.edits.append(DropHook(stage, str(get_member(hook, "path")), "it would inject a second time"))
 
@@ -69,12 +69,12 @@ def _mask_driver_params(plan_input: PlanInput, plan: Plan) -> None:
     if len(plan_input.chosen_gpus) == len(plan_input.gpus):
         return
     name = "ModifyDeviceFiles: 0"
-    if plan_input.driver_params is None:
+    if plan_input.container.driver_params is None:
         reason = "the kernel of this machine shows containers no such file (simulated GPUs)"
         plan.withheld.append(WithheldItem("file", f"{DRIVER_PARAMS} ({name})", reason))
         return
-    text = disable_modify_device_files(plan_input.driver_params)
-    if text == plan_input.driver_params:
+    text = disable_modify_device_files(plan_input.container.driver_params)
+    if text == plan_input.container.driver_params:
         return
     if not plan_input.config.hide_device_files:
         reason = "[inject] hide-device-files is off in the configuration"
@@ -84,14 +84,14 @@ def _mask_driver_params(plan_input: PlanInput, plan: Plan) -> None:
         get_member(mount, "destination") == "/proc"
         and get_member(mount, "type") == "proc"
         and "subset=pid" not in get_list(mount, "options")  # it has no drivers' files
-        for mount in get_list(plan_input.spec, "mounts")
+        for mount in get_list(plan_input.container.spec, "mounts")
     )
     what = ""
     if not shown:
         what = "the container has no procfs on /proc that shows it"
-    elif not plan_input.has_mount_program:
+    elif not plan_input.container.has_mount_program:
         what = f"the host has no {MOUNT_PROGRAM}"
-    elif get_member(plan_input.spec, "linux", "rootfsPropagation") in ("shared", "rshared"):
+    elif get_member(plan_input.container.spec, "linux", "rootfsPropagation") in ("shared", "rshared"):
         what = "the container shares its mounts with the host, which would then see it too"
     if what:
         plan.withheld.append(WithheldItem("file", f"{DRIVER_PARAMS} ({name})", what))
@@ -100,16 +100,16 @@ def _mask_driver_params(plan_input: PlanInput, plan: Plan) -> None:
     # belongs to nobody there, and a remount would have to repeat flags that we cannot know.
     how = (
         ()
-        if plan_input.process_in_user_namespace or has_user_namespace(plan_input.spec)
+        if plan_input.container.process_in_user_namespace or has_user_namespace(plan_input.container.spec)
         else ("-o", "ro,nosuid,nodev,noexec")
     )
-    source = f"{plan_input.generated_dir}/{generated_file_name(DRIVER_PARAMS)}"
+    source = f"{plan_input.container.generated_dir}/{generated_file_name(DRIVER_PARAMS)}"
     plan.edits.append(AddFile(DRIVER_PARAMS, text, f"{name}: not every GPU was asked for", bind_mounted=True))
     plan.edits.append(
         AddHook(
             "createContainer",
             MOUNT_PROGRAM,
-            ("mount", "--bind", *how, source, plan_input.rootfs_path + DRIVER_PARAMS),
+            ("mount", "--bind", *how, source, plan_input.container.rootfs_path + DRIVER_PARAMS),
             ("PATH=/usr/sbin:/usr/bin:/sbin:/bin",),
             f"shows {name} to the driver's libraries, which else make nodes of other GPUs",
         )

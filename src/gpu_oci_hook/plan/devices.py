@@ -34,7 +34,9 @@ def decide_node_binding(spec: object, *, process_in_user_namespace: bool) -> tup
 
 def add_device_nodes(plan_input: PlanInput, plan: Plan, implied_by: dict[str, str]) -> None:
     """Device nodes, their rules and groups."""
-    bound, rules = decide_node_binding(plan_input.spec, process_in_user_namespace=plan_input.process_in_user_namespace)
+    bound, rules = decide_node_binding(
+        plan_input.container.spec, process_in_user_namespace=plan_input.container.process_in_user_namespace
+    )
     wanted: list[tuple[DeviceNode, str]] = []
     for gpu, origin in plan_input.chosen_gpus:
         if gpu.minor >= 0:  # others have their nodes among the extras
@@ -89,7 +91,7 @@ def add_device_nodes(plan_input: PlanInput, plan: Plan, implied_by: dict[str, st
             plan.edits.append(AddDeviceRule(node.major, node.minor, "rw", f"lets the container open {node.path}"))
         if node.gid and node.mode & 0o006 != 0o006 and node.gid not in groups:
             groups.append(node.gid)
-            if not plan_input.process_in_user_namespace:
+            if not plan_input.container.process_in_user_namespace:
                 reason = f"{node.path} is for group {node.gid} (mode {node.mode:04o})"
                 plan.edits.append(AddGroup(node.gid, reason))
 

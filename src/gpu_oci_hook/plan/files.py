@@ -46,7 +46,12 @@ def add_driver_files(plan_input: PlanInput, plan: Plan, implied_by: dict[str, st
     _check_required_libraries(plan_input, implied_by)
     files = _select_driver_files(plan_input, plan, implied_by) + plan_input.optional_items.files
     ours = _find_own_mounts(plan_input)
-    places = Layout(plan_input.spec, plan_input.rootfs_reader, ours, writable=plan_input.image.writable)
+    places = Layout(
+        plan_input.container.spec,
+        plan_input.container.rootfs_reader,
+        ours,
+        writable=plan_input.container.image.writable,
+    )
     libraries = [(file, why) for file, why in files if file.kind == "library"]
     _add_libraries(plan_input, plan, places, libraries)
     others = [(file, why) for file, why in files if file.kind != "library"]
@@ -80,18 +85,18 @@ def _find_own_mounts(plan_input: PlanInput) -> list[tuple[str, str]]:
     prefixes = tuple(
         [
             f"{top}/{kind}"
-            for top in (plan_input.shared_dir, plan_input.generated_dir)
+            for top in (plan_input.container.shared_dir, plan_input.container.generated_dir)
             for kind in (LIBRARIES_DIR_PREFIX, LINKS_DIR_PREFIX)
         ]
     )
-    for mount in get_list(plan_input.spec, "mounts"):
+    for mount in get_list(plan_input.container.spec, "mounts"):
         source, destination = get_member(mount, "source"), get_member(mount, "destination")
         if not isinstance(source, str) or not isinstance(destination, str):
             continue
         if source.startswith(prefixes):
             directories.append(destination + "/")
             found.append((source, destination))
-        elif source.startswith(f"{plan_input.generated_dir}/") or destination.startswith(tuple(directories)):
+        elif source.startswith(f"{plan_input.container.generated_dir}/") or destination.startswith(tuple(directories)):
             found.append((source, destination))
     return found
 
@@ -180,19 +185,19 @@ def _add_libraries(plan_input: PlanInput, plan: Plan, layout: Layout, files: lis
         raise Fault(
             "the container has no directory for the driver's libraries: its root file system cannot be written, has "
             "no directory /usr/local/nvidia/lib64, and neither /run nor /dev is a tmpfs",
-            where=plan_input.rootfs_path,
+            where=plan_input.container.rootfs_path,
             hint="Mount a tmpfs on /run or make the root file system writable",
         )
-    search = LibrarySearch(plan_input.image, plan_input.rootfs_reader, layout)
+    search = LibrarySearch(plan_input.container.image, plan_input.container.rootfs_reader, layout)
     compat_reason = ""
-    if plan_input.image.compat_libcudas:
+    if plan_input.container.image.compat_libcudas:
         search.compat_directory, compat_reason = _resolve_compat_preference(plan_input, plan)
     placement = _place_libraries(plan_input, plan, layout, search, files)
     _add_library_directories(plan_input, plan, placement)
     # Where a machine has no 32-bit sister the two are one directory, and the 64-bit libraries' one counts.
     for image_directory, directory in {
-        plan_input.image.library_dir32: layout.driver_library_dir32,
-        plan_input.image.library_dir: layout.driver_library_dir,
+        plan_input.container.image.library_dir32: layout.driver_library_dir32,
+        plan_input.container.image.library_dir: layout.driver_library_dir,
     }.items():
         _add_image_links(plan, layout, search, placement, image_directory, directory)
     if host_path_files:
@@ -225,7 +230,7 @@ def _place_libraries(
     plan_input: PlanInput, plan: Plan, layout: Layout, search: LibrarySearch, files: list[tuple[DriverFile, str]]
 ) -> _Placement:
     """Give each library its path in the container, and its names to the loader."""
-    placement = _Placement(plan_input.shared_dir)
+    placement = _Placement(plan_input.container.shared_dir)
     for file, why in files:
         own_mount = search.find_own_mount(file.arch, file.soname, file.name)
         if own_mount:
@@ -233,7 +238,7 @@ def _place_libraries(
             plan.withheld.append(WithheldItem("library", _format_library_name(file), reason))
             search.add_library(file.soname, own_mount, file.arch, own_mount=True)
             # Whoever chooses a container's mounts could else fill /run with a directory for every choice.
-            placement.prepared_root = plan_input.generated_dir
+            placement.prepared_root = plan_input.container.generated_dir
             continue
         directory = layout.driver_library_dir32 if file.arch in ARCHITECTURES_32BIT else layout.driver_library_dir
         search.add_directory(directory)
@@ -291,10 +296,10 @@ def _resolve_compat_preference(plan_input: PlanInput, plan: Plan) -> tuple[str, 
     from gpu_oci_hook.plan.compat import decide_cuda_compat  # few images have any
 
     decision = decide_cuda_compat(
-        plan_input.image.compat_libcudas,
+        plan_input.container.image.compat_libcudas,
         plan_input.inventory.version,
         plan_input.config.cuda_compat,
-        has_only_datacenter_gpus=lambda: plan_input.datacenter_only,
+        has_only_datacenter_gpus=lambda: plan_input.container.datacenter_only,
     )
     compute = "compute" in add_implied_capabilities(plan_input.request.capabilities)
     if decision.warning and compute:
@@ -302,7 +307,7 @@ def _resolve_compat_preference(plan_input: PlanInput, plan: Plan) -> tuple[str, 
     if decision.directory and compute:
         return decision.directory, f"; the image's own libcuda comes first: {decision.reason}"
     reason = decision.reason if compute else explain_missing_capability("compute")
-    plan.withheld.append(WithheldItem("compat", plan_input.image.compat_libcudas[0][0], reason))
+    plan.withheld.append(WithheldItem("compat", plan_input.container.image.compat_libcudas[0][0], reason))
     return "", ""
 
 
@@ -342,9 +347,9 @@ def _add_other_files(plan_input: PlanInput, plan: Plan, layout: Layout, files: l
         directory = file.kind in DIRECTORY_KINDS
         destination, reason = layout.find_mount_point(_choose_destination(plan_input, file), follow=directory)
         own = bool(destination) and layout.is_mount_destination(destination)
-        if own and not has_same_mount(plan_input.spec, destination, file.source):
+        if own and not has_same_mount(plan_input.container.spec, destination, file.source):
             if file.kind == "shm":
-                plan.edits += _drop_replaced_mounts(plan_input.spec, destination, why)
+                plan.edits += _drop_replaced_mounts(plan_input.container.spec, destination, why)
             else:
                 destination, reason = "", f"the container has its own mount on {file.container_path}"
         way = _list_parent_directories(destination)
@@ -370,7 +375,7 @@ def _choose_destination(plan_input: PlanInput, file: DriverFile) -> str:
     """Where a file goes. An X server has its modules in its distribution's library directory."""
     if (
         file.container_path.startswith(_XORG_MODULES)
-        and plan_input.rootfs_reader.stat_path(_XORG_MODULES64, follow=True) is not None
+        and plan_input.container.rootfs_reader.stat_path(_XORG_MODULES64, follow=True) is not None
     ):
         return _XORG_MODULES64 + file.container_path[len(_XORG_MODULES) :]
     return file.container_path

@@ -55,7 +55,7 @@ def _add_library_mount(plan_input: PlanInput, plan: Plan, layout: Layout, file: 
     if (
         destination
         and layout.is_mount_destination(destination)
-        and not has_same_mount(plan_input.spec, destination, file.source)
+        and not has_same_mount(plan_input.container.spec, destination, file.source)
     ):
         destination, reason = "", f"the container has its own mount on {file.container_path}"
     if not destination:

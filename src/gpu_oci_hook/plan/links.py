@@ -44,7 +44,9 @@ def add_optional_links(plan_input: PlanInput, plan: Plan, layout: Layout) -> Non
             plan.withheld += [WithheldItem("link", f"{directory}/{name}", reason) for name, _ in entries]
             continue
         content = tuple(sorted(entries))
-        source = f"{plan_input.shared_dir}/{LINKS_DIR_PREFIX}{state_dir.compute_digest(repr(content).encode())}"
+        source = (
+            f"{plan_input.container.shared_dir}/{LINKS_DIR_PREFIX}{state_dir.compute_digest(repr(content).encode())}"
+        )
         why = reasons[directory] if len(entries) == 1 else "names by path of the nodes"
         plan.edits.append(PrepareDirectory(source, place, content, why))
         plan.edits.append(AddMount(source, place, READ_ONLY_MOUNT_OPTIONS, why, clear_mount_point=False))
@@ -60,7 +62,9 @@ def _has_edits_below(plan: Plan, directory: str) -> bool:
 def add_optional_files(plan_input: PlanInput, plan: Plan, layout: Layout) -> None:
     """The generated files of the extras; each is optional."""
     for path, content, why, always in plan_input.optional_items.generated_files:
-        if not always and (layout.classify_path(path) != "image" or plan_input.rootfs_reader.stat_path(path) is None):
+        if not always and (
+            layout.classify_path(path) != "image" or plan_input.container.rootfs_reader.stat_path(path) is None
+        ):
             continue
         reason = add_generated_file(plan_input, plan, layout, path, content, why, optional=True)
         if reason:
@@ -86,7 +90,7 @@ def link_misplaced_libraries(
             if wanted == place:
                 continue
             text = f"{manifest.name} names {path}, but in the container that library lies at {place}"
-            status = plan_input.rootfs_reader.stat_path(wanted)
+            status = plan_input.container.rootfs_reader.stat_path(wanted)
             free = status is None or status.st_mode & 0o170000 == 0o120000 or status.st_size == 0
             if free and layout.writable and layout.classify_path(wanted) == "image":
                 plan.edits.append(AddLink(wanted, place, f"{manifest.name} names the library so"))

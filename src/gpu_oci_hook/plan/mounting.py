@@ -41,7 +41,7 @@ def add_generated_file(
     destination, why = layout.find_mount_point(path)
     if destination and layout.classify_path(path) == "image":
         plan.edits.append(AddFile(path, content, reason, bind_mounted=True))
-        source = f"{plan_input.generated_dir}/{generated_file_name(path)}"
+        source = f"{plan_input.container.generated_dir}/{generated_file_name(path)}"
         plan.edits.append(AddMount(source, destination, READ_ONLY_MOUNT_OPTIONS, reason, clear_mount_point=False))
         return ""
     return why or f"{path} lies in another mount"

@@ -13,7 +13,6 @@ if TYPE_CHECKING:
     from gpu_oci_hook.host.root import Host
     from gpu_oci_hook.model.machine import Cache, Gpu
     from gpu_oci_hook.model.optional_devices import OptionalItems
-    from gpu_oci_hook.model.plan_input import PlanInput
     from gpu_oci_hook.request.require_expressions import HostProperties
 
 
@@ -87,20 +86,6 @@ class Platform:
         from gpu_oci_hook.host.nvml.query import find_nvml_library
 
         return find_nvml_library(self.host, self.loaded_inventory)
-
-    def complete_plan_input(self, plan_input: PlanInput) -> None:
-        """Puts into the facts what `add` gives, each node once."""
-        extra = plan_input.optional_items
-        taken = {node.path for node in plan_input.gpu_nodes.values()}
-        taken.update([node.path for node, _ in (*extra.nodes, *extra.best_effort_nodes)])
-        self.add_platform_items(plan_input.chosen_gpus, taken, extra)
-        given = {node.path for node, _ in extra.nodes}
-        plan_input.control_nodes = [
-            (capability, node) for capability, node in plan_input.control_nodes if node.path not in given
-        ]
-        plan_input.absent_control_nodes = [
-            absent for absent in plan_input.absent_control_nodes if absent[1] not in given
-        ]
 
     def add_platform_items(self, chosen: list[tuple[Gpu, str]], taken_paths: set[str], items: OptionalItems) -> None:
         """Adds the nodes of the chosen GPUs, links, and what is withheld.
