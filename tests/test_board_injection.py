@@ -191,7 +191,7 @@ def test_a_requirement_that_windows_cannot_decide_is_skipped_and_said(wsl: Path,
     outcome = prepared(made, settings(wsl))
     assert outcome.plan.state == "inject"
     (text,) = (text for text in outcome.plan.warnings if "are not checked" in text)
-    assert "cuda" in text and "platform wsl does not tell it" in text
+    assert "cuda" in text and "platform wsl does not provide them" in text
 
 
 def test_the_images_newer_libcuda_is_not_weighed_where_no_version_is_known(wsl: Path, tmp_path: Path) -> None:

@@ -37,7 +37,7 @@ def list_mig_devices(outcome: Outcome, settings: Config) -> list[tuple[MigDevice
     if outcome.inventory is None:
         return []
     mig_devices = outcome.mig_devices or gather_mig_devices(
-        outcome, Host(settings.root), settings, outcome.inventory.version, ReadOnlyCache()
+        Host(settings.root), settings, outcome.gpus, outcome.inventory.version, ReadOnlyCache()
     )
     origins = {(device.gpu.index, device.gi, device.ci): origin for device, origin in outcome.chosen_mig_devices}
     # The right to configure or monitor MIG opens every MIG device of the injected GPUs.

@@ -76,7 +76,7 @@ def _describe_requirement_check(request: Request, name: str, expression: str) ->
 
 
 def _summarize_outcome(outcome: Outcome) -> str:
-    state = outcome.plan.state
+    state: str = outcome.plan.state
     if state == "inject" and not outcome.request.needs_driver:
         state = "cdi"
     counts = ""
