@@ -2,8 +2,8 @@
 
 The majors come from /proc/devices (`read_device_majors`). 195 is assigned to NVIDIA for good. The kernel assigns
 the major of nvidia-uvm, of nvidia-caps and of other modules when the module is loaded, so it differs between boots.
-A node that the host does not have yet (/dev/nvidia-uvm after boot) is described all the same; its mode and owner are
-then the kernel module's parameters.
+A node that the host does not have yet (/dev/nvidia-uvm after boot) is described all the same. Its mode and owner
+are then the kernel module's parameters.
 
 Import budget: GPU container.
 """
@@ -21,7 +21,7 @@ from gpu_oci_hook.model.machine import DeviceNode
 _READ_LIMIT = 1 << 20
 _NVIDIA_MAJOR = 195  # Documentation/admin-guide/devices.txt of the kernel: assigned to NVIDIA for good
 _NVIDIA_NAMES = ("nvidia", "nvidia-frontend", "nvidiactl")  # 550.40 renamed "nvidia-frontend"
-_STALE_NODE_HINT = "Remove the stale node; nvidia-modprobe recreates it"
+_STALE_NODE_HINT = "Remove the stale node, so that nvidia-modprobe creates it again"
 
 # Path, module, minor, the capability it serves ("" = always). In the order in which the driver's own tools create them.
 CONTROL_NODES = (
@@ -40,10 +40,10 @@ class DeviceMajors:
         modeset: nvidia-modeset is loaded although /proc/devices does not list it.
 
     Attributes:
-        nvidia: major of /dev/nvidia0 and /dev/nvidiactl; 195 also when /proc/devices does not list it.
-        uvm: major of nvidia-uvm, assigned when the module is loaded; None when it is not loaded.
-        caps: major of nvidia-caps (MIG); None when absent.
-        modeset: major of /dev/nvidia-modeset; None when the module is not loaded.
+        nvidia: major of /dev/nvidia0 and /dev/nvidiactl. It is 195 also when /proc/devices does not list it.
+        uvm: major of nvidia-uvm, assigned when the module is loaded, or None when it is not loaded.
+        caps: major of nvidia-caps (MIG), or None when absent.
+        modeset: major of /dev/nvidia-modeset, or None when the module is not loaded.
         nvidia_loaded: the nvidia module is loaded.
     """
 
@@ -59,13 +59,13 @@ class DeviceMajors:
         self.modeset = majors_by_name.get("nvidia-modeset", self.nvidia if modeset else None)
 
     def major_of_module(self, module: str) -> int | None:
-        """Return the major of nvidia, nvidia-uvm, nvidia-modeset or nvidia-caps; None when it is not loaded."""
+        """Return the major of nvidia, nvidia-uvm, nvidia-modeset or nvidia-caps, or None when it is not loaded."""
         if module == "nvidia":
             return self.nvidia
         return {"nvidia-uvm": self.uvm, "nvidia-modeset": self.modeset, "nvidia-caps": self.caps}.get(module)
 
     def owner_of_major(self, major: int) -> str:
-        """Return the name of the device that has this major; "" when the major is free."""
+        """Return the name of the device that has this major, or "" when the major is free."""
         return next((name for name, number in self.majors_by_name.items() if number == major), "")
 
 
@@ -73,7 +73,7 @@ class ModuleParameters:
     """Mode and owner that the kernel module nvidia wants for its nodes, from /proc/driver/nvidia/params.
 
     Attributes:
-        mode: permission bits; the file has them in decimal (438 = 0666).
+        mode: permission bits, which the file has in decimal (438 = 0666).
         uid, gid: owner.
         modify_device_files: the driver's user-space parts may create and change nodes (`ModifyDeviceFiles`).
     """
@@ -88,7 +88,7 @@ class ModuleParameters:
 
 
 def read_device_majors(host: Host) -> DeviceMajors:
-    """Read the majors from /proc/devices; when it is unreadable, no module counts as loaded.
+    """Read the majors from /proc/devices. When it is unreadable, no module counts as loaded.
 
     Drivers up to 545 serve modeset through "nvidia-frontend", so /proc/devices does not name it. There
     /sys/module/nvidia_modeset shows whether it is loaded.
@@ -99,7 +99,7 @@ def read_device_majors(host: Host) -> DeviceMajors:
 
 
 def read_module_parameters(host: Host) -> ModuleParameters:
-    """Read the module's parameters; a missing or invalid one has the module's built-in default (root, 0666)."""
+    """Read the module's parameters. A missing or invalid one has the module's default (root, 0666)."""
     table = parse_key_value_lines(_read_or_empty(host, "/proc/driver/nvidia/params"))
     mode = _parse_uint32(table.get("DeviceFileMode"), 0o666)
     return ModuleParameters(
@@ -137,11 +137,11 @@ def resolve_device_node(
         if stat.S_ISCHR(status.st_mode):
             stale_numbers = f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
             problems.append(
-                f"{source} is {stale_numbers}, but the kernel says {major}:{minor}; the kernel's number is used. {hint}"
+                f"{source} is {stale_numbers}, but the kernel's number is {major}:{minor}, which is used. {hint}"
             )
         else:
             problems.append(
-                f"{source} is not a character device; the kernel's number {major}:{minor} is used. Remove the file"
+                f"{source} is not a character device. The kernel's number {major}:{minor} is used. Remove the file"
             )
     return DeviceNode(
         path=path,
@@ -158,7 +158,7 @@ def resolve_device_node(
 def resolve_gpu_node(
     host: Host, majors: DeviceMajors, minor: int, defaults: ModuleParameters, problems: list[str]
 ) -> DeviceNode:
-    """Return the node /dev/nvidia<minor>; see `resolve_device_node`."""
+    """Return the node /dev/nvidia<minor> like `resolve_device_node`."""
     return resolve_device_node(host, f"/dev/nvidia{minor}", majors.nvidia, minor, defaults, problems)
 
 
@@ -182,7 +182,7 @@ def resolve_control_nodes(
 
 
 def read_device_node(host: Host, path: str) -> DeviceNode | None:
-    """Return the character device at `path` with the host's numbers; None when the host has none there."""
+    """Return the character device at `path` with the host's numbers, or None when the host has none there."""
     status = host.stat_path(path)
     if status is None or not stat.S_ISCHR(status.st_mode):
         return None
@@ -190,7 +190,7 @@ def read_device_node(host: Host, path: str) -> DeviceNode | None:
 
 
 def make_existing_node(path: str, source: str, status: os.stat_result) -> DeviceNode:
-    """Build the description of a node that the host has, from its status; `source` is its path in this process."""
+    """Build the description of a node that the host has, from its status and its path in this process."""
     return DeviceNode(
         path=path,
         major=os.major(status.st_rdev),

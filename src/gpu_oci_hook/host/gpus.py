@@ -23,7 +23,7 @@ _GPUS_DIR = "/proc/driver/nvidia/gpus"
 
 
 def read_driver_version(host: Host) -> str | None:
-    """Return the version of the running kernel module; None when no module is loaded or its files are unreadable.
+    """Return the version of the running kernel module, or None when no module is loaded or its files are unreadable.
 
     Closed and open modules write /proc/driver/nvidia/version differently. /sys/module/nvidia/version has the bare
     number.

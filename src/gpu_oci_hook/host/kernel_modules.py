@@ -60,7 +60,7 @@ def load_needed_modules(
 
 
 def load_kernel_module(host: Host, module: str, *, timeout: float = 20.0) -> None:
-    """Load a module; the caller reads /proc/devices again.
+    """Load a module. The caller reads /proc/devices again.
 
     Arguments:
         module: "nvidia", "nvidia-uvm" or "nvidia-modeset".

@@ -78,7 +78,7 @@ def lookup_cuda_version(driver: str) -> tuple[str, str]:
 
 
 def lookup_gpu_brands(model: str) -> tuple[str, ...]:
-    """Return the brands that requirements may use for a GPU of this name; () when unknown.
+    """Return the brands that requirements may use for a GPU of this name, or () when unknown.
 
     They are in lower case, NVML's own first. There are several where the brand depends on the driver: a data centre
     GPU was "tesla" with older drivers and is "nvidia" with newer ones.
@@ -117,7 +117,7 @@ def is_datacenter_gpu(model: str) -> bool:
 
 
 def lookup_compute_capability(model: str) -> str:
-    """Return the compute capability of a GPU of this name ("8.0"); "" when unknown."""
+    """Return the compute capability of a GPU of this name ("8.0"), or "" when unknown."""
     name = _normalize_model(model)
     for product, capability in _OTHER_GPUS:
         if f" {product} " in name:
@@ -147,7 +147,7 @@ def _datacenter_capability(name: str) -> str:
 
 
 def _virtual_gpu_license(name: str) -> str:
-    """Return the brand for the licence of a virtual GPU; "" for another GPU.
+    """Return the brand for the licence of a virtual GPU, or "" for another GPU.
 
     The profile is the last word of the name: a number and the letter of the licence.
     """

@@ -20,10 +20,10 @@ _VERSION_FILE_LIMIT = 65536
 
 
 class Host:
-    """A root directory and everything below it; symbolic links never lead out of it.
+    """A root directory and everything below it. Symbolic links never lead out of it.
 
     Arguments:
-        root: the directory; "/" is the running machine. All methods take paths below it.
+        root: the directory, "/" for the running machine. All methods take paths below it.
     """
 
     __slots__ = ("_machine", "_walked_paths", "prefix", "root")
@@ -40,11 +40,11 @@ class Host:
         return f"Host({self.root!r})"
 
     def full_path(self, path: str) -> str:
-        """Return the path as this process sees it. Links are not followed; `..` stops at the root."""
+        """Return the path as this process sees it. Links are not followed, and `..` stops at the root."""
         return (self.prefix + _normalize_path(path)) if self.prefix else _normalize_path(path)
 
     def resolve_path(self, path: str, visited_links: list[str] | None = None) -> str | None:
-        """Return the path below the root without links; None when it is missing, loops, or cannot be walked.
+        """Return the path below the root without links, or None when it is missing, loops, or cannot be walked.
 
         Arguments:
             visited_links: receives the path (below the root) of every link followed, and the path at which the
@@ -62,7 +62,7 @@ class Host:
         return resolved
 
     def read_file(self, path: str, limit: int) -> bytes | None:
-        """Return the bytes of a regular file (procfs and sysfs files included); None when it is missing.
+        """Return the bytes of a regular file (procfs and sysfs files included), or None when it is missing.
 
         Raises:
             Fault: it is a special file, larger than `limit` bytes, or cannot be read. A FIFO never blocks.
@@ -82,7 +82,7 @@ class Host:
             raise Fault(f"it cannot be read: {describe_os_error(error)}", where=self.full_path(path)) from None
 
     def list_names(self, path: str) -> list[str]:
-        """Return the names in a directory, sorted; empty when it is missing or cannot be listed."""
+        """Return the names in a directory, sorted, or an empty list when it is missing or cannot be listed."""
         real_path = self._resolve_full_path(path)
         if real_path is None:
             return []
@@ -92,7 +92,7 @@ class Host:
             return []
 
     def stat_path(self, path: str, *, follow: bool = True) -> os.stat_result | None:
-        """Return the status of a path; None when it is missing.
+        """Return the status of a path, or None when it is missing.
 
         Arguments:
             follow: whether to follow a link at the end of the path (inside the root).
@@ -110,7 +110,7 @@ class Host:
             return None
 
     def sub_host(self, path: str) -> Host:
-        """Return the directory at `path` as a root of its own (a driver container's); a missing one reads as empty."""
+        """Return the directory at `path` as a root of its own (a driver container's). A missing one reads as empty."""
         resolved = self.resolve_path(path)
         return Host(self.full_path(path if resolved is None else resolved))
 
@@ -139,7 +139,7 @@ class Host:
         return None if resolved is None else self.prefix + resolved
 
     def _walk_path(self, path: str, visited_links: list[str] | None) -> str | None:
-        """Return the path with every link followed inside the root; the last component need not exist."""
+        """Return the path with every link followed inside the root. The last component need not exist."""
         if not self.prefix and visited_links is None:
             try:
                 return os.path.realpath(path, strict=True)

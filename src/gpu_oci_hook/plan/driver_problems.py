@@ -24,7 +24,7 @@ def describe_missing_library(other_version: str) -> str:
     """Return why a required library is missing.
 
     Arguments:
-        other_version: path and version of the library of another driver version; "" when there is none.
+        other_version: path and version of the library of another driver version, or "" when there is none.
     """
     return f"only {other_version} is there" if other_version else "it is in none of the searched directories"
 
@@ -33,7 +33,7 @@ def describe_missing_dependencies(inventory: Inventory, container_paths: Contain
     """Return a sentence for each library that a manifest needs and the host lacks.
 
     Arguments:
-        container_paths: the manifests that count, by their path in the container; None for all.
+        container_paths: the manifests that count, by their path in the container, or None for all.
     """
     return list(
         dict.fromkeys(

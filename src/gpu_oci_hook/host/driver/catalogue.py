@@ -33,7 +33,7 @@ _SEARCH_PATH_KEYS = ("caches", "libraries", "subdirectories", "binaries", "firmw
 
 
 class CatalogueEntry:
-    """One table of the catalogue; a key that its kind does not have is empty.
+    """One table of the catalogue. A key that its kind does not have is empty.
 
     Arguments:
         kind: the table's name: "library", "binary", "socket", "directory", "firmware", "config".
@@ -81,7 +81,7 @@ class Catalogue:
 
 
 def library_stem(name: str) -> str:
-    """Return a library's name without the version after ".so"; the whole name when there is none."""
+    """Return a library's name without the version after ".so", if it has one."""
     suffix_start = name.find(".so.")
     return name if suffix_start < 0 else name[: suffix_start + 3]
 
@@ -128,7 +128,7 @@ def _make_read_fault(path: str, error: OSError) -> Fault:
 
 
 def _read_parsed_copy(copy_path: str, stamp: tuple[object, ...]) -> dict[str, object] | None:
-    """Return the tables in a parsed copy; None when it is missing, damaged, or has another stamp."""
+    """Return the tables in a parsed copy, or None when it is missing, damaged, or has another stamp."""
     try:
         with open(copy_path, "rb") as file:
             copy_stamp, tables = marshal.load(file)  # noqa: S302 - a user who can write here can write our code
@@ -138,7 +138,7 @@ def _read_parsed_copy(copy_path: str, stamp: tuple[object, ...]) -> dict[str, ob
 
 
 def _write_parsed_copy(copy_path: str, stamp: tuple[object, ...], tables: dict[str, object]) -> None:
-    """Write the parsed copy; a failure only costs the parsing next time."""
+    """Write the parsed copy. A failure only costs the parsing next time."""
     temporary_path = f"{copy_path}.{os.getpid()}"
     try:
         with open(temporary_path, "xb") as file:

@@ -60,7 +60,7 @@ def discover_driver_files(
         version=version or library_version,
         library_version=library_version,
         files=tuple(files),
-        search_report=tuple([(location.label, location.describe()) for location in libraries.locations]),
+        search_report=tuple([(location.label, location.describe_result()) for location in libraries.locations]),
         missing_libraries=_find_missing_libraries(catalogue, libraries),
         missing_dependencies=find_missing_dependencies(files, libraries.is_driver_library_name),
     )
@@ -74,7 +74,7 @@ def discover_driver_files(
 
 
 def _find_missing_libraries(catalogue: Catalogue, libraries: LibrarySearch) -> tuple[tuple[str, str, str], ...]:
-    """Return the required libraries that were not found; see `Inventory.missing_libraries`."""
+    """Return the required libraries that were not found, for `Inventory.missing_libraries`."""
     sonames = {file.soname for file in libraries.files if file.arch == libraries.arch}
     return tuple(
         (capability, soname, libraries.other_versions.get((soname, libraries.arch), ""))
@@ -108,7 +108,7 @@ class _CompanionFiles:
         self.architectures = architectures
 
     def find_binaries(self) -> list[DriverFile]:
-        """Find the programs; of several with one name the first in search order counts."""
+        """Find the programs. Of several with one name the first in search order counts."""
         binaries: list[DriverFile] = []
         directories = [
             path for pattern in self.catalogue.search_paths["binaries"] for path in self._fill_placeholders(pattern)
@@ -129,7 +129,7 @@ class _CompanionFiles:
         return sorted(binaries, key=lambda file: file.name)
 
     def find_firmware(self, host: Host, kernel_release: str) -> list[DriverFile]:
-        """Find the firmware; of several with one name the first counts, in the kernel's own search order."""
+        """Find the firmware. Of several with one name the first in the kernel's search order counts."""
         directories = [path.replace("{kernel}", kernel_release) for path in self.catalogue.search_paths["firmware"]]
         try:
             parameter = host.read_file("/sys/module/firmware_class/parameters/path", 4096)
@@ -150,14 +150,14 @@ class _CompanionFiles:
         return firmware
 
     def find_config_files(self) -> list[DriverFile]:
-        """Find the configuration files; of several with one name the first in search order counts."""
+        """Find the configuration files. Of several with one name the first in search order counts."""
         config_files: list[DriverFile] = []
         for entry in self.catalogue.entries_of_kind("config"):
             config_files.extend(self._find_matching_files(entry, list(entry.paths)))
         return config_files
 
     def _find_matching_files(self, entry: CatalogueEntry, patterns: list[str]) -> list[DriverFile]:
-        """Return the files that match the patterns, sorted; of several with one name the first counts."""
+        """Return the files that match the patterns, sorted. Of several with one name the first counts."""
         files: dict[str, DriverFile] = {}
         for pattern in patterns:
             for path in [path for filled in self._fill_placeholders(pattern) for path in self._match_paths(filled)]:
@@ -178,7 +178,7 @@ class _CompanionFiles:
         return [pattern]
 
     def _match_paths(self, pattern: str) -> list[str]:
-        """Return the paths that match a pattern and whose directory exists; the directory is watched in any case."""
+        """Return the paths that match a pattern and whose directory exists. The directory is watched in any case."""
         return [
             path
             for path in self.search.expand_pattern(pattern)

@@ -50,14 +50,14 @@ def load_inventory(
         os.uname().release,
     )  # fmt: skip
 
-    def search() -> InventorySearchResult:
-        # The search is expensive to import; a start with a valid cache does not need it.
+    def run_search() -> InventorySearchResult:
+        # The search is expensive to import, and a start with a valid cache does not need it.
         from gpu_oci_hook.host.driver.discovery import discover_driver_files
 
         return discover_driver_files(host, driver, library_paths, version or "")
 
     name = _driver_cache_name(host.root + "\0" + driver.root)
-    inventory, daemon_files = load_cached_inventory(cache, name, key, search)
+    inventory, daemon_files = load_cached_inventory(cache, name, key, run_search)
     present_files, refusals = _find_daemon_files(host, driver, daemon_files)
     inventory.files = inventory.files + present_files
     inventory.problems = inventory.problems + refusals
@@ -98,7 +98,7 @@ def _driver_cache_name(roots: str) -> str:
 
 
 def _decode_cached_inventory(blob: bytes | None, key: tuple[object, ...]) -> tuple[Inventory, tuple[Any, ...]] | None:
-    """Return a blob's inventory and additional data; None when it is damaged, has another key, or is out of date."""
+    """Return a blob's inventory and additional data, or None when it is damaged, has another key, or is out of date."""
     if blob is None:
         return None
     try:
@@ -117,7 +117,7 @@ def _decode_cached_inventory(blob: bytes | None, key: tuple[object, ...]) -> tup
                 return None
         return Inventory.from_data(data), additional
     except Exception:
-        return None  # a damaged blob may raise anything; it costs a search, never a start
+        return None  # a damaged blob may raise anything: it costs a search, never a start
 
 
 def _find_daemon_files(

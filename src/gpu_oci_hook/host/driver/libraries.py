@@ -30,7 +30,7 @@ class SearchLocation:
 
     Arguments:
         label: the location, for people.
-        note: the result where no library was found; "" for a default text.
+        note: the result where no library was found, or "" for a default text.
 
     Attributes:
         used_count: the libraries of this location that were chosen.
@@ -47,7 +47,7 @@ class SearchLocation:
         self.duplicate_count = 0
         self.rejections: dict[str, None] = {}
 
-    def describe(self) -> str:
+    def describe_result(self) -> str:
         """Return the result as a text for the report."""
         if self.used_count:
             result = _count_libraries(self.used_count)
@@ -239,7 +239,7 @@ class LibrarySearch:
             self.directories[os.path.dirname(real_path)] = None
 
     def _reject_listed(self, location: SearchLocation, name: str, reason: str) -> None:
-        """Report the rejection of a file if the catalogue lists its name; other files are not worth a report."""
+        """Report the rejection of a file if the catalogue lists its name. Other files are not worth a report."""
         if library_stem(name) in self.catalogue.libraries:
             location.rejections[reason] = None
 
@@ -332,6 +332,6 @@ class LibrarySearch:
 
 
 def _version_suffix(path: str) -> str:
-    """Return the driver version at the end of a file's name; "" when it has none ("libnvidia-egl-gbm.so.1.1.1")."""
+    """Return the driver version at the end of a file's name, or "" when it has none ("libnvidia-egl-gbm.so.1.1.1")."""
     _, separator, suffix = os.path.basename(path).partition(".so.")
     return suffix if separator and is_driver_version(suffix) else ""

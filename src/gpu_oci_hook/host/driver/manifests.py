@@ -28,7 +28,7 @@ def is_manifest(name: str) -> bool:
 
 
 def parse_manifest_libraries(name: str, data: bytes) -> tuple[str, ...]:
-    """Return the libraries that a manifest names, by SONAME or by path as written; none for a damaged one.
+    """Return the libraries that a manifest names, by SONAME or by path as written. A damaged one has none.
 
     JSON: `library_path` in `ICD`, in `layer` or in each of `layers` (Vulkan-Loader's LoaderDriverInterface.md and
     LoaderLayerInterface.md, libglvnd's egl_vendor.d, eglexternalplatform). OpenCL: the first line of the file.
@@ -54,7 +54,7 @@ def parse_manifest_libraries(name: str, data: bytes) -> tuple[str, ...]:
 
 
 def manifest_architecture(name: str, machine: str) -> str:
-    """Return the architecture in a manifest's name ("nvidia_icd.x86_64.json"); `machine` when it has none."""
+    """Return the architecture in a manifest's name ("nvidia_icd.x86_64.json"), or `machine` when it has none."""
     stem = name.rpartition(".")[0]
     for architecture in ARCHITECTURES.values():
         if any(stem.endswith(f"{separator}{alias}") for alias in architecture.aliases for separator in "._-"):
@@ -69,7 +69,7 @@ def find_missing_dependencies(
 
     Arguments:
         files: all files of the driver.
-        is_driver_library: tells whether a SONAME is the driver's; the image may have the other libraries.
+        is_driver_library: tells whether a SONAME is the driver's. The image may have the other libraries.
     """
     files = list(files)
     libraries = {(file.soname, file.arch): file for file in files if file.kind == "library"}

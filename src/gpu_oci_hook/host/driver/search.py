@@ -43,7 +43,7 @@ class FileSearch:
         self._resolved_parents: dict[str, str | None] = {}
 
     def resolve_path(self, path: str, links_left: int = MAX_LINKS) -> str | None:
-        """Return the path without links; None when it leads nowhere. Every link on the way is watched.
+        """Return the path without links, or None when it leads nowhere. Every link on the way is watched.
 
         Arguments:
             links_left: how many more links may be followed.
@@ -77,7 +77,7 @@ class FileSearch:
         return resolved
 
     def find_directory(self, path: str) -> str | None:
-        """Return the directory at `path` without links, and watch it from now on; None when there is none."""
+        """Return the directory at `path` without links, and watch it from now on, or None when there is none."""
         resolved = self.resolve_path(path)
         if resolved is None:
             return None
@@ -122,7 +122,7 @@ class FileSearch:
             os.close(fd)
 
     def expand_pattern(self, pattern: str) -> list[str]:
-        """Return the paths that match a pattern with `*`, sorted; a pattern without `*` as it is, existing or not."""
+        """Return the paths that match a pattern with `*`, sorted. A pattern without `*` is returned as it is."""
         if "*" not in pattern:
             return [pattern]
         paths = [""]
@@ -140,14 +140,14 @@ class FileSearch:
         return paths
 
     def collect_stat_signatures(self) -> tuple[StatSignature, ...]:
-        """Return the signatures of everything that is watched; a link in a watched directory needs none of its own."""
+        """Return the signatures of everything that is watched. A link in a watched directory needs none of its own."""
         watched = self._watched
         loose_links = [seen for path, seen in self._seen_links.items() if os.path.dirname(path) not in watched]
         return (*watched.values(), *loose_links)
 
 
 def stat_signature(path: str) -> StatSignature:
-    """Return path, mtime, inode and size of a path in this process; size -1 for a missing one.
+    """Return path, mtime, inode and size of a path in this process. A missing one has size -1.
 
     A result that was read from the path holds as long as these are the same.
     """

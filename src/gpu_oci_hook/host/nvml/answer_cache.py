@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpu_oci_hook.model.machine import Cache, Gpu
     from gpu_oci_hook.request.require_expressions import HostProperties
 
-    AnswerKey = tuple[str, ...]  # question, driver version, PCI address, model; the last two are "" for "cuda"
+    AnswerKey = tuple[str, ...]  # question, driver version, PCI address, model (the last two "" for "cuda")
 
 _CACHE_NAME = "answers"
 _MAX_ANSWERS = 4096
@@ -41,13 +41,13 @@ def fill_unknown_values(
 
     Arguments:
         host_values: the properties to complete, one for each GPU of `chosen`, or a single one when no GPU was chosen.
-        version: the running driver's version or identity; a cached answer counts for this driver only.
+        version: the running driver's version or identity. A cached answer counts for this driver only.
         unknown: the properties that the requirements depend on: of "cuda", "arch", "brand".
         find_library: returns the path of the host's NVML library. It is called only before a query and may raise a
             Fault.
 
     Returns:
-        Why a property is still unknown; "" when all are known.
+        Why a property is still unknown, or "" when all are known.
     """
     answers = _decode_cached_answers(cache.get(_CACHE_NAME))
     cached_count = len(answers)
@@ -81,13 +81,13 @@ def _query_cached(answers: dict[AnswerKey, str], find_library: Callable[[], str]
 
 
 def _decode_cached_answers(blob: bytes | None) -> dict[AnswerKey, str]:
-    """Return the cached answers; none from damaged data or from another version of gpu-oci-hook."""
+    """Return the cached answers, but none from damaged data or from another version of gpu-oci-hook."""
     if blob is None:
         return {}
     try:
         version, answers = marshal.loads(blob)  # noqa: S302  only this user can write the cache
         if version == VERSION and isinstance(answers, dict) and len(answers) <= _MAX_ANSWERS:
             return {key: value for key, value in answers.items() if isinstance(key, tuple) and isinstance(value, str)}
-    except Exception:  # noqa: S110  a damaged blob may raise anything; it costs a query, never a start
+    except Exception:  # noqa: S110  a damaged blob may raise anything: it costs a query, never a start
         pass
     return {}

@@ -80,4 +80,4 @@ def _kill_process_group(process: subprocess.Popen[bytes]) -> None:
     try:
         process.wait(0.5)
     except subprocess.TimeoutExpired:
-        process.returncode = -signal.SIGKILL  # it waits inside the driver; Popen must not wait for it either
+        process.returncode = -signal.SIGKILL  # it waits inside the driver, and Popen must not wait for it

@@ -35,7 +35,7 @@ BRAND_NAMES = (
 _MAX_MIG_DEVICES = 64  # of one GPU: the hardware has up to 8 GPU instances with up to 8 compute instances each
 
 # The child gets its import path as an argument: -I ignores PYTHONPATH and the current directory, and the launcher's
-# interpreter has no site-packages. Our package comes first; pynvml is found in one of the others.
+# interpreter has no site-packages. Our package comes first, and pynvml is found in one of the others.
 _CHILD_CODE = (
     "import sys; sys.path[:0] = sys.argv.pop(1).split(':'); "
     "from gpu_oci_hook.host.nvml.query import nvml_child_main; nvml_child_main()"
@@ -43,14 +43,14 @@ _CHILD_CODE = (
 
 
 class NvmlGpu:
-    """NVML's answer about one GPU; a property that it does not know is None or "".
+    """NVML's answer about one GPU. A property that it does not know is None or "".
 
     Attributes:
         uuid, name: as NVML writes them.
         memory: bytes.
         compute_capability: such as "8.0".
         mig_devices: (gi, ci, UUID) of its MIG devices, in the order of NVML's index.
-        error: why NVML does not know this GPU, such as "GPU is lost"; everything else is empty then.
+        error: why NVML does not know this GPU, such as "GPU is lost". Everything else is empty then.
     """
 
     __slots__ = ("compute_capability", "error", "memory", "mig_devices", "name", "uuid")
@@ -74,7 +74,7 @@ class NvmlGpu:
 
 
 def find_nvml_library(host: Host, inventory: Inventory) -> str:
-    """Return the path of the host's NVML library; "" when the loader has to find it.
+    """Return the path of the host's NVML library, or "" when the loader has to find it.
 
     Raises:
         Fault: the host is a directory without the library (the running machine's library would report other GPUs),
@@ -115,9 +115,9 @@ def query_nvml(question: str, pci: str = "", *, timeout: float = 10.0, library: 
 
     Arguments:
         question: "cuda" (the driver's CUDA version, "12.4"), "arch" (compute capability, "8.0") or "brand" ("tesla").
-        pci: the GPU's PCI address; "cuda" needs none.
+        pci: the GPU's PCI address. "cuda" needs none.
         timeout: seconds after which the child is killed.
-        library: path of libnvidia-ml.so.1; "" lets the loader find it.
+        library: path of libnvidia-ml.so.1, or "" to let the loader find it.
 
     Raises:
         Fault: NVML or its Python binding is missing, crashed, took too long, or does not know the property.
@@ -194,7 +194,7 @@ def _run_nvml_child(question: str, addresses: Sequence[str], library: str, timeo
 
 
 def nvml_child_main() -> None:
-    """Be the child: take question, library and PCI addresses from argv; write the answer to stdout.
+    """Be the child: take question, library and PCI addresses from argv, and write the answer to stdout.
 
     After a failure, write one line to stderr instead.
     """
@@ -232,22 +232,22 @@ def nvml_child_main() -> None:
 def _answer_question(nvml: object, question: str, pci: str) -> str:
     """Return the answer to one question of `query_nvml`, or exit with a line on stderr."""
 
-    def call(name: str, *arguments: object) -> object:
+    def call_nvml(name: str, *arguments: object) -> object:
         return getattr(nvml, name)(*arguments)
 
     if question == "cuda":
-        version = call("nvmlSystemGetCudaDriverVersion_v2")
+        version = call_nvml("nvmlSystemGetCudaDriverVersion_v2")
         if not isinstance(version, int):
             sys.exit("NVML returned no CUDA version")
         return f"{version // 1000}.{version % 1000 // 10}"
-    handle = call("nvmlDeviceGetHandleByPciBusId", pci.encode())
+    handle = call_nvml("nvmlDeviceGetHandleByPciBusId", pci.encode())
     if question == "arch":
-        pair = call("nvmlDeviceGetCudaComputeCapability", handle)
+        pair = call_nvml("nvmlDeviceGetCudaComputeCapability", handle)
         if not isinstance(pair, (tuple, list)) or len(pair) != 2:
             sys.exit("NVML returned no compute capability")
         return f"{pair[0]}.{pair[1]}"
     if question == "brand":
-        brand = call("nvmlDeviceGetBrand", handle)
+        brand = call_nvml("nvmlDeviceGetBrand", handle)
         return BRAND_NAMES[brand] if isinstance(brand, int) and 0 <= brand < len(BRAND_NAMES) else "unknown"
     sys.exit(f"unknown question {question}; expected one of {', '.join(NVML_QUESTIONS)}")
 
@@ -261,44 +261,47 @@ def _query_gpu_or_error(nvml: object, error: type[Exception], pci: str) -> dict[
 
 
 def _describe_nvml_error(error: Exception) -> str:
-    """Return the text of an error; the binding decodes strings as UTF-8, which NVML does not guarantee."""
+    """Return the text of an error. The binding decodes strings as UTF-8, which NVML does not guarantee."""
     return "a value is not valid UTF-8" if isinstance(error, UnicodeDecodeError) else str(error)
 
 
 def _query_gpu(nvml: object, error: type[Exception], pci: str) -> dict[str, object]:
-    """Return the properties of one GPU; one that NVML does not know is empty.
+    """Return the properties of one GPU. One that NVML does not know is empty.
 
     Raises:
         error: NVML does not know the GPU, its UUID, or the identity of one of its MIG devices.
     """
 
-    def call(name: str, *arguments: object) -> object:
+    def call_nvml(name: str, *arguments: object) -> object:
         return getattr(nvml, name)(*arguments)
 
-    def try_call(name: str, *arguments: object) -> object:
+    def try_call_nvml(name: str, *arguments: object) -> object:
         try:
-            return call(name, *arguments)
+            return call_nvml(name, *arguments)
         except (error, UnicodeDecodeError):
             return None
 
-    handle = call("nvmlDeviceGetHandleByPciBusId", pci.encode())
-    pair = try_call("nvmlDeviceGetCudaComputeCapability", handle)
+    handle = call_nvml("nvmlDeviceGetHandleByPciBusId", pci.encode())
+    pair = try_call_nvml("nvmlDeviceGetCudaComputeCapability", handle)
     properties: dict[str, object] = {
-        "uuid": _to_text(call("nvmlDeviceGetUUID", handle)),
-        "name": _to_text(try_call("nvmlDeviceGetName", handle) or ""),
-        "memory": getattr(try_call("nvmlDeviceGetMemoryInfo", handle), "total", None),
+        "uuid": _to_text(call_nvml("nvmlDeviceGetUUID", handle)),
+        "name": _to_text(try_call_nvml("nvmlDeviceGetName", handle) or ""),
+        "memory": getattr(try_call_nvml("nvmlDeviceGetMemoryInfo", handle), "total", None),
         "arch": f"{pair[0]}.{pair[1]}" if isinstance(pair, (tuple, list)) and len(pair) == 2 else "",
     }
-    mode = try_call("nvmlDeviceGetMigMode", handle)  # most GPUs do not support it
+    mode = try_call_nvml("nvmlDeviceGetMigMode", handle)  # most GPUs do not support it
     devices: list[tuple[object, object, str]] = []
     if isinstance(mode, (tuple, list)) and mode and mode[0] == 1:
-        count = call("nvmlDeviceGetMaxMigDeviceCount", handle)
+        count = call_nvml("nvmlDeviceGetMaxMigDeviceCount", handle)
         for index in range(min(count, _MAX_MIG_DEVICES) if isinstance(count, int) else 0):
-            device = try_call("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
+            device = try_call_nvml("nvmlDeviceGetMigDeviceHandleByIndex", handle, index)
             if device is None:
                 continue  # indices may have gaps
-            gi, ci = call("nvmlDeviceGetGpuInstanceId", device), call("nvmlDeviceGetComputeInstanceId", device)
-            devices.append((gi, ci, _to_text(call("nvmlDeviceGetUUID", device))))
+            gi, ci = (
+                call_nvml("nvmlDeviceGetGpuInstanceId", device),
+                call_nvml("nvmlDeviceGetComputeInstanceId", device),
+            )
+            devices.append((gi, ci, _to_text(call_nvml("nvmlDeviceGetUUID", device))))
     properties["mig"] = devices
     return properties
 
