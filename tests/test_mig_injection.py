@@ -301,12 +301,12 @@ def test_a_known_uuid_starts_whatever_has_become_of_nvml(mode: str, double: Doub
 
 @pytest.mark.parametrize(
     ("mode", "words"),
-    [("sleep", "did not answer within 1 seconds"), ("crash", "crashed (SIGSEGV)"), ("lie-count", "cannot be believed")],
+    [("sleep", "did not answer within 1 seconds"), ("crash", "crashed (SIGSEGV)"), ("lie-count", "answers wrongly")],
 )
 def test_a_start_that_needs_nvml_fails_within_the_limit_by_name(
     mode: str, words: str, double: Double, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setitem(mig_devices.MigDevices.__init__.__kwdefaults__, "limit", 1.0)
+    monkeypatch.setitem(mig_devices.MigDevices.__init__.__kwdefaults__, "timeout", 1.0)
     double.set(mode)
     made = bundle(tmp_path / "b", spec(f"NVIDIA_VISIBLE_DEVICES={double.report.gpus[2].mig[0].uuid}"))
     before = look(made)

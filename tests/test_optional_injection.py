@@ -116,7 +116,7 @@ def test_channels_go_with_the_driver_alone_too(host: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("said", "sentence"),
     [
-        ("9", "this host has no IMEX channel 9. Channels that exist: 0-3. Another one is made by root"),
+        ("9", "this host has no IMEX channel 9. Channels that exist: 0-3. Create another channel as root"),
         ("2-5", "this host lacks 2 of the IMEX channels 2 to 5. Channels that exist: 0-3"),
         ("0-1048575", "this host lacks 1048572 of the IMEX channels 0 to 1048575"),
     ],
@@ -157,7 +157,7 @@ def test_a_stale_channel_is_none(tmp_path: Path) -> None:
     (tmp_path / "h/dev/nvidia-caps-imex-channels/channel3").write_text("")
     after = given(tmp_path, settings(tmp_path / "h"), GPU0, "NVIDIA_IMEX_CHANNELS=all")
     assert [path for path in devices(after) if "imex" in path] == [f"{CHANNELS}0"]
-    for number, reason in ((1, "belongs to no module"), (2, "it is another channel"), (3, "no character device")):
+    for number, reason in ((1, "belongs to no module"), (2, "it is another channel"), (3, "not a character device")):
         with pytest.raises(Fault, match=reason):
             given(tmp_path, settings(tmp_path / "h"), GPU0, f"NVIDIA_IMEX_CHANNELS={number}")
 
@@ -241,7 +241,7 @@ def test_a_feature_that_the_administrator_gives_stops_no_start_where_it_is_missi
     assert withheld(outcome)["GPUDirect Storage"].startswith(
         '[inject] gds = "always", but /dev/nvidia-fs*: no nvidia-fs'
     )
-    assert any(warning.startswith("GPUDirect Storage is not given") for warning in outcome.plan.warnings)
+    assert any(warning.startswith("GPUDirect Storage is not injected") for warning in outcome.plan.warnings)
 
 
 def test_a_stale_node_of_a_feature_is_not_given(tmp_path: Path) -> None:
@@ -339,7 +339,7 @@ def test_a_container_never_names_a_directory_of_the_host(mps: Path, tmp_path: Pa
     for config in (settings(mps), settings(mps, mps_pipe_directory="/srv/mps/pipe", mps_log_directory="/srv/mps/log")):
         words = (f"{PIPE}=/srv/other", f"{LOG}=/srv/other")
         outcome = planned(tmp_path, config, GPU0, *words)
-        assert "no path of a container's decides what is mounted" in withheld(outcome)["MPS pipes"]
+        assert "a container cannot choose the directory that is mounted" in withheld(outcome)["MPS pipes"]
         after = mounted(given(tmp_path, config, GPU0, *words))
         assert not [source for source in after.values() if "/srv/" in source or "nvidia-mps" in source]
 
@@ -362,11 +362,11 @@ def test_a_configured_directory_that_is_missing_or_a_strangers_is_withheld_with_
     os.chown(mps / "srv/other", 12345, 12345)
     (mps / "srv/link").symlink_to("/srv/mps/pipe")
     for path, reason in (
-        ("/srv/none", "is missing"), ("/srv/other", "belongs to user 12345"), ("/srv/link", "is no directory"),
+        ("/srv/none", "is missing"), ("/srv/other", "belongs to user 12345"), ("/srv/link", "is not a directory"),
     ):  # fmt: skip
         outcome = planned(tmp_path, settings(mps, mps_pipe_directory=path), GPU0)
         assert reason in withheld(outcome)["/tmp/nvidia-mps"]
-        assert any("[inject] mps-pipe-directory is not given" in warning for warning in outcome.plan.warnings)
+        assert any("[inject] mps-pipe-directory is not used" in warning for warning in outcome.plan.warnings)
 
 
 def test_no_sockets_means_no_mps(mps: Path, tmp_path: Path) -> None:
@@ -490,10 +490,10 @@ def test_an_addition_goes_with_its_capability_only(site: Path, tmp_path: Path) -
     ("path", "kind", "reason"),
     [
         ("/opt/none", "file", "it is missing"),
-        ("/opt/site", "file", "it is no regular file"),
-        ("/opt/site/tool", "directory", "it is no directory"),
-        ("/opt/site/tool", "socket", "it is no socket"),
-        ("/opt/site/tool", "device", "it is no character device"),
+        ("/opt/site", "file", "it is not a regular file"),
+        ("/opt/site/tool", "directory", "it is not a directory"),
+        ("/opt/site/tool", "socket", "it is not a socket"),
+        ("/opt/site/tool", "device", "it is not a character device"),
         ("/opt/site/bad.so", "library", "no usable shared object"),
     ],
 )
@@ -505,7 +505,7 @@ def test_an_addition_that_is_not_there_is_withheld_or_an_error_as_configured(
     said = withheld(outcome)[path]
     assert said.startswith(f"[[inject.extra]] 1 of /etc/x.toml: {site}{path}: ") and reason in said
     assert any(path in warning for warning in outcome.plan.warnings)
-    with pytest.raises(Fault, match=r"is required, and .*Put it there") as caught:
+    with pytest.raises(Fault, match=r"is required, but .*Create the file") as caught:
         planned(tmp_path, with_file(site, text + "required = true\n"), GPU0)
     assert reason in str(caught.value) and caught.value.where == "[[inject.extra]] 1 of /etc/x.toml"
 
@@ -558,5 +558,5 @@ def test_a_removal_that_hurts_or_hits_nothing_is_a_warning(bare: Path, tmp_path:
     outcome = planned(tmp_path, settings(bare, remove=("libcuda.so.1", "libmistyped.so", "video:libcuda.so.1")), GPU0)
     text = "\n".join(outcome.plan.warnings)
     assert "libcuda.so.1 is removed, and compute cannot work without it" in text
-    assert '[inject] remove = "libmistyped.so" of the configuration names nothing that this driver has' in text
-    assert '"video:libcuda.so.1" of the configuration names nothing' in text
+    assert '[inject] remove = "libmistyped.so" of the configuration matches no file of this driver' in text
+    assert '"video:libcuda.so.1" of the configuration matches no file' in text

@@ -210,7 +210,7 @@ ROWS: list[Row] = [
     *nodes("T3.13", "nvswitch", "given", "/dev/nvidia-nvswitchctl c 507:255", "/dev/nvidia-nvswitch1 c 507:1"),
     *nodes("T3.13", "gdrcopy", "given", "/dev/gdrdrv c 508:0"),
     Row("T3.13", "a feature that the host has not", "an empty device", "bare gds",
-        "error *GPUDirect Storage is asked for, and this host cannot give it: /dev/nvidia-fs[*]: no nvidia-fs in /proc/devices*",
+        "error *GPUDirect Storage is requested, but this host does not have it: /dev/nvidia-fs[*]: no nvidia-fs in /proc/devices*",
         why="what is asked for is given, or the error says what is missing"),
     *nodes("T3.13", "imex 1", "given, without numbers", "/dev/nvidia-caps-imex-channels/channel1 c 234:1"),
     # --- toolkit: WSL and Tegra

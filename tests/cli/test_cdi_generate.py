@@ -134,7 +134,7 @@ def test_a_file_that_is_no_cdi_file_is_not_replaced_unless_somebody_insists(gene
         (("--hook-log", "x.log"), '--hook-log: "x.log" is not an absolute path, which a hook needs'),
         (("--device", "9"), "--device: there is no GPU 9. This machine has 0"),
         (("--mode", "gds", "--device", "0"), "--device and --name select GPUs, and --mode gds has none"),
-        (("--mode", "nvswitch"), "NVSwitch devices are asked for, and this host cannot give them: /dev/nvidia-nvswit"),
+        (("--mode", "nvswitch"), "NVSwitch devices are requested, but this host does not have them: /dev/nvidia-nvswi"),
         (("--vendor", "-"), '"-/gpu" is not a valid CDI kind'),
         (("--output", "/proc/nowhere/x.yaml"), "/proc/nowhere/x.yaml: it cannot be written"),
         (("--output", "/nowhere/at/all/x.yaml"), "there is no directory /nowhere/at. Make it first: mkdir -p /nowhere"),

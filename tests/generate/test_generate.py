@@ -362,7 +362,7 @@ def test_managing_containers_have_every_node(rich: Path) -> None:
 
 def test_what_the_machine_does_not_have_is_refused_with_what_it_has(host: Path) -> None:
     text = refused(host, mode="gds")
-    assert "GPUDirect Storage is asked for, and this host cannot give it" in text and "modprobe nvidia-fs" in text
+    assert "GPUDirect Storage is requested, but this host does not have it" in text and "modprobe nvidia-fs" in text
 
 
 # --- numbers (R05) -----------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ class Machine:
         self.library = str(root) + self.report.libraries["libnvidia-ml.so.1"]
 
     def instances(self, *, limit: float = 10.0, version: str = VERSION) -> MigDevices:
-        return MigDevices(self.host, self.gpus, version, self.memory, lambda: self.library, limit=limit)
+        return MigDevices(self.host, self.gpus, version, self.memory, lambda: self.library, timeout=limit)
 
     def tree(self, gpu: int) -> Path:
         return self.root / f"proc/driver/nvidia/capabilities/gpu{self.gpus[gpu].minor}/mig"
@@ -136,7 +136,7 @@ def test_an_access_file_that_says_nothing_leaves_it_to_the_drivers_table(machine
 def test_without_tree_and_table_the_missing_number_is_named(machine: Machine) -> None:
     (machine.tree(0) / "gi7/access").unlink()
     (machine.root / "proc/driver/nvidia-caps/mig-minors").unlink()
-    with pytest.raises(Fault, match="capability gi7 is not known") as caught:
+    with pytest.raises(Fault, match="capability gi7 is unknown") as caught:
         machine.extra("0:0")
     assert "mig-minors" in str(caught.value)
 
@@ -151,7 +151,7 @@ def test_a_number_that_breaks_off_is_none(machine: Machine) -> None:
     assert [node.minor for node, _ in machine.extra("0:1").nodes] == before
     table.unlink()
     table.write_bytes(whole[: whole.index(b"gpu1/gi8/access ") + len("gpu1/gi8/access 2")])
-    with pytest.raises(Fault, match="capability gi8 is not known"):
+    with pytest.raises(Fault, match="capability gi8 is unknown"):
         machine.extra("0:1")
 
 
@@ -169,7 +169,7 @@ def test_a_driver_that_gives_rights_by_proc_alone_needs_no_nodes(machine: Machin
     table.write_text(text)
     extra = machine.extra("0:0")
     assert extra.nodes == []
-    assert "by /proc alone" in extra.warnings[0]
+    assert "through /proc alone" in extra.warnings[0]
 
 
 def test_a_right_over_all_brings_its_own_node_and_every_instance(machine: Machine) -> None:
@@ -267,12 +267,12 @@ def test_another_driver_or_damaged_memory_only_costs_a_question(machine: Machine
         ("sleep", "did not answer within 1 seconds"),
         ("crash", "NVML crashed (SIGSEGV)"),
         ("chatter", "NVML wrote more than 1048576 bytes"),
-        ("lie-count", "NVML cannot be believed: it says that GPU 0 has the MIG devices"),
-        ("lie-uuid", "which is no UUID"),
-        ("lie-gpu", "the kernel module that it is GPU-"),
-        ("lie-twice", "to two MIG devices"),
-        ("lie-ids", "cannot be believed: it says that GPU 0 has the MIG devices"),
-        ("endless", "cannot be believed: it says that GPU 0 has the MIG devices"),
+        ("lie-count", "NVML answers wrongly: it reports the MIG devices"),
+        ("lie-uuid", "which is not a UUID"),
+        ("lie-gpu", "the kernel module GPU-"),
+        ("lie-twice", "for two MIG devices"),
+        ("lie-ids", "answers wrongly: it reports the MIG devices"),
+        ("endless", "answers wrongly: it reports the MIG devices"),
         ("latin-uuid", "NVML does not answer: a value is not valid UTF-8"),
         ("orphan", "did not answer within 1 seconds"),
     ],

@@ -88,6 +88,11 @@ def disable_modify_device_files(text: bytes) -> bytes:
     )
 
 
+def parse_small_number(text: str) -> int:
+    """Return a decimal number of at most seven digits, -1 for any other text."""
+    return int(text) if text.isascii() and text.isdigit() and len(text) <= 7 else -1
+
+
 def _split_lines(text: bytes | str) -> list[str]:
     if isinstance(text, bytes):
         text = text.decode("utf-8", "replace")

@@ -1,1 +1,1 @@
-"""MIG devices of the host."""
+"""Read the host's MIG devices and their device nodes."""

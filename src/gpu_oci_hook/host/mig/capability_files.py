@@ -1,116 +1,124 @@
-"""The driver's files about MIG: which instances there are, and the numbers of their capabilities.
+"""Read the driver's files about MIG: which instances exist, and the device minors of their capabilities.
 
-Cost rule: imported only where a container or a GPU has to do with MIG; lists one directory for each GPU instance.
+Import budget: GPU container.
 """
 
 from __future__ import annotations
 
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.formats.proc import parse_small_number
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpu_oci_hook.host.root import Host
     from gpu_oci_hook.model.machine import Gpu
 
-    # (gi, ci, mtime in ns, inode) of each device of a GPU: other numbers, other devices.
+    # (gi, ci, mtime in ns, inode) of each MIG device of a GPU. Other numbers mean other devices.
     MigSignature = tuple[tuple[int, int, int, int], ...]
 
-# One "name minor" a line, for many more GPUs and instances than there are; its names lack the tree's "mig".
+# A directory for each instance, in it the file of its capability (facts: mig-capability-files).
+CAPABILITIES_DIR = "/proc/driver/nvidia/capabilities"
+# The minors of all capabilities, also of instances that do not exist (facts: mig-minors-table).
 MIG_MINORS = "/proc/driver/nvidia-caps/mig-minors"
 CAPS_DIRECTORY = "/dev/nvidia-caps"
 
 _SIZE_LIMIT = 1 << 20
+_FIXED_NODES = 2  # nodes in CAPS_DIRECTORY without any instance: config and monitor
 
 
 def open_mig_tree(host: Host, gpu: Gpu | None) -> Host:
-    """The directory of a GPU's instances, or of the machine's own capabilities."""
+    """Return the directory of a GPU's instances, or of the machine's own capabilities for None."""
     return host.sub_host(f"{CAPABILITIES_DIR}/gpu{gpu.minor}/mig" if gpu else f"{CAPABILITIES_DIR}/mig")
 
 
 def list_mig_instance_ids(host: Host, gpu: Gpu) -> list[tuple[int, int]]:
-    """The (gi, ci) of a GPU's MIG devices, in order."""
+    """Return the (gi, ci) of a GPU's MIG devices, in order."""
     return [(gi, ci) for gi, ci, *_ in read_mig_signature(host, gpu)]
 
 
 def read_mig_signature(host: Host, gpu: Gpu) -> MigSignature:
-    """The GPU's devices, with what changes when one is removed and made again under the same numbers.
+    """Return the signature of a GPU's MIG devices, which changes when a device is removed and created again.
 
-    A driver that hides its tree (from a container that has containers of its own) still has the table and the nodes.
+    The driver hides its tree from a container that has containers of its own. The minors table and the device nodes
+    then still show the devices.
     """
     tree = open_mig_tree(host, gpu)
-    found = []
+    signature = []
     for gi in list_numbered_entries(tree, "/", "gi"):
         for ci in list_numbered_entries(tree, f"/gi{gi}", "ci"):
             status = tree.stat_path(f"/gi{gi}/ci{ci}")
-            found.append((gi, ci, status.st_mtime_ns if status else 0, status.st_ino if status else 0))
-    if not found and not host.list_names(CAPABILITIES_DIR):
-        there = frozenset(host.list_names(CAPS_DIRECTORY))
-        for line in (
-            read_whole_lines(host, MIG_MINORS).split("\n") if len(there) > 2 else ()
-        ):  # config and monitor are always there
-            name, _, minor = line.strip().partition(" ")
-            parts = name.split("/")
-            if len(parts) == 4 and parts[0] == f"gpu{gpu.minor}" and f"nvidia-cap{minor}" in there:
-                gi, ci = parse_small_number(parts[1][2:]), parse_small_number(parts[2][2:])
-                if gi >= 0 and ci >= 0:
-                    found.append((gi, ci, 0, 0))
-        found.sort()
-    return tuple(found)
+            signature.append((gi, ci, status.st_mtime_ns if status else 0, status.st_ino if status else 0))
+    if not signature and not host.list_names(CAPABILITIES_DIR):
+        signature = [(gi, ci, 0, 0) for gi, ci in _list_instance_ids_by_nodes(host, gpu)]
+    return tuple(signature)
+
+
+def _list_instance_ids_by_nodes(host: Host, gpu: Gpu) -> list[tuple[int, int]]:
+    """Return the (gi, ci) of the MIG devices of a GPU whose capability node exists, in order."""
+    node_names = frozenset(host.list_names(CAPS_DIRECTORY))
+    if len(node_names) <= _FIXED_NODES:
+        return []
+    ids = []
+    for name, minor in _read_minors_table(host):
+        parts = name.split("/")
+        if len(parts) == 4 and parts[0] == f"gpu{gpu.minor}" and f"nvidia-cap{minor}" in node_names:
+            gi, ci = parse_small_number(parts[1][2:]), parse_small_number(parts[2][2:])
+            if gi >= 0 and ci >= 0:
+                ids.append((gi, ci))
+    return sorted(ids)
+
+
+def read_mig_enabled_gpus(host: Host, gpus: list[Gpu]) -> frozenset[int]:
+    """Return the indices of the GPUs that have MIG instances.
+
+    The driver has a directory for each instance. A GPU in MIG mode without instances cannot be told from a GPU without
+    MIG mode, and it has no MIG device to inject.
+    """
+    if not gpus:
+        return frozenset()
+    gpu_directories = host.list_names(CAPABILITIES_DIR)
+    if not gpu_directories:  # the driver hides them, see `read_mig_signature`
+        if len(host.list_names(CAPS_DIRECTORY)) <= _FIXED_NODES:
+            return frozenset()
+        return frozenset(gpu.index for gpu in gpus if list_mig_instance_ids(host, gpu))
+    return frozenset(
+        gpu.index
+        for gpu in gpus
+        if f"gpu{gpu.minor}" in gpu_directories
+        and any(name.startswith("gi") for name in host.list_names(f"{CAPABILITIES_DIR}/gpu{gpu.minor}/mig"))
+    )
 
 
 def list_numbered_entries(host: Host, path: str, prefix: str) -> list[int]:
-    """The numbers N of the entries "<word>N" of a directory, in their order."""
-    found = [parse_small_number(name[len(prefix) :]) for name in host.list_names(path) if name.startswith(prefix)]
-    return sorted(number for number in found if number >= 0)
+    """Return the numbers N of a directory's entries "<prefix>N", sorted."""
+    names = [name for name in host.list_names(path) if name.startswith(prefix)]
+    numbers = [parse_small_number(name[len(prefix) :]) for name in names]
+    return sorted(number for number in numbers if number >= 0)
 
 
 def format_capability_name(gpu: Gpu | None, capability: str) -> str:
-    """What the table calls a capability."""
+    """Return a capability's name in the minors table, which lacks the tree's component "mig"."""
     return f"gpu{gpu.minor}/{capability}/access" if gpu else capability
 
 
 def read_capability_minors(host: Host) -> dict[str, int]:
-    """The driver's table: what a capability is called there, and its number."""
-    found = {}
-    for line in read_whole_lines(host, MIG_MINORS).split("\n"):
-        name, _, minor = line.strip().partition(" ")
-        found[name] = parse_small_number(minor.strip())
-    return found
+    """Return the minors table: name to device minor, -1 for an unreadable one."""
+    return {name: parse_small_number(minor) for name, minor in _read_minors_table(host)}
 
 
-def parse_small_number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() and len(text) <= 7 else -1
+def _read_minors_table(host: Host) -> list[tuple[str, str]]:
+    """Return the (name, minor as text) of each line of the minors table."""
+    lines = [line.strip().partition(" ") for line in read_whole_lines(host, MIG_MINORS).split("\n")]
+    return [(name, minor.strip()) for name, _, minor in lines]
 
 
 def read_whole_lines(host: Host, path: str) -> str:
-    """The whole lines of a small file: one that breaks off may have lost digits, and name another capability."""
+    """Return the whole lines of a small file, "" if it cannot be read.
+
+    A line that breaks off may lack digits and so name another capability.
+    """
     try:
         data = host.read_file(path, _SIZE_LIMIT)
     except Fault:
         return ""
     return (data or b"").rpartition(b"\n")[0].decode("utf-8", "replace")
-
-
-CAPABILITIES_DIR = "/proc/driver/nvidia/capabilities"
-
-
-def read_mig_enabled_gpus(host: Host, gpus: list[Gpu]) -> frozenset[int]:
-    """The indices of the GPUs that are divided into MIG instances.
-
-    The driver has a directory for each instance. One that is in MIG mode without any cannot be told from
-    others: there is nothing in it to hand out.
-    """
-    if not gpus:
-        return frozenset()
-    there = host.list_names(CAPABILITIES_DIR)
-    if not there:  # hidden from us, as from a container that has containers of its own: the nodes tell
-        if len(host.list_names("/dev/nvidia-caps")) <= 2:  # of configuring and monitoring
-            return frozenset()
-
-        return frozenset(gpu.index for gpu in gpus if list_mig_instance_ids(host, gpu))
-    return frozenset(
-        gpu.index
-        for gpu in gpus
-        if f"gpu{gpu.minor}" in there
-        and any(name.startswith("gi") for name in host.list_names(f"{CAPABILITIES_DIR}/gpu{gpu.minor}/mig"))
-    )

@@ -1,12 +1,12 @@
-"""The device nodes of MIG devices, and of the rights over all of them: what lets a container open its own instances.
+"""Resolve the capability nodes of MIG devices, which let a container open its own instances.
 
-Cost rule: imported only where a container or a GPU has to do with MIG.
+Import budget: GPU container.
 """
 
 from __future__ import annotations
 
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.formats.proc import parse_key_value_lines
+from gpu_oci_hook.formats.proc import parse_key_value_lines, parse_small_number
 from gpu_oci_hook.host.device_nodes import DeviceMajors, ModuleParameters, resolve_device_node
 from gpu_oci_hook.host.mig.capability_files import (
     CAPABILITIES_DIR,
@@ -15,7 +15,6 @@ from gpu_oci_hook.host.mig.capability_files import (
     format_capability_name,
     list_numbered_entries,
     open_mig_tree,
-    parse_small_number,
     read_capability_minors,
     read_whole_lines,
 )
@@ -31,7 +30,8 @@ if TYPE_CHECKING:
 
     NodeSettings = tuple[DeviceMajors, ModuleParameters, list[str]]
 
-_TABLE_THRESHOLD = 16  # MIG devices from which on the table is the cheaper of the two places of their numbers
+_TABLE_THRESHOLD = 16  # number of MIG devices above which reading the minors table is faster than the files of each
+_DEFAULT_MODE = 0o444
 
 
 def add_mig_nodes(
@@ -42,50 +42,51 @@ def add_mig_nodes(
     gpus: list[Gpu],
     node_settings: NodeSettings,
 ) -> None:
-    """The capability nodes of MIG devices, and of the rights over all of them.
+    """Add the capability nodes of MIG devices, and of the rights to configure and monitor MIG.
 
     Arguments:
-        chosen: the MIG devices that go in, each with whose word it was.
-        rights: ("config" or "monitor", origin): bring the right's own node, and every instance of `gpus`, as libnvidia-
-            container gives them: who makes and watches instances opens them.
-        node_settings: the majors, the module's parameters, and where sentences about odd nodes go.
+        chosen: the MIG devices that are injected, each with the origin of its request.
+        rights: ("config" or "monitor", origin). A right brings its own node and those of all instances of `gpus`, which
+            programs that configure or monitor MIG open (facts: mig-rights-nodes).
+        node_settings: majors, the module's parameters, and a list that takes sentences about unexpected nodes.
 
     Raises:
-        Fault: the driver does not say the number of one.
+        Fault: the driver does not report the device number of a capability.
     """
     host = mig_devices.host
     if node_settings[0].caps is None and host.list_names(CAPABILITIES_DIR):
-        # Drivers of the 450 series: to open the file below /proc is the right, and the container's /proc has it.
-        items.warnings.append("there are no nvidia-caps in /proc/devices: this driver gives MIG rights by /proc alone")
+        # The container's /proc shows the files that grant the rights (facts: mig-450-proc-rights).
+        items.warnings.append("no nvidia-caps in /proc/devices: this driver grants MIG rights through /proc alone")
         return
-    given: dict[str, tuple[DeviceNode, str]] = {}
-    places = _CapabilityNodes(host, node_settings, use_table=len(chosen) > _TABLE_THRESHOLD or bool(rights))
+    nodes: dict[str, tuple[DeviceNode, str]] = {}
+    capability_nodes = _CapabilityNodes(host, node_settings, use_table=len(chosen) > _TABLE_THRESHOLD or bool(rights))
 
-    def add(gpu: Gpu | None, steps: str, why: str) -> None:
-        node = places.build_node(gpu, steps, why)
-        given.setdefault(node.path, (node, why))
+    def add_node(gpu: Gpu | None, capability: str, reason: str) -> None:
+        node = capability_nodes.build_node(gpu, capability, reason)
+        nodes.setdefault(node.path, (node, reason))
 
-    for one, origin in chosen:
-        who = f"MIG device {one.name}" + (f" ({one.uuid})" if one.uuid else "")
-        add(one.gpu, f"gi{one.gi}", f"GPU instance {one.gi} of {who}: {origin}")
-        add(one.gpu, f"gi{one.gi}/ci{one.ci}", f"compute instance {one.ci} of {who}: {origin}")
+    for device, origin in chosen:
+        label = f"MIG device {device.name}" + (f" ({device.uuid})" if device.uuid else "")
+        add_node(device.gpu, f"gi{device.gi}", f"GPU instance {device.gi} of {label}: {origin}")
+        add_node(device.gpu, f"gi{device.gi}/ci{device.ci}", f"compute instance {device.ci} of {label}: {origin}")
     for right, origin in rights:
-        add(None, right, f"{describe_mig_right(right)}: {origin}")
+        add_node(None, right, f"{describe_mig_right(right)}: {origin}")
         for gpu in gpus:
             tree = open_mig_tree(host, gpu)
             for gi in list_numbered_entries(tree, "/", "gi"):
-                add(gpu, f"gi{gi}", f"GPU instance {gi} of GPU {gpu.index}: {origin}")
+                label = f"GPU instance {gi} of GPU {gpu.index}"
+                add_node(gpu, f"gi{gi}", f"{label}: {origin}")
                 for ci in list_numbered_entries(tree, f"/gi{gi}", "ci"):
-                    add(gpu, f"gi{gi}/ci{ci}", f"compute instance {ci} of it: {origin}")
-    items.nodes += given.values()
+                    add_node(gpu, f"gi{gi}/ci{ci}", f"compute instance {ci} of {label}: {origin}")
+    items.nodes += nodes.values()
 
 
 class _CapabilityNodes:
-    """Where a host has its MIG capabilities: each directory is walked to once.
+    """Builds the nodes of MIG capabilities; each directory is resolved once.
 
     Arguments:
-        use_table: of the numbers that are wanted. The driver's tree has number and mode of each in a file of its own, its
-            table has all that there could ever be: thousands.
+        use_table: read the minors table first. It has thousands of entries; the driver's tree has a file with minor and
+            mode for each capability.
     """
 
     __slots__ = ("_caps_directory", "_host", "_minors_table", "_node_settings", "_trees")
@@ -98,48 +99,51 @@ class _CapabilityNodes:
         self._minors_table = read_capability_minors(host) if use_table else {}
 
     def build_node(self, gpu: Gpu | None, capability: str, reason: str) -> DeviceNode:
-        """The node of one capability, its number from the driver's tree or table.
+        """Return the node of a capability, with its minor from the driver's tree or table.
 
         Arguments:
             gpu: None for the machine's own capabilities.
-            capability: "gi1", "gi1/ci0"; "config", "monitor".
-            reason: whose word asks for it.
+            capability: "gi1", "gi1/ci0", "config" or "monitor".
+            reason: names the request in an error.
 
         Raises:
-            Fault: the driver does not say the number.
+            Fault: the driver does not report the number.
         """
-        numbers, defaults, problems = self._node_settings
+        majors, parameters, problems = self._node_settings
         minor = self._minors_table.get(format_capability_name(gpu, capability), -1)
-        mode = 0o444
-        # The mode counts only where the host has no node.
+        mode = _DEFAULT_MODE
+        # The mode is needed only if the host has no node.
         if minor < 0 or self._caps_directory.stat_path(f"/nvidia-cap{minor}", follow=False) is None:
             minor, mode = self._read_minor_and_mode(gpu, capability, minor)
-        if minor < 0 or numbers.caps is None:
-            what = f"neither {self._open_mig_tree(gpu).full_path(capability + '/access' * bool(gpu))} nor {MIG_MINORS} has it"
+        if minor < 0 or majors.caps is None:
+            file = self._open_mig_tree(gpu).full_path(self._capability_path(gpu, capability))
             raise Fault(
-                f"the device number of the MIG capability {capability} is not known: "
-                f"{'no nvidia-caps in /proc/devices' if numbers.caps is None else what}",
+                f"the device number of the MIG capability {capability} is unknown: "
+                + ("no nvidia-caps in /proc/devices" if majors.caps is None else f"not in {file} or {MIG_MINORS}"),
                 where=reason,
-                hint="MIG needs a GPU and a driver that support it",
+                hint="Use a GPU and a driver that support MIG",
             )
-        wanted = ModuleParameters(mode=mode, uid=defaults.uid, gid=defaults.gid)
-        made = resolve_device_node(self._caps_directory, f"/nvidia-cap{minor}", numbers.caps, minor, wanted, problems)
-        made.path = CAPS_DIRECTORY + made.path
-        return made
+        defaults = ModuleParameters(mode=mode, uid=parameters.uid, gid=parameters.gid)
+        node = resolve_device_node(self._caps_directory, f"/nvidia-cap{minor}", majors.caps, minor, defaults, problems)
+        node.path = CAPS_DIRECTORY + node.path
+        return node
 
-    def _read_minor_and_mode(self, gpu: Gpu | None, capability: str, minor: int) -> tuple[int, int]:
-        """The number and mode that the driver's tree has for a capability; the given number where it has none."""
-        table = parse_key_value_lines(
-            read_whole_lines(self._open_mig_tree(gpu), f"/{capability}{'/access' if gpu else ''}")
+    def _read_minor_and_mode(self, gpu: Gpu | None, capability: str, table_minor: int) -> tuple[int, int]:
+        """Return a capability's minor and mode from the driver's tree, or the table's minor if the tree has none."""
+        lines = parse_key_value_lines(
+            read_whole_lines(self._open_mig_tree(gpu), self._capability_path(gpu, capability))
         )
-        said, mode = (
-            parse_small_number(table.get("DeviceFileMinor", "")),
-            parse_small_number(table.get("DeviceFileMode", "")),
-        )
-        if said < 0 and minor < 0:
+        minor = parse_small_number(lines.get("DeviceFileMinor", ""))
+        mode = parse_small_number(lines.get("DeviceFileMode", ""))
+        if minor < 0 and table_minor < 0:
             self._minors_table = self._minors_table or read_capability_minors(self._host)
-            said = self._minors_table.get(format_capability_name(gpu, capability), -1)
-        return said if said >= 0 else minor, mode & 0o777 if mode >= 0 else 0o444
+            minor = self._minors_table.get(format_capability_name(gpu, capability), -1)
+        return minor if minor >= 0 else table_minor, mode & 0o777 if mode >= 0 else _DEFAULT_MODE
+
+    @staticmethod
+    def _capability_path(gpu: Gpu | None, capability: str) -> str:
+        """Return the path of a capability's file in its tree."""
+        return f"/{capability}{'/access' if gpu else ''}"
 
     def _open_mig_tree(self, gpu: Gpu | None) -> Host:
         key = gpu.minor if gpu else -1

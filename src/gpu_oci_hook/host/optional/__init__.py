@@ -1,1 +1,1 @@
-"""Optional devices and files of the host, beside GPUs and driver files."""
+"""Find optional devices and files of the host: features, graphics, MPS, and files that the configuration adds."""

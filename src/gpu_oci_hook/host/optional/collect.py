@@ -1,7 +1,6 @@
-"""What goes in beside GPUs, MIG and graphics: the one place that knows who adds which of the extras.
+"""Add the optional devices and files that the container or the configuration requests, except MIG and graphics.
 
-Cost rule: imported only when the container or the configuration asks for one of them, and of each kind then
-only what is asked for.
+Import budget: GPU container.
 """
 
 from __future__ import annotations
@@ -29,14 +28,16 @@ def add_features_and_files(
     inventory: Inventory,
     chosen: list[Gpu],
 ) -> None:
-    """Adds features, channels, a management container's nodes, MPS, and the administrator's own files.
+    """Add features, IMEX channels, nodes of a management container, MPS, and the files of `[[inject.extra]]`.
+
+    Each kind's module is imported only if that kind is requested.
 
     Arguments:
         host: the machine. driver: the root with the driver's files.
-        chosen: the GPUs that go in.
+        chosen: the GPUs that are injected.
 
     Raises:
-        Fault: something that the container asks for, or the administrator requires, is not there.
+        Fault: something that the container requests, or that the configuration requires, does not exist.
     """
     if request.features or request.imex_channels:
         from gpu_oci_hook.host.optional.features import add_features
@@ -45,10 +46,10 @@ def add_features_and_files(
     if request.management_origin:
         from gpu_oci_hook.host.optional.management import add_management_nodes
 
-        known = {f"/dev/nvidia{gpu.minor}" for gpu in chosen} | {path for path, _, _, _ in CONTROL_NODES}
-        add_management_nodes(items, host, majors, known, request.management_origin)
-    said = "CUDA_MPS_PIPE_DIRECTORY" in request.environment or "CUDA_MPS_LOG_DIRECTORY" in request.environment
-    if said or config.mps_pipe_directory or config.mps_log_directory or config.mps_shm:
+        taken_paths = {f"/dev/nvidia{gpu.minor}" for gpu in chosen} | {path for path, _, _, _ in CONTROL_NODES}
+        add_management_nodes(items, host, majors, taken_paths, request.management_origin)
+    requested = "CUDA_MPS_PIPE_DIRECTORY" in request.environment or "CUDA_MPS_LOG_DIRECTORY" in request.environment
+    if requested or config.mps_pipe_directory or config.mps_log_directory or config.mps_shm:
         from gpu_oci_hook.host.optional.mps import add_mps_directories
 
         add_mps_directories(items, host, request, config, inventory)

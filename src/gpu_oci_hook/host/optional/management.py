@@ -1,12 +1,14 @@
-"""Every device node of the driver's, for containers that manage it: fabric manager, DCGM, MIG manager, validators.
+"""Find every device node of the driver, for containers that manage it: fabric manager, DCGM, MIG manager, validators.
 
-The GPUs' own nodes and the control nodes come with the plan; here is the rest: capabilities, IMEX channels,
-NVSwitches, NVLink, vGPU, GPUDirect Storage. Cost rule: imported only for a management container.
+The plan adds the GPUs' nodes and the control nodes. This module adds the others: MIG capabilities, IMEX channels,
+NVSwitch, NVLink, vGPU and GPUDirect Storage.
+
+Import budget: GPU container.
 """
 
 from __future__ import annotations
 
-from gpu_oci_hook.host.optional.features import inspect_device_node
+from gpu_oci_hook.host.optional.features import NOT_A_CHARACTER_DEVICE, inspect_device_node
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -20,11 +22,11 @@ _NODE_DIRECTORIES = ("/dev/nvidia-caps", "/dev/nvidia-caps-imex-channels")
 def add_management_nodes(
     items: OptionalItems, host: Host, majors: DeviceMajors, taken_paths: set[str], origin: str
 ) -> None:
-    """Puts every node below /dev that is NVIDIA's among the extras.
+    """Add every device node below /dev that belongs to one of NVIDIA's modules.
 
     Arguments:
-        taken_paths: paths of nodes that go in already.
-        origin: whose word asks for it.
+        taken_paths: paths of nodes that are injected already.
+        origin: origin of the request.
     """
     modules = [name for name in majors.majors_by_name if name.startswith("nvidia")] or ["nvidia"]
     paths = [f"/dev/{name}" for name in host.list_names("/dev") if name.startswith("nvidia")]
@@ -33,8 +35,8 @@ def add_management_nodes(
     for path in paths:
         if path in taken_paths or path in _NODE_DIRECTORIES:
             continue
-        node, why = inspect_device_node(host, majors, path, *modules)
+        node, reason = inspect_device_node(host, majors, path, *modules)
         if node is not None:
             items.nodes.append((node, f"management: {origin}"))
-        elif why != "it is no character device":
-            items.withheld.append(("device", path, why))
+        elif reason != NOT_A_CHARACTER_DEVICE:
+            items.withheld.append(("device", path, reason))
