@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import difflib
 import json
-from pathlib import Path
 from typing import Any
 
 from gpu_oci_hook.cli.bundle import Bundle
 from gpu_oci_hook.cli.printing import print_line
-from gpu_oci_hook.container.rootfs_edits import GENERATED_DIR, generated_file_name
+from gpu_oci_hook.container.rootfs_edits import GENERATED_DIR, RootfsEditor
 from gpu_oci_hook.errors import Fault, make_printable
-from gpu_oci_hook.model.edits import AddFile, AddLink, Edit
+from gpu_oci_hook.model.edits import Edit
 from gpu_oci_hook.model.outcome import Outcome
 
 
@@ -26,23 +25,17 @@ def print_diff(bundle: Bundle, planned_spec: dict[str, Any], outcome: Outcome) -
     for line in difflib.unified_diff(before, after, f"a/{name}", f"b/{name}", lineterm=""):
         colour = {"+": "green", "-": "red", "@": "cyan"}.get(line[:1])
         print_line(line, colour=colour)
+    if outcome.rootfs is None:
+        return
+    editor = RootfsEditor(outcome.rootfs, f"{outcome.bundle}/{GENERATED_DIR}")
     for edit in outcome.plan.edits:
-        if _is_pending(edit, outcome):
+        if not _is_made(edit, editor):
             print_line(f"# {edit.kind} {edit.describe()}  ({edit.reason})")
 
 
-def _is_pending(edit: Edit, outcome: Outcome) -> bool:
-    """Return whether an edit changes the root file system and has not been made yet."""
-    if outcome.rootfs is None:
-        return False
+def _is_made(edit: Edit, editor: RootfsEditor) -> bool:
+    """Return whether an edit changes nothing below the root, or has been made there already."""
     try:
-        if isinstance(edit, AddLink):
-            return outcome.rootfs.readlink(edit.path) != edit.target
-        if isinstance(edit, AddFile):
-            if edit.bind_mounted:
-                path = Path(outcome.bundle, GENERATED_DIR, generated_file_name(edit.path))
-                return not path.is_file() or path.read_bytes() != edit.content
-            return outcome.rootfs.read_file(edit.path, len(edit.content)) != edit.content
+        return edit.is_in_rootfs(editor)
     except (Fault, OSError):
-        return True
-    return False
+        return False

@@ -11,11 +11,7 @@ from posixpath import dirname, split
 from gpu_oci_hook.model.edits import (
     AddDeviceNode,
     AddDeviceRule,
-    AddFile,
-    AddLink,
     AddMount,
-    DropHook,
-    DropMount,
     Edit,
     PrepareDirectory,
 )
@@ -37,6 +33,13 @@ _LINKS = "links"
 _OTHER_EDITS = "environment, groups and hooks"
 _REMOVED = "removed"
 _SECTION_ORDER = (_DEVICES, _LIBRARY_DIRECTORY, _LIBRARIES, _OTHER_FILES, _GENERATED, _LINKS, _OTHER_EDITS, _REMOVED)
+_SECTION_BY_KIND = {
+    "directory": _LIBRARY_DIRECTORY,
+    "file": _GENERATED,
+    "link": _LINKS,
+    "drop-hook": _REMOVED,
+    "drop-mount": _REMOVED,
+}
 
 
 def build_plan_sections(
@@ -91,7 +94,7 @@ class _LineBuilder:
             return _DEVICES, edit.reason, edit.describe()
         if isinstance(edit, AddMount):
             return self._build_mount_line(edit, rule)
-        return _select_section(edit), edit.reason, edit.describe()
+        return _SECTION_BY_KIND.get(edit.kind, _OTHER_EDITS), edit.reason, edit.describe()
 
     def _build_mount_line(self, edit: AddMount, rule: AddDeviceRule | None) -> tuple[str, str, str] | None:
         if edit.destination in self.prepared_directories or dirname(edit.source) == self.generated_dir:
@@ -105,16 +108,6 @@ class _LineBuilder:
             text = name if name == source_name else f"{name} <- {source_name}"
             return _LIBRARIES, f"{edit.reason}, from {source_directory}{target}", text
         return _OTHER_FILES, edit.reason, _format_mount(edit, self.prefix)
-
-
-def _select_section(edit: Edit) -> str:
-    if isinstance(edit, PrepareDirectory):
-        return _LIBRARY_DIRECTORY
-    if isinstance(edit, AddFile):
-        return _GENERATED
-    if isinstance(edit, AddLink):
-        return _LINKS
-    return _REMOVED if isinstance(edit, DropHook | DropMount) else _OTHER_EDITS
 
 
 def _format_device_node(edit: AddDeviceNode, rule: AddDeviceRule | None) -> str:

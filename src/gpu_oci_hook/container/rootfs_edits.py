@@ -1,7 +1,9 @@
-"""The edits of a plan applied below a container's root and in its bundle.
+"""Apply the edits of a plan below a container's root and in its bundle.
 
-Everything below the root goes through `Rootfs`; what cannot be written there lies in the bundle, a directory of
-the engine's, and is bind-mounted. Cost rule: hot, `os` only.
+Everything below the root goes through `Rootfs`. A file that cannot be written there is written into the bundle, a
+directory of the engine, and bind-mounted.
+
+Import budget: GPU container.
 """
 
 from __future__ import annotations
@@ -11,62 +13,93 @@ import os
 from gpu_oci_hook.errors import Fault, describe_os_error
 from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.files.read_regular import UnusableFileError, read_regular_file
-from gpu_oci_hook.model.edits import AddFile, AddLink, AddMount, Edit, PrepareDirectory
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpu_oci_hook.files.rootfs import Rootfs
+    from collections.abc import Iterable
 
-# The bundle's directory for what is made there.
+    from gpu_oci_hook.files.rootfs import Rootfs
+    from gpu_oci_hook.model.edits import AddFile, AddLink, AddMount, Edit, PrepareDirectory
+
+# The name of the bundle's directory for generated files.
 GENERATED_DIR = "gpu-oci-hook"
 
 
-def apply_to_rootfs(rootfs: Rootfs, edits: list[Edit], generated_dir: str) -> list[str]:
-    """Makes the edits that concern files; what was changed, one line each.
+def apply_to_rootfs(rootfs: Rootfs, edits: Iterable[Edit], generated_dir: str) -> list[str]:
+    """Apply edits below a container's root and in its bundle.
 
     Arguments:
-        generated_dir: the bundle's directory for files that are bind-mounted; made when one is needed.
+        generated_dir: the bundle's directory for files that are bind-mounted; created when a file needs it.
+
+    Returns:
+        One line for each change.
 
     Raises:
         Fault: a file cannot be written; names it.
     """
-    done: list[str] = []
+    editor = RootfsEditor(rootfs, generated_dir)
     for edit in edits:
-        if isinstance(edit, AddMount):
-            if edit.clear_mount_point and rootfs.clear_mount_point(edit.destination):
-                done.append(f"made way at {edit.destination}")
-        elif isinstance(edit, PrepareDirectory):
-            _prepare_directory(edit)
-        elif isinstance(edit, AddLink):
-            if rootfs.make_symlink(edit.path, edit.target):
-                done.append(f"link {edit.describe()}")
-        elif isinstance(edit, AddFile):
-            if edit.bind_mounted:
-                write_generated_file(generated_dir, edit.path, edit.content)
-            elif _write_file(rootfs, edit):
-                done.append(f"file {edit.describe()}")
-    return done
+        edit.apply_to_rootfs(editor)
+    return editor.changes
 
 
-def _prepare_directory(edit: PrepareDirectory) -> None:
-    try:
-        state_dir.prepare_directory(edit.source, edit.entries)
-    except OSError as error:
-        reason = describe_os_error(error, writing=True)
-        raise Fault(f"the libraries' directory cannot be made: {reason}", where=edit.source) from None
+class RootfsEditor:
+    """A container's root and bundle, and the operations that edits of a plan make there.
 
+    Attributes:
+        changes: one line for each change so far.
+    """
 
-def _write_file(rootfs: Rootfs, edit: AddFile) -> bool:
-    try:
-        return rootfs.write_file(edit.path, edit.content)
-    except Fault:
-        if not edit.optional:
-            raise
-        return False
+    __slots__ = ("_generated_dir", "_rootfs", "changes")
+
+    def __init__(self, rootfs: Rootfs, generated_dir: str) -> None:
+        self._rootfs = rootfs
+        self._generated_dir = generated_dir
+        self.changes: list[str] = []
+
+    def clear_mount_point(self, edit: AddMount) -> None:
+        """Remove a link or special file at a mount's destination, where the edit says so."""
+        if edit.clear_mount_point and self._rootfs.clear_mount_point(edit.destination):
+            self.changes.append(f"made way at {edit.destination}")
+
+    def prepare_directory(self, edit: PrepareDirectory) -> None:
+        """Prepare a directory of empty files and links on the host, unless it exists."""
+        try:
+            state_dir.prepare_directory(edit.source, edit.entries)
+        except OSError as error:
+            reason = describe_os_error(error, writing=True)
+            raise Fault(f"the libraries' directory cannot be made: {reason}", where=edit.source) from None
+
+    def make_link(self, edit: AddLink) -> None:
+        """Make a symbolic link below the root."""
+        if self._rootfs.make_symlink(edit.path, edit.target):
+            self.changes.append(f"link {edit.describe()}")
+
+    def write_file(self, edit: AddFile) -> None:
+        """Write a generated file below the root, or into the bundle if it is bind-mounted."""
+        if edit.bind_mounted:
+            write_generated_file(self._generated_dir, edit.path, edit.content)
+            return
+        try:
+            if self._rootfs.write_file(edit.path, edit.content):
+                self.changes.append(f"file {edit.describe()}")
+        except Fault:
+            if not edit.optional:
+                raise
+
+    def has_link(self, edit: AddLink) -> bool:
+        """Tell whether the link exists with its target."""
+        return self._rootfs.readlink(edit.path) == edit.target
+
+    def has_file(self, edit: AddFile) -> bool:
+        """Tell whether the generated file exists with its content."""
+        if edit.bind_mounted:
+            return _has_content(f"{self._generated_dir}/{generated_file_name(edit.path)}", edit.content)
+        return self._rootfs.read_file(edit.path, len(edit.content)) == edit.content
 
 
 def generated_file_name(path: str) -> str:
-    """The name in the bundle of a generated file for a path in the container."""
+    """Return the name in the bundle of a generated file for a path in the container."""
     return path.strip("/").replace("/", "-")
 
 
@@ -110,10 +143,11 @@ def replace_file(path: str, data: bytes, *, mode: int | None = None) -> None:
 
 
 def write_generated_file(generated_dir: str, container_path: str, content: bytes) -> str:
-    """Makes a file in the bundle that is to be mounted in the container; its path.
+    """Write a file into the bundle, from where it is mounted in the container; return its path.
 
     Arguments:
-        generated_dir: the bundle's for such files; made when it is missing. container_path: the path in the container.
+        generated_dir: the bundle's directory for such files; created when it is missing.
+        container_path: the path in the container.
 
     Raises:
         Fault: the bundle cannot be written.
@@ -132,7 +166,7 @@ def write_generated_file(generated_dir: str, container_path: str, content: bytes
 
 
 def _has_content(path: str, content: bytes) -> bool:
-    """Whether the file is there already with this content: a running container may have it mounted."""
+    """Tell whether a file has this content already. A running container can have it mounted, so it is not replaced."""
     try:
         return read_regular_file(path, len(content), follow_symlinks=False) == content
     except (OSError, UnusableFileError):

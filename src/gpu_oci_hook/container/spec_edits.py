@@ -1,89 +1,87 @@
-"""The edits of a plan applied to a config.json, as a dict; pure.
+"""Apply the edits of a plan to a config.json, as a dict.
 
-Unknown keys survive, since nothing but what an edit names is touched. Every edit is a set operation: applied a
-second time it changes nothing. Cost rule: hot, no imports of the library.
+Unknown keys survive, because only what an edit names is touched. Every edit sets something: applied a second time, it
+changes nothing.
+
+Import budget: GPU container.
 """
 
 from __future__ import annotations
 
 from gpu_oci_hook.formats.oci import ensure_list, ensure_object, get_member
-from gpu_oci_hook.model.edits import (
-    AddDeviceNode,
-    AddDeviceRule,
-    AddGroup,
-    AddHook,
-    AddMount,
-    DropHook,
-    DropMount,
-    Edit,
-    SetEnvVariable,
-)
 
-JsonObject = dict[str, object]
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
-# What a device rule's type is that means every type.
+    from gpu_oci_hook.container.cdi_spec_edits import CdiSpecEditor
+    from gpu_oci_hook.formats.oci import Object
+    from gpu_oci_hook.model.edits import (
+        AddDeviceNode,
+        AddDeviceRule,
+        AddGroup,
+        AddHook,
+        AddMount,
+        DropHook,
+        DropMount,
+        Edit,
+        SetEnvVariable,
+    )
+
+    DenyRule = tuple[int, object, object, object]  # position in the list, type, major, minor
+
+# A device rule with one of these types applies to every type.
 _ANY_TYPE = (None, "", "a")
 
 
-def apply_to_spec(spec: JsonObject, edits: list[Edit]) -> None:
-    """Makes the edits that concern the spec, in place.
+def apply_to_spec(spec: Object, edits: Iterable[Edit]) -> None:
+    """Apply edits to a config.json, in place.
 
     Raises:
-        Fault: the spec has something else than the OCI runtime specification says where an edit belongs.
+        Fault: an edit belongs where the config.json does not have what the OCI runtime specification requires.
     """
-    devices = _DeviceEditor(spec)
-    mounts = _MountEditor(spec)
-    foreign: list[Edit] = []
+    editor = SpecEditor(spec)
     for edit in edits:
-        if edit.from_cdi_file:
-            foreign.append(edit)
-        elif isinstance(edit, AddDeviceNode):
-            devices.put_device_node(edit)
-        elif isinstance(edit, AddDeviceRule):
-            devices.allow_device(edit)
-        elif isinstance(edit, AddMount):
-            mounts.add_mount(edit)
-        elif isinstance(edit, DropMount):
-            mounts.remove_mount(edit)
-        elif isinstance(edit, AddGroup):
-            gids = ensure_list(ensure_object(ensure_object(spec, "process"), "user"), "additionalGids")
-            if edit.gid not in gids:
-                gids.append(edit.gid)
-        elif isinstance(edit, SetEnvVariable):
-            _set_env(spec, edit)
-        elif isinstance(edit, AddHook):
-            _add_hook(spec, edit)
-        elif isinstance(edit, DropHook):
-            _remove_hooks(spec, edit)
-    if foreign:
-        from gpu_oci_hook.container.cdi_spec_edits import apply_cdi_edits  # few containers have any
-
-        apply_cdi_edits(spec, foreign)
+        edit.apply_to_spec(editor)
 
 
-class _DeviceEditor:
-    """The spec's device nodes and device rules, each looked at once: a machine of MIG devices brings hundreds."""
+class SpecEditor:
+    """A config.json, and the operations that edits of a plan make on it.
 
-    __slots__ = ("_allowed", "_denied", "_node_positions", "_rules", "_spec")
+    Device nodes, device rules and mounts are indexed once: a machine with MIG devices brings hundreds.
+    """
 
-    def __init__(self, spec: JsonObject) -> None:
-        self._spec = spec
+    __slots__ = ("_allowed", "_cdi", "_denied", "_destinations", "_node_positions", "_rules", "spec")
+
+    def __init__(self, spec: Object) -> None:
+        self.spec = spec
         self._node_positions: dict[object, int] | None = None
         self._rules: list[object] | None = None
-        # Place and letters of the rules that allow one device; place, type and numbers of those that deny.
+        # (position, access) of the rules that allow one device.
         self._allowed: dict[tuple[object, object, object], list[tuple[int, str]]] = {}
-        self._denied: list[tuple[int, object, object, object]] = []
+        self._denied: list[DenyRule] = []
+        self._destinations: set[object] | None = None
+        self._cdi: CdiSpecEditor | None = None
+
+    @property
+    def cdi(self) -> CdiSpecEditor:
+        """The operations that only edits of CDI files make."""
+        if self._cdi is None:
+            from gpu_oci_hook.container.cdi_spec_edits import CdiSpecEditor  # few containers have such edits
+
+            self._cdi = CdiSpecEditor(self.spec)
+        return self._cdi
 
     def put_device_node(self, edit: AddDeviceNode) -> None:
-        """Puts a node into the spec, or its right numbers."""
-        devices = ensure_list(ensure_object(self._spec, "linux"), "devices")
+        """Add a device node, or correct the numbers of one with the same path."""
+        devices = ensure_list(ensure_object(self.spec, "linux"), "devices")
         if self._node_positions is None:
             self._node_positions = {}
-            for place, device in enumerate(devices):
+            for position, device in enumerate(devices):
                 path = get_member(device, "path")
                 if isinstance(path, str):
-                    self._node_positions.setdefault(path, place)
-        wanted: JsonObject = {
+                    self._node_positions.setdefault(path, position)
+        node: Object = {
             "path": edit.path,
             "type": "c",
             "major": edit.major,
@@ -92,105 +90,98 @@ class _DeviceEditor:
             "uid": edit.uid,
             "gid": edit.gid,
         }
-        there = self._node_positions.get(edit.path)
-        if there is None:
+        existing = self._node_positions.get(edit.path)
+        if existing is None:
             self._node_positions[edit.path] = len(devices)
-            devices.append(wanted)
-        elif any(get_member(devices[there], key) != wanted[key] for key in ("type", "major", "minor")):
-            devices[there] = wanted  # numbers of an earlier boot or driver (field reports A2-11)
+            devices.append(node)
+        elif any(get_member(devices[existing], key) != node[key] for key in ("type", "major", "minor")):
+            devices[existing] = node  # its numbers are from an earlier boot or driver
 
     def allow_device(self, edit: AddDeviceRule) -> None:
-        """Allows a device, unless a rule does so already that no later one takes back."""
+        """Add a rule that allows a device, unless a rule does so that no later one revokes."""
         if self._rules is None:
-            self._rules = ensure_list(ensure_object(ensure_object(self._spec, "linux"), "resources"), "devices")
-            for place, rule in enumerate(self._rules):
-                self._index_rule(place, rule)
-        taken = -1
-        for place, kind, major, minor in self._denied:
+            self._rules = ensure_list(ensure_object(ensure_object(self.spec, "linux"), "resources"), "devices")
+            for position, rule in enumerate(self._rules):
+                self._index_rule(position, rule)
+        last_denial = -1
+        for position, kind, major, minor in self._denied:
             # The kernel's -1 and a missing number mean any.
             numbers = major in (None, -1, edit.major) and minor in (None, -1, edit.minor)
             if numbers and (kind == edit.type or kind in _ANY_TYPE):
-                taken = place
-        for place, access in self._allowed.get((edit.type, edit.major, edit.minor), ()):
-            if place > taken and all(letter in access for letter in edit.access):
+                last_denial = position
+        for position, access in self._allowed.get((edit.type, edit.major, edit.minor), ()):
+            if position > last_denial and all(letter in access for letter in edit.access):
                 return
-        wanted: JsonObject = {
+        new_rule: Object = {
             "allow": True,
             "type": edit.type,
             "major": edit.major,
             "minor": edit.minor,
             "access": edit.access,
         }
-        self._index_rule(len(self._rules), wanted)
-        self._rules.append(wanted)
+        self._index_rule(len(self._rules), new_rule)
+        self._rules.append(new_rule)
 
-    def _index_rule(self, place: int, rule: object) -> None:
+    def _index_rule(self, position: int, rule: object) -> None:
         access, kind = get_member(rule, "access"), get_member(rule, "type")
         if not isinstance(access, str):
             return
-        numbers = get_member(rule, "major"), get_member(rule, "minor")
+        major, minor = get_member(rule, "major"), get_member(rule, "minor")
         if get_member(rule, "allow") is not True:
-            self._denied.append((place, kind, *numbers))
-        elif kind in ("b", "c") and isinstance(numbers[0], int) and isinstance(numbers[1], int):
-            self._allowed.setdefault((kind, *numbers), []).append((place, access))
-
-
-class _MountEditor:
-    """The spec's mounts, each looked at once: a driver brings sixty."""
-
-    __slots__ = ("_destinations", "_spec")
-
-    def __init__(self, spec: JsonObject) -> None:
-        self._spec = spec
-        self._destinations: set[object] | None = None
+            self._denied.append((position, kind, major, minor))
+        elif kind in ("b", "c") and isinstance(major, int) and isinstance(minor, int):
+            self._allowed.setdefault((kind, major, minor), []).append((position, access))
 
     def add_mount(self, edit: AddMount) -> None:
-        """Adds a mount, unless there is one on that place: the container's own wins; the plan has said so."""
-        mounts = ensure_list(self._spec, "mounts")
+        """Add a mount, unless its destination has one: the container's own wins, and the plan says so."""
+        mounts = ensure_list(self.spec, "mounts")
         if self._destinations is None:
-            found = [get_member(mount, "destination") for mount in mounts]
-            self._destinations = {destination for destination in found if isinstance(destination, str)}
+            destinations = [get_member(mount, "destination") for mount in mounts]
+            self._destinations = {destination for destination in destinations if isinstance(destination, str)}
         if edit.destination in self._destinations:
             return
         self._destinations.add(edit.destination)
-        wanted: JsonObject = {
-            "destination": edit.destination,
-            "type": "bind",
-            "source": edit.source,
-            "options": list(edit.options),
-        }
-        mounts.append(wanted)
+        mounts.append(
+            {"destination": edit.destination, "type": "bind", "source": edit.source, "options": list(edit.options)}
+        )
 
     def remove_mount(self, edit: DropMount) -> None:
-        """Takes a mount away."""
+        """Remove a mount."""
         self._destinations = None
-        mounts = ensure_list(self._spec, "mounts")
+        mounts = ensure_list(self.spec, "mounts")
         mounts[:] = [
             mount
             for mount in mounts
             if (get_member(mount, "source"), get_member(mount, "destination")) != (edit.source, edit.destination)
         ]
 
+    def add_group(self, edit: AddGroup) -> None:
+        """Add an additional group to the process."""
+        gids = ensure_list(ensure_object(ensure_object(self.spec, "process"), "user"), "additionalGids")
+        if edit.gid not in gids:
+            gids.append(edit.gid)
 
-def _set_env(spec: JsonObject, edit: SetEnvVariable) -> None:
-    entries = ensure_list(ensure_object(spec, "process"), "env")
-    wanted = f"{edit.name}={edit.value}"
-    places = [
-        place for place, entry in enumerate(entries) if isinstance(entry, str) and entry.startswith(edit.name + "=")
-    ]
-    if places:
-        entries[places[-1]] = wanted  # the last of repeated entries is the one that counts
-    else:
-        entries.append(wanted)
+    def set_env(self, edit: SetEnvVariable) -> None:
+        """Set a variable in the environment of the process."""
+        entries = ensure_list(ensure_object(self.spec, "process"), "env")
+        new_entry = f"{edit.name}={edit.value}"
+        prefix = f"{edit.name}="
+        positions = [
+            position for position, entry in enumerate(entries) if isinstance(entry, str) and entry.startswith(prefix)
+        ]
+        if positions:
+            entries[positions[-1]] = new_entry  # of repeated entries the last one counts
+        else:
+            entries.append(new_entry)
 
+    def add_hook(self, edit: AddHook) -> None:
+        """Add a hook to its stage."""
+        hooks = ensure_list(ensure_object(self.spec, "hooks"), edit.stage)
+        hook: Object = {"path": edit.path, "args": list(edit.args), "env": list(edit.env)}
+        if hook not in hooks:
+            hooks.append(hook)
 
-def _add_hook(spec: JsonObject, edit: AddHook) -> None:
-    hooks = ensure_list(ensure_object(spec, "hooks"), edit.stage)
-    wanted: JsonObject = {"path": edit.path, "args": list(edit.args), "env": list(edit.env)}
-    if wanted not in hooks:
-        hooks.append(wanted)
-
-
-def _remove_hooks(spec: JsonObject, edit: DropHook) -> None:
-    hooks = ensure_list(ensure_object(spec, "hooks"), edit.stage)
-    hooks[:] = [hook for hook in hooks if get_member(hook, "path") != edit.path]
+    def remove_hooks(self, edit: DropHook) -> None:
+        """Remove the hooks of a stage that run a program."""
+        hooks = ensure_list(ensure_object(self.spec, "hooks"), edit.stage)
+        hooks[:] = [hook for hook in hooks if get_member(hook, "path") != edit.path]

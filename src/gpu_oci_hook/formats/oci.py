@@ -7,10 +7,6 @@ from __future__ import annotations
 
 from gpu_oci_hook.errors import Fault
 
-TYPE_CHECKING = False
-if TYPE_CHECKING:
-    from gpu_oci_hook.container.spec_edits import JsonObject
-
 
 def get_member(value: object, *keys: str) -> object:
     """What lies under keys in nested JSON objects; None where any step is no object or has no such key."""
@@ -78,7 +74,7 @@ def _get_optional_int(entry: object, key: str) -> int | None:
     return found if isinstance(found, int) else None
 
 
-def ensure_object(parent: JsonObject, key: str) -> JsonObject:
+def ensure_object(parent: Object, key: str) -> Object:
     """The object under a key, made when it is missing or null."""
     found = parent.get(key)
     if found is None:
@@ -88,7 +84,7 @@ def ensure_object(parent: JsonObject, key: str) -> JsonObject:
     return found
 
 
-def ensure_list(parent: JsonObject, key: str) -> list[object]:
+def ensure_list(parent: Object, key: str) -> list[object]:
     """The list under a key, made when it is missing or null."""
     found = parent.get(key)
     if found is None:

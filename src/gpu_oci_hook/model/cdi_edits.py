@@ -1,23 +1,27 @@
-"""The edits that only a CDI file asks for: what the plan's own edits lack; data, each with its reason.
+"""The edits that only CDI files bring; `cdi.translate` makes them.
 
-`cdi.translate` makes them. Cost rule: hot where a CDI file is used, no imports of the library.
+Import budget: CDI.
 """
 
 from __future__ import annotations
 
 from gpu_oci_hook.model.edits import AddDeviceNode, AddDeviceRule, AddHook, AddMount, Edit
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpu_oci_hook.container.cdi_spec_edits import SpecChecker
+    from gpu_oci_hook.container.spec_edits import SpecEditor
+
 
 class AddCdiDeviceNode(AddDeviceNode):
-    """A device node of any type; it takes the place of one with the same path.
+    """A device node of any type; it replaces one with the same path.
 
     Attributes:
         type: "b", "c", "u" or "p", as in `linux.devices`.
-        mode, uid, gid: None leaves it to the low-level runtime.
+        mode, uid, gid: None leaves the choice to the low-level runtime.
     """
 
     __slots__ = ("type",)
-    from_cdi_file = True
     mode: int | None  # type: ignore[assignment]
     uid: int | None  # type: ignore[assignment]
     gid: int | None  # type: ignore[assignment]
@@ -53,6 +57,18 @@ class AddCdiDeviceNode(AddDeviceNode):
             "gid": self.gid,
         }
 
+    def apply_to_spec(self, editor: SpecEditor) -> None:
+        """See `Edit.apply_to_spec`."""
+        editor.cdi.replace_device_node(self)
+
+    def get_spec_target(self) -> object:
+        """See `Edit.get_spec_target`."""
+        return "node", self.path
+
+    def is_in_spec(self, checker: SpecChecker) -> bool:
+        """See `Edit.is_in_spec`."""
+        return checker.has_device_node(self)
+
 
 class AddCdiDeviceRule(AddDeviceRule):
     """An allow rule for a node of type "b" or "c"."""
@@ -69,14 +85,13 @@ class AddCdiDeviceRule(AddDeviceRule):
 
 
 class AddCdiMount(AddMount):
-    """A mount of any type; it takes the place of one with the same destination.
+    """A mount of any type; it replaces one with the same destination.
 
     Attributes:
-        type: of the file system; "" for a bind mount that says so in its options.
+        type: the file system type; "" for a bind mount, whose options say so.
     """
 
     __slots__ = ("type",)
-    from_cdi_file = True
 
     def __init__(self, source: str, destination: str, options: tuple[str, ...], mount_type: str, reason: str) -> None:
         super().__init__(source, destination, options, reason, clear_mount_point=False)
@@ -90,32 +105,38 @@ class AddCdiMount(AddMount):
         """See `Edit.to_data`."""
         return {"type": self.type, **super().to_data()}
 
+    def apply_to_spec(self, editor: SpecEditor) -> None:
+        """See `Edit.apply_to_spec`."""
+        editor.cdi.replace_mount(self)
+
 
 class SortMounts(Edit):
-    """All mounts of the container by the depth of their places, those of one depth as they were."""
+    """The order of all mounts: by the depth of their destinations, stable within one depth."""
 
     __slots__ = ()
     kind = "order"
-    from_cdi_file = True
 
     def describe(self) -> str:
         """See `Edit.describe`."""
-        return "mounts by the depth of their places"
+        return "mounts by the depth of their destinations"
 
     def to_data(self) -> dict[str, object]:
         """See `Edit.to_data`."""
         return {}
 
+    def apply_to_spec(self, editor: SpecEditor) -> None:
+        """See `Edit.apply_to_spec`."""
+        editor.cdi.sort_mounts()
+
 
 class AddCdiHook(AddHook):
-    """A hook that may have a time limit.
+    """A hook that can have a time limit.
 
     Attributes:
         timeout: in seconds; None for no limit.
     """
 
     __slots__ = ("timeout",)
-    from_cdi_file = True
 
     def __init__(
         self, stage: str, path: str, args: tuple[str, ...], env: tuple[str, ...], timeout: int | None, reason: str
@@ -127,13 +148,20 @@ class AddCdiHook(AddHook):
         """See `Edit.to_data`."""
         return {**super().to_data(), "timeout": self.timeout}
 
+    def apply_to_spec(self, editor: SpecEditor) -> None:
+        """See `Edit.apply_to_spec`."""
+        editor.cdi.add_hook(self)
+
+    def is_in_spec(self, checker: SpecChecker) -> bool:
+        """See `Edit.is_in_spec`."""
+        return checker.has_hook(self)
+
 
 class AddNetDevice(Edit):
-    """A network interface of the host's that moves into the container."""
+    """A network interface of the host that moves into the container."""
 
     __slots__ = ("interface", "name")
     kind = "net-device"
-    from_cdi_file = True
 
     def __init__(self, interface: str, name: str, reason: str) -> None:
         super().__init__(reason)
@@ -148,13 +176,24 @@ class AddNetDevice(Edit):
         """See `Edit.to_data`."""
         return {"interface": self.interface, "name": self.name}
 
+    def apply_to_spec(self, editor: SpecEditor) -> None:
+        """See `Edit.apply_to_spec`."""
+        editor.cdi.set_net_device(self)
+
+    def get_spec_target(self) -> object:
+        """See `Edit.get_spec_target`."""
+        return "interface", self.interface
+
+    def is_in_spec(self, checker: SpecChecker) -> bool:
+        """See `Edit.is_in_spec`."""
+        return checker.has_net_device(self)
+
 
 class SetIntelRdt(Edit):
-    """Intel's resource director: `linux.intelRdt` as a whole."""
+    """Intel Resource Director Technology: the whole of `linux.intelRdt`."""
 
     __slots__ = ("values",)
     kind = "rdt"
-    from_cdi_file = True
 
     def __init__(self, values: dict[str, object], reason: str) -> None:
         super().__init__(reason)
@@ -167,3 +206,7 @@ class SetIntelRdt(Edit):
     def to_data(self) -> dict[str, object]:
         """See `Edit.to_data`."""
         return {"rdt": self.values}
+
+    def apply_to_spec(self, editor: SpecEditor) -> None:
+        """See `Edit.apply_to_spec`."""
+        editor.cdi.set_intel_rdt(self)

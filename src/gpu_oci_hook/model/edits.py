@@ -1,8 +1,6 @@
-"""The small edits that a plan is made of: data, each with its reason; pure.
+"""The edits that a plan is made of: small pieces of data, each with its reason.
 
-An edit knows how to describe itself to a person and to a program. Applying it is the business of
-`container.spec_edits` (what goes into config.json) and `container.rootfs_edits` (what goes below the root).
-Cost rule: hot, no imports of the library.
+Import budget: GPU container.
 """
 
 from __future__ import annotations
@@ -11,34 +9,59 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal
 
+    from gpu_oci_hook.container.cdi_spec_edits import SpecChecker
+    from gpu_oci_hook.container.rootfs_edits import RootfsEditor
+    from gpu_oci_hook.container.spec_edits import SpecEditor
+
     PlanState = Literal["inject", "nothing", "done"]
+
+# The environment of a hook that has none of its own.
+DEFAULT_HOOK_ENV = ("PATH=/usr/sbin:/usr/bin:/sbin:/bin",)
 
 
 class Edit:
-    """One change, and why it is made.
+    """One change, and its reason.
 
-    Attributes:
-        from_cdi_file: it is from somebody else's CDI file; `cdi.translate` makes it.
+    What an edit does stands in its class and nowhere else. `describe` and `to_data` show it; `apply_to_spec` and
+    `apply_to_rootfs` make it, by the operation of an editor in `container`. `is_in_spec` and `is_in_rootfs` tell whether
+    it is made already. A method that does not concern an edit is inherited: it does nothing, or says that it is made.
     """
 
     __slots__ = ("reason",)
     kind = ""
-    from_cdi_file = False
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
 
     def describe(self) -> str:
-        """The change in one line, without its reason."""
+        """Return the change in one line, without its reason."""
         raise NotImplementedError
 
     def to_data(self) -> dict[str, object]:
-        """The change as JSON-able data, without its kind and reason."""
+        """Return the change as JSON-able data, without its kind and reason."""
         raise NotImplementedError
+
+    def apply_to_spec(self, editor: SpecEditor) -> None:
+        """Make the change in config.json; a second time it changes nothing."""
+
+    def apply_to_rootfs(self, editor: RootfsEditor) -> None:
+        """Make the change below the container's root or in the bundle; a second time it changes nothing."""
+
+    def get_spec_target(self) -> object:
+        """Return what the edit sets in config.json, so that the last of two edits counts; None if both count."""
+        return None
+
+    def is_in_spec(self, checker: SpecChecker) -> bool:
+        """Tell whether config.json has the change already, whoever made it."""
+        return True
+
+    def is_in_rootfs(self, editor: RootfsEditor) -> bool:
+        """Tell whether the change below the root is made already."""
+        return True
 
 
 class AddDeviceNode(Edit):
-    """A device node in `linux.devices`: the runtime makes it, so it need not exist on the host."""
+    """A device node in `linux.devices`: the runtime creates it, so the host need not have it."""
 
     __slots__ = ("gid", "major", "minor", "mode", "path", "uid")
     kind = "device"
@@ -68,9 +91,13 @@ class AddDeviceNode(Edit):
             "gid": self.gid,
         }
 
+    def apply_to_spec(self, editor: SpecEditor) -> None:
+        """See `Edit.apply_to_spec`."""
+        editor.put_device_node(self)
+
 
 class AddDeviceRule(Edit):
-    """An allow rule in `linux.resources.devices`: in the spec it survives `systemctl daemon-reload`."""
+    """A cgroup device rule in `linux.resources.devices`: there it survives `systemctl daemon-reload`."""
 
     __slots__ = ("access", "major", "minor")
     kind = "rule"
@@ -90,9 +117,17 @@ class AddDeviceRule(Edit):
         """See `Edit.to_data`."""
         return {"major": self.major, "minor": self.minor, "access": self.access}
 
+    def apply_to_spec(self, editor: SpecEditor) -> None:
+        """See `Edit.apply_to_spec`."""
+        editor.allow_device(self)
+
 
 class AddMount(Edit):
-    """A bind mount of something of the host's; `clear_mount_point` says that the place lies in the image's own tree."""
+    """A bind mount of a file or directory of the host.
+
+    Attributes:
+        clear_mount_point: the destination lies in the image's own tree, so a link or a special file there is removed.
+    """
 
     __slots__ = ("clear_mount_point", "destination", "options", "source")
     kind = "mount"
@@ -114,17 +149,32 @@ class AddMount(Edit):
         """See `Edit.to_data`."""
         return {"destination": self.destination, "source": self.source, "options": list(self.options)}
 
+    def apply_to_spec(self, editor: SpecEditor) -> None:
+        """See `Edit.apply_to_spec`."""
+        editor.add_mount(self)
+
+    def apply_to_rootfs(self, editor: RootfsEditor) -> None:
+        """See `Edit.apply_to_rootfs`."""
+        editor.clear_mount_point(self)
+
+    def get_spec_target(self) -> object:
+        """See `Edit.get_spec_target`."""
+        return "mount", self.destination
+
+    def is_in_spec(self, checker: SpecChecker) -> bool:
+        """See `Edit.is_in_spec`."""
+        return checker.has_mount(self)
+
 
 class PrepareDirectory(Edit):
-    """A directory of the host's with everything that a container sees beside its libraries, prepared once.
+    """A directory on the host that containers share: an empty file for each library that is mounted there, and links.
 
-    Or one with links alone. It holds an empty file for each library, where that is mounted, and every link. Mounted
-    read-only as a whole it costs a start no writing at all, and leaves nothing in the image's tree.
+    It is prepared once and mounted read-only, so a start writes nothing and the image's tree stays as it is.
 
     Attributes:
-        source: on the host; its name tells its content, so that one that is there is right.
-        destination: in the container.
-        entries: (name, link text) in order; an empty text means an empty file.
+        source: its path on the host. The name contains a digest of the entries, so an existing directory is right.
+        destination: its path in the container.
+        entries: (name, link target) in order; an empty target means an empty file.
     """
 
     __slots__ = ("destination", "entries", "source")
@@ -151,6 +201,10 @@ class PrepareDirectory(Edit):
             "links": {name: target for name, target in self.entries if target},
         }
 
+    def apply_to_rootfs(self, editor: RootfsEditor) -> None:
+        """See `Edit.apply_to_rootfs`."""
+        editor.prepare_directory(self)
+
 
 class AddLink(Edit):
     """A symbolic link below the container's root."""
@@ -171,11 +225,21 @@ class AddLink(Edit):
         """See `Edit.to_data`."""
         return {"path": self.path, "target": self.target}
 
+    def apply_to_rootfs(self, editor: RootfsEditor) -> None:
+        """See `Edit.apply_to_rootfs`."""
+        editor.make_link(self)
+
+    def is_in_rootfs(self, editor: RootfsEditor) -> bool:
+        """See `Edit.is_in_rootfs`."""
+        return editor.has_link(self)
+
 
 class AddFile(Edit):
-    """A generated file below the container's root; where that cannot be written, it is bind-mounted.
+    """A generated file below the container's root.
 
-    An optional one never stops a start: the loader's drop-in serves a later `ldconfig` in the container only.
+    Attributes:
+        bind_mounted: the file is written into the bundle; a mount brings it into the container.
+        optional: a failure to write it does not stop the start, since only a later `ldconfig` in the container needs it.
     """
 
     __slots__ = ("bind_mounted", "content", "optional", "path")
@@ -199,6 +263,14 @@ class AddFile(Edit):
         """See `Edit.to_data`."""
         return {"path": self.path, "size": len(self.content), "mounted": self.bind_mounted}
 
+    def apply_to_rootfs(self, editor: RootfsEditor) -> None:
+        """See `Edit.apply_to_rootfs`."""
+        editor.write_file(self)
+
+    def is_in_rootfs(self, editor: RootfsEditor) -> bool:
+        """See `Edit.is_in_rootfs`."""
+        return editor.has_file(self)
+
 
 class AddGroup(Edit):
     """An additional group of the container's process."""
@@ -217,6 +289,10 @@ class AddGroup(Edit):
     def to_data(self) -> dict[str, object]:
         """See `Edit.to_data`."""
         return {"gid": self.gid}
+
+    def apply_to_spec(self, editor: SpecEditor) -> None:
+        """See `Edit.apply_to_spec`."""
+        editor.add_group(self)
 
 
 class SetEnvVariable(Edit):
@@ -238,11 +314,23 @@ class SetEnvVariable(Edit):
         """See `Edit.to_data`."""
         return {"name": self.name, "value": self.value}
 
+    def apply_to_spec(self, editor: SpecEditor) -> None:
+        """See `Edit.apply_to_spec`."""
+        editor.set_env(self)
+
+    def get_spec_target(self) -> object:
+        """See `Edit.get_spec_target`."""
+        return "env", self.name
+
+    def is_in_spec(self, checker: SpecChecker) -> bool:
+        """See `Edit.is_in_spec`."""
+        return checker.has_env(self)
+
 
 class AddHook(Edit):
-    """A hook that the low-level runtime runs; absolute path, and an environment that is never empty.
+    """A hook that the low-level runtime runs, by an absolute path and with an environment that is never empty.
 
-    runc up to 1.2 hands a hook without one the image's environment (CVE-2025-23266).
+    runc up to 1.2 passes the image's environment to a hook without one (CVE-2025-23266).
     """
 
     __slots__ = ("args", "env", "path", "stage")
@@ -263,9 +351,13 @@ class AddHook(Edit):
         """See `Edit.to_data`."""
         return {"stage": self.stage, "path": self.path, "args": list(self.args), "env": list(self.env)}
 
+    def apply_to_spec(self, editor: SpecEditor) -> None:
+        """See `Edit.apply_to_spec`."""
+        editor.add_hook(self)
+
 
 class DropHook(Edit):
-    """A hook taken out of the spec: it would do our work a second time."""
+    """A hook to remove from config.json, because it would inject a second time."""
 
     __slots__ = ("path", "stage")
     kind = "drop-hook"
@@ -283,9 +375,13 @@ class DropHook(Edit):
         """See `Edit.to_data`."""
         return {"stage": self.stage, "path": self.path}
 
+    def apply_to_spec(self, editor: SpecEditor) -> None:
+        """See `Edit.apply_to_spec`."""
+        editor.remove_hooks(self)
+
 
 class DropMount(Edit):
-    """A mount of our own taken out of the spec: it is from an earlier driver."""
+    """A mount of ours to remove from config.json, because it is left from another driver."""
 
     __slots__ = ("destination", "source")
     kind = "drop-mount"
@@ -303,9 +399,13 @@ class DropMount(Edit):
         """See `Edit.to_data`."""
         return {"destination": self.destination, "source": self.source}
 
+    def apply_to_spec(self, editor: SpecEditor) -> None:
+        """See `Edit.apply_to_spec`."""
+        editor.remove_mount(self)
+
 
 class WithheldItem:
-    """Something that does not go in, and why."""
+    """Something that is not injected, and the reason."""
 
     __slots__ = ("kind", "name", "reason")
 
@@ -330,7 +430,3 @@ class Plan:
         self.edits: list[Edit] = []
         self.withheld: list[WithheldItem] = []
         self.warnings = warnings if warnings is not None else []
-
-
-# What a hook without an environment of its own gets.
-DEFAULT_HOOK_ENV = ("PATH=/usr/sbin:/usr/bin:/sbin:/bin",)
