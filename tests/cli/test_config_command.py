@@ -102,7 +102,7 @@ def test_show_survives_its_own_output_with_added_files(command: Command, file: P
 
 def test_show_without_a_file_prints_the_defaults(command: Command, file: Path) -> None:
     answer = command("config", "show")
-    assert answer.out.startswith(f"# {file} is missing: the defaults hold\n")
+    assert answer.out.startswith(f"# {file} is missing; using defaults\n")
     assert answer.status == 0
     data = json.loads(command("config", "show", "--format", "json").out)
     assert data["schema"] == "gpu-oci-hook.config/1" and data["path"] is None
@@ -173,7 +173,7 @@ def test_validate_of_a_named_file_that_is_missing_fails_and_of_the_default_place
     answer = command("config", "validate", file)
     assert (answer.status, answer.err) == (1, f"gpu-oci-hook: {file}: there is no such file\n")
     answer = command("config", "validate")
-    assert (answer.status, answer.out) == (0, f"{file} is missing: the defaults hold\n")
+    assert (answer.status, answer.out) == (0, f"{file} is missing; using defaults\n")
 
 
 def test_a_wrong_file_keeps_show_from_showing(command: Command, file: Path) -> None:

@@ -1,4 +1,4 @@
-"""config.toml: defaults, trust, complaints; jsonschema is the oracle for what is valid."""
+"""config.toml: defaults, trust and complaints, and the two checks of a file against each other and jsonschema."""
 
 from __future__ import annotations
 
@@ -19,12 +19,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gpu_oci_hook.config import check, load
+from gpu_oci_hook.config import check, descriptions, load, reference, rules, schema_findings, toml_document
 from gpu_oci_hook.config.keys import CAPABILITIES, KEYS, USER_FILE_KEYS, Config
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.formats.toml_values import format_toml
 
 ROOT = Path(__file__).parents[2]
-SCHEMA = json.loads((ROOT / "src/gpu_oci_hook/config/config.schema.json").read_text())
+SCHEMA_FILE = (ROOT / "src/gpu_oci_hook/config/config.schema.json").read_text()
+SCHEMA = json.loads(SCHEMA_FILE)
 DEFAULT_FILE = (ROOT / "config/config.toml").read_text()
 ORACLE = jsonschema.Draft202012Validator(SCHEMA)
 
@@ -38,7 +40,36 @@ def uncommented(text: str) -> str:
     return "\n".join(line[1:] if line[:1] == "#" and line[1:2].isalpha() else line for line in text.split("\n"))
 
 
-# --- one truth in three places ---------------------------------------------------------------------
+# --- the files that follow from the rows -----------------------------------------------------------
+
+
+def test_every_key_has_a_meaning_and_every_meaning_a_key() -> None:
+    assert list(descriptions.TABLE_DESCRIPTIONS) == list(rules.TABLES)
+    assert set(descriptions.KEY_DESCRIPTIONS) == {key for _, key, _, _ in KEYS}
+    assert set(descriptions.USER_FILE_DESCRIPTIONS) == {key for key, _, _ in USER_FILE_KEYS}
+
+
+def test_the_shipped_files_are_rendered_from_the_rows() -> None:
+    written = "run python scripts/update_config_files.py"
+    assert reference.render_default_config() == DEFAULT_FILE, written
+    assert reference.render_config_schema() == SCHEMA_FILE, written
+
+
+def test_the_documentation_has_the_table_of_keys() -> None:
+    page = ROOT / "docs/configuration.md"
+    if not page.exists():
+        pytest.skip("docs/configuration.md is not written yet")
+    assert reference.render_config_table() in page.read_text(), "run python scripts/update_config_files.py"
+
+
+def test_the_table_of_keys_has_a_row_per_key_with_default_values_and_meaning() -> None:
+    table = reference.render_config_table()
+    for name, key, default, _ in KEYS:
+        section = table.partition(f"### `[{name}]`\n")[2].partition("\n### ")[0]
+        (row,) = [line for line in section.split("\n") if line.startswith(f"| `{key}` |")]
+        assert row.count(" | ") == 3 and f"| `{format_toml(default)}` |" in row
+    for key, _, _ in USER_FILE_KEYS:
+        assert f"\n| `{key}` |" in table.partition("### `[[inject.extra]]`")[2]
 
 
 def test_the_schema_is_a_valid_schema_and_describes_everything() -> None:
@@ -69,7 +100,7 @@ def test_the_schema_offers_the_same_words_as_the_table() -> None:
 
 
 def test_the_default_file_says_nothing_and_its_commented_values_are_the_defaults() -> None:
-    assert tomllib.loads(DEFAULT_FILE) == {table: {} for table in check.TABLES}
+    assert tomllib.loads(DEFAULT_FILE) == {table: {} for table in rules.TABLES}
     document = tomllib.loads(uncommented(DEFAULT_FILE))
     assert [(t, k) for t in document for k in document[t]] == [(t, k) for t, k, _, _ in KEYS]
     assert document == {t: {k: plain(d) for owner, k, d, _ in KEYS if owner == t} for t in document}
@@ -86,7 +117,7 @@ def test_the_default_file_carries_the_schema_descriptions() -> None:
 def test_attribute_names_are_unique_over_all_tables() -> None:
     names = [key.replace("-", "_") for _, key, _, _ in KEYS]
     assert len(set(names)) == len(names)
-    assert set(Config.__slots__) == {*names, "path", "warnings"}
+    assert all(name in vars(Config) for name in names)
 
 
 # --- values ----------------------------------------------------------------------------------------
@@ -163,7 +194,7 @@ def test_the_environment_names_the_file(monkeypatch: pytest.MonkeyPatch) -> None
     ("text", "said"),
     [
         ("[host]\nroot = '/a'\nroot = '/b'\n", "line 3, column 12: not TOML: this key is set twice"),
-        ("[host]\n[inject]\n[host]\n", "line 3, column 6: not TOML: the table [host] is there twice"),
+        ("[host]\n[inject]\n[host]\n", "line 3, column 6: not TOML: the table [host] is defined twice"),
     ],
 )
 def test_what_is_there_twice_is_said_to_be(text: str, said: str) -> None:
@@ -222,12 +253,28 @@ def test_taking_a_remembered_config_loads_no_toml_parser() -> None:
     assert set(run.stdout.split()) <= ours | interpreter
 
 
+def test_loading_a_file_needs_no_library(tmp_path: Path) -> None:
+    path = tmp_path / "c.toml"
+    path.write_text("request.missing-gpu = 'warn'")
+    path.chmod(0o644)
+    code = (
+        f"import sys; sys.path.append({str(ROOT / 'src')!r})\n"
+        f"from gpu_oci_hook.config.load import load_config; print(load_config({str(path)!r}).missing_gpu)\n"
+        "print(*{name.partition('.')[0] for name in sys.modules} & {'jsonschema', 'referencing', 'dataclasses', 'json'})"
+    )
+    run = subprocess.run([sys.executable, "-ISc", code], capture_output=True, text=True)
+    assert (run.stdout, run.stderr) == ("warn\n\n", "")
+
+
 # --- complaints ------------------------------------------------------------------------------------
 
 
 def findings(text: str) -> list[str]:
-    document, source = check.parse_toml_document(text.encode(), "c.toml")
-    return [str(finding) for finding in check.check_config_document(document, source)]
+    """What both checks say: the one of the shim, and the one of `config validate`, which uses jsonschema."""
+    document, source = toml_document.parse_toml_document(text.encode(), "c.toml")
+    found = check.check_config_document(document, source)
+    assert sorted(schema_findings.find_schema_findings(document, source)) == sorted(found)
+    return [str(finding) for finding in found]
 
 
 @pytest.mark.parametrize(
@@ -252,7 +299,7 @@ def findings(text: str) -> list[str]:
         ("[runtime]\nlow-level = []", "line 2: runtime.low-level: must name at least one program"),
         (
             "[runtime]\nlow-level = [\n 'runc',\n 'bin/crun']",
-            'line 2: runtime.low-level.1: "bin/crun" is neither a program\'s name nor an absolute path',
+            'line 2: runtime.low-level.1: "bin/crun" is not a program name or an absolute path',
         ),
         ("[cdi]\ndefault-kind = 'gpu'", 'line 2: cdi.default-kind: "gpu" is not a CDI kind (vendor/class)'),
         ("[cdi]\nspec-dirs = [1979-05-27]", "line 2: cdi.spec-dirs.0: must be a string, is a date or time"),
@@ -266,7 +313,7 @@ def findings(text: str) -> list[str]:
         ),
         (
             "[request]\nlog-level = 'info'",
-            "line 2: request.log-level: unknown key here; it belongs into [runtime]",
+            "line 2: request.log-level: unknown key here; it belongs in [runtime]",
         ),
         ("[host]\nlow_levl = 1", "line 2: host.low_levl: unknown key; did you mean low-level in [runtime]?"),
         ("[host]\nzzz = 1", "line 2: host.zzz: unknown key"),
@@ -277,11 +324,11 @@ def findings(text: str) -> list[str]:
             "line 2: inject.no-cgroups: unknown key: decided per container; remove it",
         ),
         ("no-cgroups = true", "line 1: no-cgroups: unknown key: decided per container; remove it"),
-        ("disable-require = true", "line 1: disable-require: unknown key here; it belongs into [request]"),
+        ("disable-require = true", "line 1: disable-require: unknown key here; it belongs in [request]"),
         (
             '[nvidia-container-cli]\nno-cgroups = false\nldconfig = "@/sbin/ldconfig"',
             (
-                "line 1: nvidia-container-cli: a table of another toolkit's config; "
+                "line 1: nvidia-container-cli: a table of the NVIDIA container toolkit's config; "
                 "no-cgroups: decided per container; remove it; ldconfig: no ldconfig is run; remove it"
             ),
         ),
@@ -309,7 +356,7 @@ kind = "library"
 container = "/e"
 """
     assert findings(text) == [
-        "line 6: inject.extra.1: has no path: the file on the host",
+        "line 6: inject.extra.1: has no path, the file on the host",
         "line 7: inject.extra.1.pth: unknown key; did you mean path?",
         (
             'line 8: inject.extra.1.kind: "fil" is not one of file, library, directory, socket, device'
@@ -317,7 +364,7 @@ container = "/e"
         ),
         'line 10: inject.extra.2.path: "c" is not an absolute path',
         'line 11: inject.extra.2.required: must be true or false, is the string "yes"',
-        "line 12: inject.extra.3: is a library, whose place is chosen for the loader; remove container",
+        "line 12: inject.extra.3: is a library, which is placed where the loader finds it; remove container",
     ]
     number = "line 2: inject.extra: must be tables ([[inject.extra]]), is the number 3"
     assert findings("[inject]\nextra = 3") == [number]
@@ -380,7 +427,7 @@ BAD = {
 
 @pytest.mark.parametrize("data", BAD)
 def test_text_that_is_not_toml_is_answered_with_line_column_and_caret(data: bytes) -> None:
-    with pytest.raises(check.TomlFault) as caught:
+    with pytest.raises(toml_document.TomlFault) as caught:
         load.parse_config(data, "/etc/c.toml")
     fault = caught.value
     assert (fault.line, fault.column) == BAD[data]
@@ -394,7 +441,7 @@ def test_text_that_is_not_toml_is_answered_with_line_column_and_caret(data: byte
 
 
 def test_the_caret_of_a_very_long_line_stays_on_the_screen() -> None:
-    with pytest.raises(check.TomlFault) as caught:
+    with pytest.raises(toml_document.TomlFault) as caught:
         load.parse_config(b"a = '" + b"x" * 5000 + b"' nonsense " + b"y" * 5000, "c")
     shown, caret = caught.value.caret().split("\n")
     assert len(shown) <= 104
@@ -563,7 +610,7 @@ VALUE = st.one_of(FILES, SCALAR, st.lists(SCALAR, max_size=3), st.dictionaries(T
 @st.composite
 def documents(draw: st.DrawFn) -> dict[str, object]:
     document: dict[str, object] = draw(st.dictionaries(TEXT, VALUE, max_size=1))
-    for table in draw(st.sets(st.sampled_from(check.TABLES))):
+    for table in draw(st.sets(st.sampled_from(rules.TABLES))):
         keys = [row[1] for row in KEYS if row[0] == table]
         content = draw(st.dictionaries(st.sampled_from([*keys, *(row[1] for row in KEYS)]), VALUE, max_size=4))
         document[table] = draw(st.one_of(st.just(content), st.just(content), VALUE))
@@ -586,7 +633,9 @@ def oracle(document: object) -> set[str]:
 @settings(max_examples=1500, deadline=None)
 @given(documents())
 def test_our_validator_and_jsonschema_complain_about_the_same_paths(document: dict[str, object]) -> None:
-    assert {finding.key for finding in check.check_config_document(document)} == oracle(document)
+    found = check.check_config_document(document)
+    assert {finding.key for finding in found} == oracle(document)
+    assert sorted(schema_findings.find_schema_findings(document)) == sorted(found)
 
 
 PIECES = st.sampled_from(
@@ -618,7 +667,7 @@ def test_no_bytes_cause_anything_but_a_config_or_a_sentence(data: bytes) -> None
         load.parse_config(data, "c.toml")
     except Fault as fault:
         assert str(fault).startswith("c.toml: ") and str(fault).isprintable()
-        if isinstance(fault, check.TomlFault):
+        if isinstance(fault, toml_document.TomlFault):
             assert fault.caret().count("\n") == 1
 
 
@@ -641,6 +690,6 @@ def test_a_slip_of_the_pen_in_the_default_file_is_found_or_harmless(place: int, 
 def test_line_numbers_of_a_large_file_are_found_in_reasonable_time() -> None:
     text = "[host]\n" + "\n".join(f"k{i} = {i}" for i in range(5000)) + "\n[x]\ny = '''" + "\nz = 1" * 5000 + "'''"
     start = time.monotonic()
-    found = check.find_key_lines(text)
+    found = toml_document.find_key_lines(text)
     assert found["host", "k4999"] == 5001
     assert time.monotonic() - start < 20

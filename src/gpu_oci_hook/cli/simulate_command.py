@@ -10,8 +10,9 @@ from pathlib import Path
 import click
 
 from gpu_oci_hook.cli.common_options import format_option
-from gpu_oci_hook.cli.printing import format_toml, print_json, print_line, print_warning
+from gpu_oci_hook.cli.printing import print_json, print_line, print_warning
 from gpu_oci_hook.formats.architectures import HOST_ARCHITECTURES
+from gpu_oci_hook.formats.toml_values import format_toml
 from gpu_oci_hook.simulate.feature_files import FEATURES
 from gpu_oci_hook.simulate.host_tree import DESKTOP_LAYOUTS, LAYOUTS, SimulatedHost, build_host
 

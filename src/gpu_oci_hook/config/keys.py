@@ -1,20 +1,29 @@
-"""The config keys: one row each, and the object that holds their values."""
+"""The config keys, one row each, and the object that holds their values.
+
+To add a key:
+1. Add its row to `Config`: attribute, type, table, key, default and rule. The attribute is the key with underscores.
+2. Add its meaning to `config.descriptions`.
+3. Run `python scripts/update_config_files.py`, which writes config/config.toml, config.schema.json and the table in the
+   documentation from the rows and the meanings. Tests hold these files against them.
+
+Import budget: GPU container.
+"""
 
 from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from typing import Final
+    from typing import Final, TypeVar
 
+    T = TypeVar("T")
 
 CAPABILITIES: Final = ("compute", "compat32", "graphics", "utility", "video", "display", "ngx", "all")
 
-
 FEATURE_POLICIES: Final = ("ask", "always", "never")
+"""Who decides about an optional device: each container, or the administrator for all of them."""
 
-
-# A file that an administrator adds, [[inject.extra]]: key, default, rule. `Config.extra` has a tuple of the values
-# for each, in this order.
+# Keys of a table of [[inject.extra]]: key, default, rule. `Config.extra` has a tuple of their values per table, in this
+# order. A key is added as in `Config`.
 USER_FILE_KEYS: Final[tuple[tuple[str, object, object], ...]] = (
     ("path", "", "path"),
     ("container", "", "path"),
@@ -23,138 +32,77 @@ USER_FILE_KEYS: Final[tuple[tuple[str, object, object], ...]] = (
     ("required", False, "bool"),
 )
 
+_rows: list[tuple[str, str, object, object]] = []
 
-# One row per key: table, key, default, rule. A rule is "bool", "path", "path or empty", "paths", "programs",
-# "kind", "words", "files" (tables of FILE), or a tuple of the words to choose from; ("list", ...) is a list of such
-# words. The same facts are written in config.schema.json, for people and for editors; a test keeps the two equal.
-KEYS: Final[tuple[tuple[str, str, object, object], ...]] = (
-    ("host", "root", "/", "path"),
-    ("host", "driver-root", "/", "path"),
-    ("host", "library-paths", (), "paths"),
-    ("host", "load-modules", True, "bool"),
-    ("host", "platform", "auto", ("auto", "desktop", "wsl", "tegra")),
-    ("host", "csv-directory", "/etc/nvidia-container-runtime/host-files-for-container.d", "path"),
-    ("host", "csv-ignore", (), "words"),
-    ("runtime", "low-level", ("runc", "crun"), "programs"),
-    ("runtime", "log-file", "", "path or empty"),
-    ("runtime", "log-level", "info", ("debug", "info", "warning", "error")),
-    ("request", "env", "always", ("always", "privileged", "never")),
-    ("request", "volume-mounts", True, "bool"),
-    ("request", "legacy-images", True, "bool"),
-    ("request", "default-capabilities", ("utility", "compute"), ("list", *CAPABILITIES)),
-    ("request", "supported-capabilities", ("all",), ("list", *CAPABILITIES)),
-    ("request", "disable-require", False, "bool"),
-    ("request", "management", "privileged", ("privileged", "never")),
-    ("request", "missing-gpu", "fail", ("fail", "warn")),
-    ("request", "version-mismatch", "fail", ("fail", "warn")),
-    ("inject", "cuda-compat", "auto", ("auto", "always", "never")),
-    ("inject", "sockets", True, "bool"),
-    ("inject", "firmware", True, "bool"),
-    ("inject", "hide-device-files", True, "bool"),
-    ("inject", "imex-channels", "ask", FEATURE_POLICIES),
-    ("inject", "gds", "ask", FEATURE_POLICIES),
-    ("inject", "mofed", "ask", FEATURE_POLICIES),
-    ("inject", "gdrcopy", "ask", FEATURE_POLICIES),
-    ("inject", "nvswitch", "ask", FEATURE_POLICIES),
-    ("inject", "mps-pipe-directory", "", "path or empty"),
-    ("inject", "mps-log-directory", "", "path or empty"),
-    ("inject", "mps-shm", "", "path or empty"),
-    ("inject", "remove", (), "words"),
-    ("inject", "extra", (), "files"),
-    ("cdi", "spec-dirs", ("/etc/cdi", "/var/run/cdi"), "paths"),
-    ("cdi", "default-kind", "nvidia.com/gpu", "kind"),
-    ("cdi", "annotation-prefixes", ("cdi.k8s.io/",), "words"),
-)
+
+def _row(table: str, key: str, default: T, rule: object) -> T:
+    """Add a row to KEYS and return the default.
+
+    Arguments:
+        rule: a rule of `config.rules` ("bool", "path", "path or empty", "paths", "programs", "kind", "strings",
+            "user files"), a tuple of the allowed strings, or ("list", ...) for a list of such strings.
+    """
+    _rows.append((table, key, default, rule))
+    return default
 
 
 class Config:
-    """The effective configuration: one attribute per key of config.toml, dashes as underscores.
+    """The effective configuration: one attribute per key of config.toml.
 
     Key names are unique over all tables, so the table is not part of the attribute's name.
 
     Arguments:
-        path: the file that it was read from; empty when these are the defaults.
-        warnings: what the file says that does not stop a start (unknown keys), one sentence each.
-        values: attributes that differ from the default; lists are given as tuples.
+        path: the file that the values come from, "" for the defaults.
+        warnings: what is odd about the file but does not stop a container (unknown keys), one sentence each.
+        values: attributes that differ from the default, lists as tuples.
     """
 
-    __slots__ = (
-        "annotation_prefixes",
-        "csv_directory",
-        "csv_ignore",
-        "cuda_compat",
-        "default_capabilities",
-        "default_kind",
-        "disable_require",
-        "driver_root",
-        "env",
-        "extra",
-        "firmware",
-        "gdrcopy",
-        "gds",
-        "hide_device_files",
-        "imex_channels",
-        "legacy_images",
-        "library_paths",
-        "load_modules",
-        "log_file",
-        "log_level",
-        "low_level",
-        "management",
-        "missing_gpu",
-        "mofed",
-        "mps_log_directory",
-        "mps_pipe_directory",
-        "mps_shm",
-        "nvswitch",
-        "path",
-        "platform",
-        "remove",
-        "root",
-        "sockets",
-        "spec_dirs",
-        "supported_capabilities",
-        "version_mismatch",
-        "volume_mounts",
-        "warnings",
+    root: str = _row("host", "root", "/", "path")
+    driver_root: str = _row("host", "driver-root", "/", "path")
+    library_paths: tuple[str, ...] = _row("host", "library-paths", (), "paths")
+    load_modules: bool = _row("host", "load-modules", True, "bool")
+    platform: str = _row("host", "platform", "auto", ("auto", "desktop", "wsl", "tegra"))
+    csv_directory: str = _row(
+        "host", "csv-directory", "/etc/nvidia-container-runtime/host-files-for-container.d", "path"
     )
+    csv_ignore: tuple[str, ...] = _row("host", "csv-ignore", (), "strings")
 
-    root: str
-    driver_root: str
-    library_paths: tuple[str, ...]
-    load_modules: bool
-    platform: str
-    csv_directory: str
-    csv_ignore: tuple[str, ...]
-    low_level: tuple[str, ...]
-    log_file: str
-    log_level: str
-    env: str
-    volume_mounts: bool
-    legacy_images: bool
-    default_capabilities: tuple[str, ...]
-    supported_capabilities: tuple[str, ...]
-    disable_require: bool
-    management: str
-    missing_gpu: str
-    version_mismatch: str
-    cuda_compat: str
-    sockets: bool
-    firmware: bool
-    hide_device_files: bool
-    imex_channels: str
-    gds: str
-    mofed: str
-    gdrcopy: str
-    nvswitch: str
-    mps_pipe_directory: str
-    mps_log_directory: str
-    mps_shm: str
-    remove: tuple[str, ...]
-    extra: tuple[tuple[str, str, str, str, bool], ...]
-    spec_dirs: tuple[str, ...]
-    default_kind: str
-    annotation_prefixes: tuple[str, ...]
+    low_level: tuple[str, ...] = _row("runtime", "low-level", ("runc", "crun"), "programs")
+    log_file: str = _row("runtime", "log-file", "", "path or empty")
+    log_level: str = _row("runtime", "log-level", "info", ("debug", "info", "warning", "error"))
+
+    env: str = _row("request", "env", "always", ("always", "privileged", "never"))
+    volume_mounts: bool = _row("request", "volume-mounts", True, "bool")
+    legacy_images: bool = _row("request", "legacy-images", True, "bool")
+    default_capabilities: tuple[str, ...] = _row(
+        "request", "default-capabilities", ("utility", "compute"), ("list", *CAPABILITIES)
+    )
+    supported_capabilities: tuple[str, ...] = _row(
+        "request", "supported-capabilities", ("all",), ("list", *CAPABILITIES)
+    )
+    disable_require: bool = _row("request", "disable-require", False, "bool")
+    management: str = _row("request", "management", "privileged", ("privileged", "never"))
+    missing_gpu: str = _row("request", "missing-gpu", "fail", ("fail", "warn"))
+    version_mismatch: str = _row("request", "version-mismatch", "fail", ("fail", "warn"))
+
+    cuda_compat: str = _row("inject", "cuda-compat", "auto", ("auto", "always", "never"))
+    sockets: bool = _row("inject", "sockets", True, "bool")
+    firmware: bool = _row("inject", "firmware", True, "bool")
+    hide_device_files: bool = _row("inject", "hide-device-files", True, "bool")
+    imex_channels: str = _row("inject", "imex-channels", "ask", FEATURE_POLICIES)
+    gds: str = _row("inject", "gds", "ask", FEATURE_POLICIES)
+    mofed: str = _row("inject", "mofed", "ask", FEATURE_POLICIES)
+    gdrcopy: str = _row("inject", "gdrcopy", "ask", FEATURE_POLICIES)
+    nvswitch: str = _row("inject", "nvswitch", "ask", FEATURE_POLICIES)
+    mps_pipe_directory: str = _row("inject", "mps-pipe-directory", "", "path or empty")
+    mps_log_directory: str = _row("inject", "mps-log-directory", "", "path or empty")
+    mps_shm: str = _row("inject", "mps-shm", "", "path or empty")
+    remove: tuple[str, ...] = _row("inject", "remove", (), "strings")
+    extra: tuple[tuple[str, str, str, str, bool], ...] = _row("inject", "extra", (), "user files")
+
+    spec_dirs: tuple[str, ...] = _row("cdi", "spec-dirs", ("/etc/cdi", "/var/run/cdi"), "paths")
+    default_kind: str = _row("cdi", "default-kind", "nvidia.com/gpu", "kind")
+    annotation_prefixes: tuple[str, ...] = _row("cdi", "annotation-prefixes", ("cdi.k8s.io/",), "strings")
 
     def __init__(self, path: str = "", warnings: tuple[str, ...] = (), **values: object) -> None:
         self.path = path
@@ -166,12 +114,12 @@ class Config:
             raise TypeError(f"no such keys: {', '.join(values)}")
 
     def to_data(self) -> tuple[object, ...]:
-        """The config as nested tuples of plain values: marshal-able, equal for equal configs."""
+        """Return the configuration as nested tuples that marshal can write; equal configurations give equal data."""
         return (self.path, self.warnings, *(getattr(self, row[1].replace("-", "_")) for row in KEYS))
 
     @classmethod
     def from_data(cls, data: object) -> Config | None:
-        """The config that `to_data` wrote; None when the data has another shape (an older version's)."""
+        """Return the configuration that `to_data` wrote, None for data of another version."""
         if not isinstance(data, tuple) or len(data) != len(KEYS) + 2:
             return None
         config = cls.__new__(cls)
@@ -183,3 +131,7 @@ class Config:
                 return None
             setattr(config, key.replace("-", "_"), value)
         return config
+
+
+KEYS: Final[tuple[tuple[str, str, object, object], ...]] = tuple(_rows)
+"""Table, key, default and rule of every config key, in the order of the config file."""

@@ -1,9 +1,10 @@
-"""config.toml as a Config: the keys, their defaults, and which file may be believed.
+"""Find, read and load config.toml.
 
-Cost rule: hot. Imports only what every start has loaded anyway; TOML, validation and everything that
-words a complaint are in `config.check`, which is imported when a file has to be parsed and not when a
-remembered Config is taken (`Config.from_data`).
+Import budget: cold.
 """
+
+# The runtime shim loads this when its cached configuration is out of date. TOML and the checks are in `config.check`,
+# which is imported only if a file has to be parsed.
 
 from __future__ import annotations
 
@@ -21,23 +22,22 @@ if TYPE_CHECKING:
 
 DEFAULT_PATH: Final = state_dir.DEFAULT_CONFIG_PATH
 MAX_CONFIG_SIZE: Final = 1 << 20
-"""Bytes that a config file may have."""
-
-
-"""Who decides about something beside the GPUs: each container, or the administrator for all of them."""
+"""Greatest size of a config file in bytes."""
 
 
 def find_config_path() -> str:
-    """Where the config file is looked for: GPU_OCI_HOOK_CONFIG, else /etc/gpu-oci-hook/config.toml."""
+    """Return the path of the config file: GPU_OCI_HOOK_CONFIG, else /etc/gpu-oci-hook/config.toml."""
     return os.environ.get("GPU_OCI_HOOK_CONFIG") or DEFAULT_PATH
 
 
 def load_config(path: str = "") -> Config:
-    """The configuration from `path` (default: `find_config_path()`); the defaults when nobody has written DEFAULT_PATH.
+    """Load the configuration, or return the defaults if DEFAULT_PATH does not exist.
+
+    Arguments:
+        path: the config file, "" for `find_config_path()`.
 
     Raises:
-        Fault: not there though somebody named it, not a regular file, not readable, too large, not to be
-            trusted, not TOML, a wrong type.
+        Fault: a file other than DEFAULT_PATH is missing, or the file cannot be read, is not trusted or is invalid.
     """
     path = path or find_config_path()
     data = read_named_config(path)
@@ -45,7 +45,9 @@ def load_config(path: str = "") -> Config:
 
 
 def read_named_config(path: str) -> bytes | None:
-    """As `read_config_file`, but only DEFAULT_PATH may be missing: who mistypes a stricter file's name must not get the defaults.
+    """Read a config file of which only DEFAULT_PATH may be missing.
+
+    A mistyped name of a stricter config file must not lead to the defaults.
 
     Raises:
         Fault: see `load_config`.
@@ -53,18 +55,21 @@ def read_named_config(path: str) -> bytes | None:
     data = read_config_file(path)
     if data is None and path != DEFAULT_PATH:
         if path == os.environ.get("GPU_OCI_HOOK_CONFIG"):
-            what, cure = "the config file that GPU_OCI_HOOK_CONFIG names is missing", "Write it, or unset the variable"
-        else:
-            what, cure = "there is no such file", ""
-        raise Fault(what, where=path, hint=cure)
+            raise Fault(
+                "the config file that GPU_OCI_HOOK_CONFIG names is missing",
+                where=path,
+                hint="Create it, or unset the variable",
+            )
+        raise Fault("there is no such file", where=path)
     return data
 
 
 def parse_config(data: bytes, path: str) -> Config:
-    """The configuration that these bytes spell; unknown keys end up in `Config.warnings`.
+    """Parse a config file; unknown keys become `Config.warnings`.
 
     Raises:
-        Fault: not TOML (then a `check.TomlFault`, which knows the place), or a value of a wrong type.
+        Fault: a value is wrong.
+        toml_document.TomlFault: the file is not valid TOML.
     """
     from gpu_oci_hook.config.check import parse_checked_config
 
@@ -72,12 +77,10 @@ def parse_config(data: bytes, path: str) -> Config:
 
 
 def read_config_file(path: str) -> bytes | None:
-    """The bytes of a config file, None when it is missing.
-
-    Never blocks on a FIFO and never reads more than `MAX_CONFIG_SIZE`.
+    """Return the bytes of a config file, None if it is missing.
 
     Raises:
-        Fault: it is no regular file, may not be read, is too large, or is not to be trusted.
+        Fault: it is not a regular file, cannot be read, is larger than MAX_CONFIG_SIZE, or is not trusted.
     """
     try:
         return read_regular_file(path, MAX_CONFIG_SIZE, check_status=lambda status: check_file_trust(status, path))

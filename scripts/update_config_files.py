@@ -1,0 +1,29 @@
+"""Write the files that follow from the config keys: config/config.toml, config.schema.json and the documented table.
+
+Run it after a change in src/gpu_oci_hook/config/keys.py or descriptions.py.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "src"))
+
+from gpu_oci_hook.config import reference  # noqa: E402
+
+BEGIN, END = "<!-- config keys: begin -->\n", "<!-- config keys: end -->\n"
+
+
+def main() -> None:
+    (ROOT / "config/config.toml").write_text(reference.render_default_config())
+    (ROOT / "src/gpu_oci_hook/config/config.schema.json").write_text(reference.render_config_schema())
+    page = ROOT / "docs/configuration.md"
+    if page.exists():
+        before, _, rest = page.read_text().partition(BEGIN)
+        after = rest.partition(END)[2]
+        page.write_text(f"{before}{BEGIN}\n{reference.render_config_table()}\n{END}{after}")
+
+
+main()

@@ -1,0 +1,85 @@
+"""Check whether this host has what a valid configuration names.
+
+Import budget: cold.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+
+from gpu_oci_hook.config.keys import Config
+from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.host.root import Host
+from gpu_oci_hook.inject.gather import get_driver_host
+from gpu_oci_hook.shim.low_level_runtime import find_low_level_runtime
+
+
+def check_config_against_host(settings: Config) -> list[str]:
+    """Return one sentence for each configured path, program or capability that this host or configuration lacks."""
+    host = Host(settings.root)
+    return [
+        *_check_roots(host, settings),
+        *_check_user_files(host, settings),
+        *_check_directories(host, settings),
+        *_check_runtime(settings),
+        *_check_capabilities(settings),
+    ]
+
+
+def _check_roots(host: Host, settings: Config) -> Iterator[str]:
+    driver_host = get_driver_host(host, settings)
+    if not _is_directory(host, "/"):
+        yield f"host.root: {settings.root} is not a directory"
+    elif not _is_directory(driver_host, "/"):
+        yield f"host.driver-root: {driver_host.root} is not a directory (now)"
+    else:
+        for path in settings.library_paths:
+            if not _is_directory(driver_host, path):
+                yield f"host.library-paths: {driver_host.full_path(path)} is not a directory"
+
+
+def _check_user_files(host: Host, settings: Config) -> Iterator[str]:
+    for index, (path, *_) in enumerate(settings.extra):
+        if host.stat_path(path) is None:
+            yield f"inject.extra[{index}].path: {host.full_path(path)} is missing"
+
+
+def _check_directories(host: Host, settings: Config) -> Iterator[str]:
+    """Check configured directories, but not the defaults, which few hosts have."""
+    defaults = Config()
+    directories = [
+        ("inject.mps-pipe-directory", settings.mps_pipe_directory),
+        ("inject.mps-log-directory", settings.mps_log_directory),
+        ("inject.mps-shm", settings.mps_shm),
+        ("host.csv-directory", settings.csv_directory if settings.csv_directory != defaults.csv_directory else ""),
+        *(("cdi.spec-dirs", path) for path in settings.spec_dirs if path not in defaults.spec_dirs),
+    ]
+    for key, path in directories:
+        if path and not _is_directory(host, path):
+            yield f"{key}: {host.full_path(path)} is not a directory"
+
+
+def _check_runtime(settings: Config) -> Iterator[str]:
+    try:
+        find_low_level_runtime(settings.low_level)
+    except Fault as fault:
+        yield f"runtime.low-level: {fault.what}"
+    log_directory = os.path.dirname(settings.log_file)
+    if log_directory and not os.path.isdir(log_directory):
+        yield f"runtime.log-file: there is no directory {log_directory}"
+
+
+def _check_capabilities(settings: Config) -> Iterator[str]:
+    supported = settings.supported_capabilities
+    if "all" in supported:
+        return
+    refused = [name for name in settings.default_capabilities if name != "all" and name not in supported]
+    if refused:
+        yield f"request.default-capabilities: {', '.join(refused)} not among request.supported-capabilities"
+
+
+def _is_directory(host: Host, path: str) -> bool:
+    status = host.stat_path(path)
+    return status is not None and stat.S_ISDIR(status.st_mode)
