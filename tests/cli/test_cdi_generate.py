@@ -95,7 +95,7 @@ def test_a_file_gets_the_form_of_its_suffix(generate: Command, tmp_path: Path, n
 
 def test_a_suffix_that_no_engine_reads_is_warned_of(generate: Command, tmp_path: Path) -> None:
     answer = generate("--output", tmp_path / "x.yml")
-    assert answer.status == 0 and "x.yml: engines read files that end in .yaml or .json, and no others" in answer.err
+    assert answer.status == 0 and "x.yml: engines only read files that end in .yaml or .json" in answer.err
 
 
 @pytest.mark.parametrize("content", ["", "---\ncdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices: []\n"])
@@ -136,8 +136,8 @@ def test_a_file_that_is_no_cdi_file_is_not_replaced_unless_somebody_insists(gene
         (("--mode", "gds", "--device", "0"), "--device and --name select GPUs, and --mode gds has none"),
         (("--mode", "nvswitch"), "NVSwitch devices are requested, but this host does not have them: /dev/nvidia-nvswi"),
         (("--vendor", "-"), '"-/gpu" is not a valid CDI kind'),
-        (("--output", "/proc/nowhere/x.yaml"), "/proc/nowhere/x.yaml: it cannot be written"),
-        (("--output", "/nowhere/at/all/x.yaml"), "there is no directory /nowhere/at. Make it first: mkdir -p /nowhere"),
+        (("--output", "/proc/nowhere/x.yaml"), "/proc/nowhere/x.yaml: cannot be written"),
+        (("--output", "/nowhere/at/all/x.yaml"), "there is no directory /nowhere/at. Create it first: mkdir -p /nowhere"),
         (("--output", "/tmp"), "/tmp: it is a directory"),
         (("--root", "/nowhere"), "/nowhere: there is no such directory"),
     ],
@@ -345,7 +345,7 @@ def test_a_file_without_a_hook_remembers_that_too(
 def test_a_file_that_can_remember_nothing_is_warned_of(command: Command, host: Path, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     answer = command("cdi", "generate", "--root", host, "--output", path, "--no-hook")
-    assert "warning: JSON without a hook cannot say that the file is ours: refresh will leave it alone" in answer.err
+    assert "warning: JSON without a hook cannot record that the file is ours: refresh will not touch it" in answer.err
     answer = command("cdi", "refresh", "--root", host, "--output", path, "--no-hook")
     assert answer.status == 1 and "was not written by gpu-oci-hook" in answer.err
 
@@ -462,7 +462,7 @@ def test_a_refresh_writes_to_a_name_by_kind_in_the_directory_that_goes_with_a_bo
 def test_a_refresh_without_a_driver_ends_well(command: Command, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     answer = command("cdi", "refresh", "--root", tmp_path / "empty", "--output", tmp_path / "x.yaml")
-    assert answer.status == 0 and answer.out.startswith("there is nothing to write: this machine has no NVIDIA GPU")
+    assert answer.status == 0 and answer.out.startswith("nothing to write: this machine has no NVIDIA GPU")
     assert not (tmp_path / "x.yaml").exists()
 
 

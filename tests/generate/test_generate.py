@@ -13,7 +13,7 @@ import pytest
 
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files import state_dir
-from gpu_oci_hook.generate import generate
+from gpu_oci_hook.generate import host_facts
 from gpu_oci_hook.simulate import feature_files, host_tree
 from support.bundles import DEV, PROC, bundle, inject, lacking, settings, spec
 from support.bundles import allowed as rules
@@ -473,10 +473,10 @@ def test_a_library_that_a_capability_cannot_do_without_is_refused_by_name(own: P
 
 def test_without_a_driver_there_is_nothing_to_write(own: Path, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    with pytest.raises(generate.NoDriverError, match="the kernel module nvidia is not loaded"):
+    with pytest.raises(host_facts.NoDriverError, match="the kernel module nvidia is not loaded"):
         made(tmp_path / "empty")
     shutil.rmtree(own / "proc/driver/nvidia/gpus")
-    with pytest.raises(generate.NoDriverError, match="has no GPU in /proc/driver/nvidia/gpus"):
+    with pytest.raises(host_facts.NoDriverError, match="has no GPU in /proc/driver/nvidia/gpus"):
         made(own)
     assert list(devices(product(own, selectors=("none",)).spec)) == ["none"]
 
@@ -582,13 +582,13 @@ def test_an_upgraded_driver_gives_another_file_and_another_fingerprint(own: Path
 
 
 def test_what_it_was_made_from_changes_with_gpus_and_parts_and_not_with_options(host: Path, tmp_path: Path) -> None:
-    known = {made(host).made_from, made(host, name_strategies=("index",), capabilities=("compute",)).made_from}
+    known = {made(host).fingerprint, made(host, name_strategies=("index",), capabilities=("compute",)).fingerprint}
     assert len(known) == 1
     for number, (gpus, mig) in enumerate([(1, ()), (2, ("1g", "0")), (2, ("1g,1g", "0"))]):
         host_tree.build_host(tmp_path / str(number), gpus=gpus, driver=DRIVER, mig=mig)
         (tmp_path / "h").unlink(missing_ok=True)
         (tmp_path / "h").symlink_to(str(number))
-        known.add(made(tmp_path / str(number)).made_from)
+        known.add(made(tmp_path / str(number)).fingerprint)
     assert len(known) == 4
 
 

@@ -16,7 +16,7 @@ from gpu_oci_hook.cdi.own_kinds import ContentOptions
 from gpu_oci_hook.cdi.spec import reading
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files import state_dir
-from gpu_oci_hook.generate.generate import SpecRecipe
+from gpu_oci_hook.generate.recipe import SpecRecipe
 from gpu_oci_hook.generate.refresh import RefreshResult, refresh_spec_file, watch_spec_file
 from gpu_oci_hook.simulate import host_tree
 from support.bundles import lacking, settings
@@ -127,7 +127,7 @@ def test_without_a_driver_our_file_is_removed_and_comes_back_with_it(kept: Kept,
 def test_somebody_elses_file_stays_as_it_is(kept: Kept, tmp_path: Path, data: str) -> None:
     kept.path.parent.mkdir()
     kept.path.write_text(data)
-    with pytest.raises(Fault, match="was not written by gpu-oci-hook and stays as it is"):
+    with pytest.raises(Fault, match="was not written by gpu-oci-hook and is left unchanged"):
         kept.refresh()
     assert kept.path.read_text() == data
     (kept.host / "proc").rename(tmp_path / "aside")
@@ -196,7 +196,7 @@ def test_a_watch_survives_whatever_goes_wrong_with_one_line_each_time_it_begins(
     )  # fmt: skip
     assert said == [
         "gpu-oci-hook: here: no", "gpu-oci-hook: /x: the disk is full",
-        "gpu-oci-hook: a mistake in gpu-oci-hook itself: ValueError: odd", "none", "gpu-oci-hook: here: no",
+        "gpu-oci-hook: internal error: ValueError: odd", "none", "gpu-oci-hook: here: no",
     ]  # fmt: skip
 
 
@@ -237,7 +237,7 @@ def test_the_watch_of_the_command_line_follows_the_machine_and_ends_at_once(kept
         assert process.stderr.readline().startswith(f"removed {kept.path}")
         (tmp_path / "aside").rename(kept.host / "proc")
         line = process.stderr.readline()
-        while line.startswith("there is nothing to write"):
+        while line.startswith("nothing to write"):
             line = process.stderr.readline()
         assert line.startswith(f"wrote {kept.path}")
         assert process.stderr.readline().startswith("warning: the file needs CDI 0.7.0"), "said of the new file again"

@@ -71,7 +71,7 @@ def test_our_own_reader_finds_nothing_wrong_with_it() -> None:
 
 def test_a_path_that_is_no_utf_8_is_a_sentence() -> None:
     for form in emit.OUTPUT_FORMATS:
-        with pytest.raises(Fault, match="no UTF-8"):
+        with pytest.raises(Fault, match="not valid UTF-8"):
             emit.serialise_spec({"hostPath": "/a/\udcff"}, form)
 
 
@@ -82,9 +82,9 @@ def test_a_path_that_is_no_utf_8_is_a_sentence() -> None:
         ("", "json", "json", ""),
         ("/a/x.json", "", "json", ""),
         ("/a/x.yaml", "", "yaml", ""),
-        ("/a/x.yaml", "json", "json", "it gets JSON under a name for YAML"),
-        ("/a/x.yml", "", "yaml", "engines read files that end in .yaml or .json, and no others"),
-        ("/a.json/x", "", "yaml", "engines read files that end in .yaml or .json, and no others"),
+        ("/a/x.yaml", "json", "json", "contains JSON despite its suffix .yaml"),
+        ("/a/x.yml", "", "yaml", "engines only read files that end in .yaml or .json"),
+        ("/a.json/x", "", "yaml", "engines only read files that end in .yaml or .json"),
     ],
 )
 def test_the_suffix_decides_unless_somebody_says_otherwise(path: str, wanted: str, form: str, warned: str) -> None:
@@ -147,7 +147,7 @@ def test_only_the_last_directory_is_made(tmp_path: Path) -> None:
     """/etc/cdi is missing on many machines; a path with more that is missing is mistyped."""
     said = sentence(tmp_path / "ect/cdi/x.yaml")
     assert said == (
-        f"{tmp_path}/ect/cdi/x.yaml: there is no directory {tmp_path}/ect. Make it first: mkdir -p {tmp_path}/ect/cdi"
+        f"{tmp_path}/ect/cdi/x.yaml: there is no directory {tmp_path}/ect. Create it first: mkdir -p {tmp_path}/ect/cdi"
     )
     assert os.listdir(tmp_path) == []
     spec_writer.write_spec_file(str(tmp_path / "cdi/x.yaml"), b"x")
@@ -325,8 +325,8 @@ def test_writers_at_the_same_time_do_not_mix(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "data, owner",
     [
-        (None, "nobody's"),
-        (b"", "nobody's"),
+        (None, "none"),
+        (b"", "none"),
         (emit.serialise_spec({"cdiVersion": "0.5.0"}, "yaml"), "ours"),
         (b'{"cdiVersion": "0.5.0", "x": ["gpu-oci-hook", "hook", "create-container"]}', "ours"),
         (b"---\ncdiVersion: 0.5.0\nkind: nvidia.com/gpu\n", "cdi"),

@@ -12,8 +12,8 @@ from gpu_oci_hook.cdi.own_kinds import ContentOptions
 from gpu_oci_hook.cdi.spec import validation
 from gpu_oci_hook.cli.command_config import ReadOnlyCache
 from gpu_oci_hook.config.keys import Config
-from gpu_oci_hook.generate import generate
-from gpu_oci_hook.generate.generate import BuiltSpec, PlannedSpec, SpecRecipe, build_spec
+from gpu_oci_hook.generate.recipe import BuiltSpec, SpecRecipe, build_spec
+from gpu_oci_hook.generate.spec_planner import PlannedSpec, plan_spec
 from gpu_oci_hook.hook import arguments
 from support.bundles import settings
 
@@ -28,7 +28,7 @@ Spec = dict[str, Any]
 
 def made(host: Path, config: Config | None = None, **options: Any) -> PlannedSpec:
     """What a file about a host is made of."""
-    return generate.plan_spec(config or settings(host), ContentOptions(**options), ReadOnlyCache())
+    return plan_spec(config or settings(host), ContentOptions(**options), ReadOnlyCache())
 
 
 def product(

@@ -15,7 +15,7 @@ from gpu_oci_hook.cli.cdi_recipe import build_recipe, load_recipe_config, with_r
 from gpu_oci_hook.cli.command_config import ReadOnlyCache
 from gpu_oci_hook.cli.printing import print_document, print_line, print_warning
 from gpu_oci_hook.errors import Fault, clip_text
-from gpu_oci_hook.generate.generate import build_spec
+from gpu_oci_hook.generate.recipe import build_spec
 from gpu_oci_hook.generate.spec_writer import classify_existing_file, write_spec_file
 
 

@@ -20,7 +20,7 @@ from gpu_oci_hook.errors import Fault, clip_text, find_close_match
 from gpu_oci_hook.files.read_regular import UnusableFileError, read_regular_head
 from gpu_oci_hook.formats.program_names import HOOK_PROGRAM, is_launcher
 from gpu_oci_hook.generate.emit import choose_output_format
-from gpu_oci_hook.generate.generate import SpecRecipe
+from gpu_oci_hook.generate.recipe import SpecRecipe
 from gpu_oci_hook.request.capabilities import KNOWN_CAPABILITIES
 
 DEFAULT_HOOK_PATH = f"/usr/local/bin/{HOOK_PROGRAM}"

@@ -1,14 +1,16 @@
-"""From a plan to the parts of a CDI file: device nodes, mounts, groups, and the links that our hook makes.
+"""Translate a plan to the parts of a CDI file: device nodes, mounts, groups, and links for our hook. No I/O.
 
-The plan is the shim's, for a container without an image: what depends on the image (its library directory, its
-loader's cache) is left to the hook, which asks the same functions when the image is there.
+The plan is the runtime's, for a container without an image. Everything that depends on the image (its library
+directory, its loader cache) is left to the hook, which calls the same functions when the image exists.
 
-Numbers in device nodes. NVIDIA's 195 and DRM's 226 are the kernel's for good, so these nodes are written with type,
-major and minor, and no engine has to look at the host's. The majors of nvidia-uvm, nvidia-caps and the like are given
-when a module is loaded: written down they would one day be another device's (case R05: 510 was nvidia-uvm and is
-nvidia-caps after a boot), and engines would inject that without a word. Such nodes have no numbers, and every engine
-takes them from the host's own node as a container starts. If that is missing then, the container fails with its
-name. Cost rule: cold; pure.
+Numbers of device nodes: majors 195 (nvidia) and 226 (DRM) are fixed by the kernel, so these nodes are written with
+type, major and minor, and engines need not look at the host's nodes. nvidia-uvm, nvidia-caps and others get their
+majors when a module is loaded. Written to a file, such a number would belong to another device after a reboot, and
+engines would inject that device silently (facts: cdi-file-goes-stale). These nodes are written without numbers, and
+every engine takes them from the host's node when a container starts. If the node is missing then, the container fails
+with the node's name.
+
+Import budget: cold.
 """
 
 from __future__ import annotations
@@ -36,36 +38,36 @@ from gpu_oci_hook.model.plan_input import ContainerFacts, PlanInput
 from gpu_oci_hook.plan.loader_files import LD_CONF_DROP_IN
 
 ContainerEdits = dict[str, Any]
-"""A `containerEdits` object."""
+"""A `containerEdits` object, or a part of one."""
 
 FIXED_MAJORS = frozenset((195, 226))  # Documentation/admin-guide/devices.txt of the kernel
 VISIBLE_DEVICES_VOID = "NVIDIA_VISIBLE_DEVICES=void"
 
-# The library directories of an image that nobody knows yet.
+# The library directories of the image, which is not known yet.
 LIBRARY_DIR_PLACEHOLDER, LIBRARY_DIR32_PLACEHOLDER = "/@own", "/@own32"
 DRM_BY_PATH_DIR = "/dev/dri/by-path/"
 GENERATED_DIR_PLACEHOLDER = "/@nowhere"
 
 
 class EmptyRootfs:
-    """The root of a container that does not exist yet: nothing is in it, see `plan_input.RootfsReader`."""
+    """The root of a container that does not exist yet, without any file; see `plan_input.RootfsReader`."""
 
     def resolve_destination(self, path: str) -> str:
-        """The path: there are no links."""
+        """Return the path, since there are no links."""
         return path
 
     def resolve_path(self, path: str) -> None:
-        """Nothing is there."""
+        """Return None: the path does not exist."""
 
     def list_names(self, path: str, limit: int = 0) -> list[str]:
-        """Nothing is there."""
+        """Return no names."""
         return []
 
     def stat_path(self, path: str, *, follow: bool = False) -> None:
-        """Nothing is there."""
+        """Return None: the path does not exist."""
 
     def stat_names(self, path: str, names: Iterable[str]) -> dict[str, Any]:
-        """Nothing is there."""
+        """Return no results."""
         return {}
 
 
@@ -96,13 +98,18 @@ def build_unknown_container(machine: str) -> ContainerFacts:
 
 @dataclass
 class SpecContent:
-    """What a plan brings, in CDI's words.
+    """The content of a plan as CDI edits.
 
     Attributes:
-        nodes: by path in the container. mounts: by place in the container. gids: additional groups.
-        env: entries. links: (target, path in the container); plugins, plugins32: (target, name in the image's
-            own library directory).
-        folders, folders32: directories for the loader.
+        nodes: `deviceNodes` entries by path in the container.
+        mounts: `mounts` entries by path in the container.
+        gids: additional groups.
+        env: variables, NAME=value.
+        links: (target, path in the container) of symbolic links.
+        plugins: (target, name in the image's library directory) of links for plug-ins.
+        plugins32: the same for 32-bit libraries.
+        folders: directories for the loader.
+        folders32: the same for 32-bit libraries.
     """
 
     nodes: dict[str, ContainerEdits] = field(default_factory=dict)
@@ -116,106 +123,119 @@ class SpecContent:
     folders32: list[str] = field(default_factory=list)
 
     def subtract_content(self, other: SpecContent) -> SpecContent:
-        """What this has and the other has not: nodes, mounts, groups and variables."""
+        """Return the nodes, mounts, groups and variables that the other content lacks."""
         return SpecContent(
             nodes={path: node for path, node in self.nodes.items() if path not in other.nodes},
-            mounts={place: mount for place, mount in self.mounts.items() if place not in other.mounts},
+            mounts={path: mount for path, mount in self.mounts.items() if path not in other.mounts},
             gids=[gid for gid in self.gids if gid not in other.gids],
             env=[entry for entry in self.env if entry not in other.env],
         )
 
     def to_container_edits(self, hook: ContainerEdits | None = None) -> ContainerEdits:
-        """As a `containerEdits` object, keys in the specification's order, empty ones left out."""
-        found: ContainerEdits = {
+        """Return the `containerEdits` object, with keys in the specification's order and without empty ones."""
+        edits: ContainerEdits = {
             "env": self.env,
             "deviceNodes": list(self.nodes.values()),
             "hooks": [hook] if hook else [],
             "mounts": list(self.mounts.values()),
             "additionalGids": self.gids,
         }
-        return {key: value for key, value in found.items() if value}
+        return {key: value for key, value in edits.items() if value}
 
     def to_hook_arguments(self) -> HookArguments:
-        """What the hook has to do about files; the rest is the configuration's."""
-        made = HookArguments()
-        made.links, made.plugins, made.plugins32 = self.links, self.plugins, self.plugins32
-        made.folders, made.folders32 = self.folders, self.folders32
-        return made
+        """Return the hook's arguments about files; the configuration decides the others."""
+        arguments = HookArguments()
+        arguments.links, arguments.plugins, arguments.plugins32 = self.links, self.plugins, self.plugins32
+        arguments.folders, arguments.folders32 = self.folders, self.folders32
+        return arguments
 
     def replace_links_by_mounts(self) -> list[str]:
-        """Makes the links mounts of what they lead to, for a file without our hook; those that cannot be, by path."""
-        left: list[str] = []
+        """Replace the links by mounts of their targets, for a file without our hook.
+
+        Returns:
+            The paths of the links that cannot be replaced.
+        """
+        remaining: list[str] = []
         for target, path in self.links:
-            wanted = target if target.startswith("/") else f"{path.rpartition('/')[0]}/{target}"
-            mount = self.mounts.get(wanted)
+            absolute_target = target if target.startswith("/") else f"{path.rpartition('/')[0]}/{target}"
+            mount = self.mounts.get(absolute_target)
             if mount is None:
-                left.append(path)
+                remaining.append(path)
             else:
                 self.mounts[path] = {**mount, "containerPath": path}
-        return left
+        return remaining
 
 
 def build_spec_content(plan: Plan, plan_input: PlanInput) -> SpecContent:
-    """The content of a plan made from these facts."""
-    found = SpecContent()
+    """Build the content of a plan.
+
+    Arguments:
+        plan_input: the input that the plan was made from.
+    """
+    content = SpecContent()
     access = {(edit.major, edit.minor): edit.access for edit in plan.edits if isinstance(edit, AddDeviceRule)}
     sources = {node.path: node for node in _list_host_nodes(plan_input)}
-    small = {file.source for file in _list_driver_files(plan_input) if file.arch in ARCHITECTURES_32BIT}
-    below32: set[str] = set()
+    sources32 = {file.source for file in _list_driver_files(plan_input) if file.arch in ARCHITECTURES_32BIT}
+    directories32: set[str] = set()
     for edit in plan.edits:
         if isinstance(edit, AddDeviceNode):
-            found.nodes[edit.path] = build_node_entry(edit, sources[edit.path].source, access[edit.major, edit.minor])
+            content.nodes[edit.path] = build_node_entry(edit, sources[edit.path].source, access[edit.major, edit.minor])
         elif isinstance(edit, AddGroup):
-            found.gids.append(edit.gid)
+            content.gids.append(edit.gid)
         elif isinstance(edit, SetEnvVariable):
-            found.env.append(f"{edit.name}={edit.value}")
+            content.env.append(f"{edit.name}={edit.value}")
         elif isinstance(edit, AddMount) and not edit.source.startswith(f"{GENERATED_DIR_PLACEHOLDER}/"):
-            found.mounts[edit.destination] = {
+            content.mounts[edit.destination] = {
                 "hostPath": edit.source, "containerPath": edit.destination, "options": list(edit.options),
             }  # fmt: skip
-            if edit.source in small:
-                below32.add(edit.destination.rpartition("/")[0])
+            if edit.source in sources32:
+                directories32.add(edit.destination.rpartition("/")[0])
         elif isinstance(edit, PrepareDirectory):
-            found.links += [(target, f"{edit.destination}/{name}") for name, target in edit.entries if target]
+            content.links += [(target, f"{edit.destination}/{name}") for name, target in edit.entries if target]
         elif isinstance(edit, AddLink):
-            _add_link(found, edit)
+            _add_link(content, edit)
     for folder in _list_loader_folders(plan):
-        (found.folders32 if folder in below32 else found.folders).append(folder)
-    return found
+        (content.folders32 if folder in directories32 else content.folders).append(folder)
+    return content
 
 
 def build_node_entry(edit: AddDeviceNode, source: str, access: str) -> ContainerEdits:
-    """A `deviceNodes` entry; see the module about its numbers. Owner and group are said even when they are root's.
+    """Build a `deviceNodes` entry; the module's docstring explains its numbers.
 
-    Engines give a node without an owner to the container's user (ecosystem facts 1.5).
+    Owner and group are written even if they are root: engines give a node without an owner to the container's user
+    (facts: cdi-node-without-owner).
+
+    Arguments:
+        source: path on the host.
+        access: cgroup access, such as "rw".
     """
-    made: ContainerEdits = {"path": edit.path}
+    entry: ContainerEdits = {"path": edit.path}
     if source != edit.path:
-        made["hostPath"] = source
-    made["type"] = "c"
+        entry["hostPath"] = source
+    entry["type"] = "c"
     if edit.major in FIXED_MAJORS:
-        made["major"], made["minor"] = edit.major, edit.minor
-    made.update(fileMode=edit.mode, permissions=access, uid=edit.uid, gid=edit.gid)
-    return made
+        entry["major"], entry["minor"] = edit.major, edit.minor
+    entry.update(fileMode=edit.mode, permissions=access, uid=edit.uid, gid=edit.gid)
+    return entry
 
 
 def _add_link(content: SpecContent, edit: AddLink) -> None:
     if edit.path.startswith(DRM_BY_PATH_DIR):
-        return  # the hook names the nodes that the container has
-    for top, plugins in (
+        return  # the hook links the nodes that the container has
+    for prefix, plugins in (
         (f"{LIBRARY_DIR_PLACEHOLDER}/", content.plugins),
         (f"{LIBRARY_DIR32_PLACEHOLDER}/", content.plugins32),
     ):
-        if edit.path.startswith(top):
-            name = edit.path[len(top) :]
-            if "/" in name:  # the main libraries' names are the hook's own business
+        if edit.path.startswith(prefix):
+            name = edit.path[len(prefix) :]
+            if "/" in name:  # the hook makes the links of the main libraries by itself
                 plugins.append((edit.target, name))
             return
     content.links.append((edit.target, edit.path))
 
 
 def _list_loader_folders(plan: Plan) -> list[str]:
-    """The directories that the plan tells the loader of: its drop-in names them all."""
+    """List the directories in the plan's drop-in for the loader."""
     for edit in plan.edits:
         if isinstance(edit, AddFile) and edit.path == LD_CONF_DROP_IN:
             return [line for line in edit.content.decode().splitlines() if not line.startswith("#")]
@@ -223,9 +243,9 @@ def _list_loader_folders(plan: Plan) -> list[str]:
 
 
 def _list_host_nodes(plan_input: PlanInput) -> list[DeviceNode]:
-    found = [node for _, node in plan_input.control_nodes]
-    found += plan_input.gpu_nodes.values()
-    return found + [
+    nodes = [node for _, node in plan_input.control_nodes]
+    nodes += plan_input.gpu_nodes.values()
+    return nodes + [
         node for node, _ in (*plan_input.optional_items.nodes, *plan_input.optional_items.best_effort_nodes)
     ]
 

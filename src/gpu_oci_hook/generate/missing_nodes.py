@@ -1,9 +1,10 @@
-"""What the host does not have at this moment, so that a file that engines read later must not promise it; pure.
+"""Find the device nodes that the host lacks, which a CDI file must not reference. No I/O.
 
-A container that starts now can have a node made from the kernel's numbers. A CDI file is read by engines that look
-at the host's own node, and in a rootless one bind it, so one without a node there would fail every container, and one
-without the node in the file gives a container in which CUDA fails later (field reports A2-08, A2-09).
-Cost rule: imported only to make a CDI file.
+The runtime can create a node in a container from the kernel's numbers. Engines that read a CDI file look up the host's
+own node, and rootless ones bind mount it. A file that references a missing node fails every container. A file without
+a node that CUDA needs gives containers in which CUDA fails later (facts: cdi-generated-before-uvm-node).
+
+Import budget: cold.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ if TYPE_CHECKING:
 
 
 class MissingNode:
-    """One node that is not there.
+    """A device node that the host lacks.
 
     Attributes:
-        path: of the node. needed_for: for what, such as "compute". reason: why, as far as the kernel tells.
-        required: whether what needs it is nothing without it.
+        path: path of the node.
+        needed_for: what needs it, such as "compute".
+        reason: why it is missing, as far as the kernel reports.
+        required: whether that does not work without it.
     """
 
     __slots__ = ("needed_for", "path", "reason", "required")
@@ -38,56 +41,63 @@ class MissingNode:
 
 
 def extract_missing_control_nodes(plan_input: PlanInput, implied_by: dict[str, str]) -> list[MissingNode]:
-    """The control nodes that are missing; they are taken out of the facts, so that the plan is one without them.
+    """Remove the missing control nodes from a plan input, so that the plan does without them.
 
     Arguments:
-        implied_by: see `capabilities.add_implied_capabilities`; what serves no capability of these stays and is withheld as ever.
+        implied_by: driver capabilities, see `capabilities.add_implied_capabilities`. Nodes that serve none of them stay;
+            the plan withholds them anyway.
+
+    Returns:
+        The removed nodes.
     """
-    found: list[MissingNode] = []
-    there: list[tuple[str, DeviceNode]] = []
+    missing: list[MissingNode] = []
+    present: list[tuple[str, DeviceNode]] = []
     for capability, node in plan_input.control_nodes:
         if node.exists or not find_control_node_reason(capability, implied_by):
-            there.append((capability, node))
+            present.append((capability, node))
         else:
-            found.append(_make_missing_node(capability, node.path, _describe_absence(node)))
-    plan_input.control_nodes = there
+            missing.append(_make_missing_node(capability, node.path, _describe_absence(node)))
+    plan_input.control_nodes = present
     unserved: list[tuple[str, str, str]] = []
     for capability, path, module in plan_input.absent_control_nodes:
         if find_control_node_reason(capability, implied_by):
             name = module.replace("-", "_")
             reason = f"the host has no such node (module {name} loaded: no, from /proc/devices)"
-            found.append(_make_missing_node(capability, path, reason))
+            missing.append(_make_missing_node(capability, path, reason))
         else:
             unserved.append((capability, path, module))
     plan_input.absent_control_nodes = unserved
-    return found
+    return missing
 
 
 def extract_missing_device_nodes(plan_input: PlanInput, device_label: str) -> list[MissingNode]:
-    """The missing nodes of the devices themselves. Optional ones are taken out of the facts.
+    """Find the missing nodes of the devices themselves, and remove the optional ones from a plan input.
 
     Arguments:
-        device_label: its name for people, such as "GPU 0".
+        device_label: name of the device for people, such as "GPU 0".
+
+    Returns:
+        All missing nodes.
     """
-    found = [
+    missing = [
         MissingNode(node.path, device_label, _describe_absence(node))
         for node in plan_input.gpu_nodes.values()
         if not node.exists
     ]
-    found += [
+    missing += [
         MissingNode(node.path, device_label, _describe_absence(node))
         for node, _ in plan_input.optional_items.nodes
         if not node.exists
     ]
-    optional = [node for node, _ in plan_input.optional_items.best_effort_nodes if not node.exists]
-    found += [
+    optional_nodes = [node for node, _ in plan_input.optional_items.best_effort_nodes if not node.exists]
+    missing += [
         MissingNode(node.path, f"drawing on {device_label}", _describe_absence(node), required=False)
-        for node in optional
+        for node in optional_nodes
     ]
     plan_input.optional_items.best_effort_nodes = [
-        (node, why) for node, why in plan_input.optional_items.best_effort_nodes if node.exists
+        (node, reason) for node, reason in plan_input.optional_items.best_effort_nodes if node.exists
     ]
-    return found
+    return missing
 
 
 def _make_missing_node(capability: str, path: str, reason: str) -> MissingNode:
@@ -98,6 +108,6 @@ def _describe_absence(node: DeviceNode) -> str:
     name = node.path.rpartition("/")[2]
     loaded = ""
     if name.startswith("nvidia"):
-        module = next((word for word in ("nvidia-uvm", "nvidia-modeset") if name.startswith(word)), "nvidia")
+        module = next((known for known in ("nvidia-uvm", "nvidia-modeset") if name.startswith(known)), "nvidia")
         loaded = f" (module {module.replace('-', '_')} loaded: yes, from /proc/devices major {node.major})"
     return f"the host has no node {node.major}:{node.minor} there{loaded}"

@@ -1,17 +1,14 @@
-"""CDI files written: the same text for the same content, and a file in its place whole or not at all.
+"""Write, replace and remove CDI files atomically, and tell whose file exists at a path.
 
-The YAML is our own writer's, forty lines for what a CDI file can hold: PyYAML's would take longer than everything else
-for a machine with many MIG devices, and its text differs between releases and between its two writers. Every text
-that is not plainly a word or a path is quoted, so that readers of YAML 1.1 do not take "0" for a number, "0:1" for
-sixty-one, "no" for false. Cost rule: cold.
+Import budget: cold.
 """
 
 from __future__ import annotations
 
 import os
-import re
 import stat
 import time
+from typing import Literal
 
 from gpu_oci_hook.cdi.provenance import is_own_spec_data
 from gpu_oci_hook.errors import Fault, describe_os_error
@@ -21,120 +18,121 @@ from gpu_oci_hook.files.replace import _FILE_MODE, _TEMPORARY_INFIX, _replace_fi
 _MAX_FILE_SIZE = 64 << 20
 _READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_TEMPORARY_LIFETIME = 60.0  # seconds after which a temporary file belongs to nobody any more
+_TEMPORARY_LIFETIME = 60.0  # seconds after which a temporary file is a leftover of a killed process
 
-_PLAIN_SCALAR = re.compile(r"[A-Za-z/][A-Za-z0-9_./=+-]*", re.ASCII)
-# YAML 1.1's other words for true, false and nothing.
-_YAML_KEYWORDS = frozenset(("y", "n", "yes", "no", "on", "off", "true", "false", "null"))
-_MAX_LINE_WIDTH = 100
-# What JSON lets stand as it is and YAML, by which engines read JSON too, does not, or takes for a line's end.
-_UNSAFE_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
+FileOwner = Literal["none", "ours", "cdi", "other"]
+WriteAction = Literal["wrote", "unchanged", "made readable"]
 
 
-def classify_existing_file(path: str) -> str:
-    """Whose file lies there: "nobody's" (none, or an empty one), "ours", "cdi" (another CDI file), or "other".
+def classify_existing_file(path: str) -> FileOwner:
+    """Tell whose file exists at a path.
+
+    Returns:
+        "none" for no file or an empty one, "ours", "cdi" for a CDI file of another tool, "other" for any other file.
 
     Raises:
-        Fault: it is no file, or cannot be read.
+        Fault: the path is not a regular file, or it cannot be read.
     """
     directory, name = _split_resolved_path(path)
     try:
-        above = os.open(directory, _DIRECTORY_FLAGS | os.O_PATH)
+        directory_fd = os.open(directory, _DIRECTORY_FLAGS | os.O_PATH)
     except (FileNotFoundError, NotADirectoryError):
-        return "nobody's"
+        return "none"
     except OSError as error:
         raise Fault(f"its directory cannot be read: {describe_os_error(error)}", where=path) from None
     try:
-        data = _read_existing_file(above, name, path)[0]
+        data = _read_existing_file(directory_fd, name, path)[0]
     finally:
-        os.close(above)
+        os.close(directory_fd)
     if not data:
-        return "nobody's"
+        return "none"
     if is_own_spec_data(data):
         return "ours"
     return "cdi" if b"cdiVersion" in data else "other"
 
 
-def write_spec_file(path: str, data: bytes) -> str:
-    """Puts the bytes in the file's place, mode 0644; what was done: "wrote", "unchanged" or "made readable".
+def write_spec_file(path: str, data: bytes) -> WriteAction:
+    """Write a file atomically, with mode 0644.
 
-    A file that has them already stays what it is, with its inode and time. Killed at any moment, the old file or the
-    new one is there. Links are followed, owners kept. The directory is made if it alone is missing (/etc/cdi): a path
-    with more that is missing is rather a mistake than a wish. All is done in one directory that is held open: who may
-    swap directories or names on the way can at most keep us from writing.
+    A file with the same content keeps its inode and time. After a crash either the old or the new file exists. Links are
+    followed, and the owner is kept. The directory is created if its parent exists (/etc/cdi): a path that lacks more is
+    likely a typing error. All steps use one open directory, so a user who can exchange directories or names on the path
+    can at most prevent the write.
 
     Raises:
-        Fault: it cannot be written; what was there is as it was.
+        Fault: the file cannot be written; the old file is unchanged.
     """
     directory, name = _split_resolved_path(path)
     try:
         _create_directory(directory, path)
-        above = os.open(directory, _DIRECTORY_FLAGS)
+        directory_fd = os.open(directory, _DIRECTORY_FLAGS)
         try:
-            old, status = _read_existing_file(above, name, path)
-            if old == data and status is not None:
-                return "unchanged" if stat.S_IMODE(status.st_mode) == _FILE_MODE else _make_readable(above, name)
-            _remove_stale_temporaries(above, name)
-            _replace_file(above, name, data, status)
+            old_data, status = _read_existing_file(directory_fd, name, path)
+            if old_data == data and status is not None:
+                if stat.S_IMODE(status.st_mode) == _FILE_MODE:
+                    return "unchanged"
+                _make_readable(directory_fd, name)
+                return "made readable"
+            _remove_stale_temporaries(directory_fd, name)
+            _replace_file(directory_fd, name, data, status)
         finally:
-            os.close(above)
+            os.close(directory_fd)
     except OSError as error:
-        raise Fault(f"it cannot be written: {describe_os_error(error, writing=True)}", where=path) from None
+        raise Fault(f"cannot be written: {describe_os_error(error, writing=True)}", where=path) from None
     return "wrote"
 
 
 def remove_spec_file(path: str) -> bool:
-    """Removes a file, or the link that has its name; whether there was one.
+    """Remove a file, or the link of that name; return whether there was one.
 
     Raises:
-        Fault: it cannot be removed.
+        Fault: the file cannot be removed.
     """
     directory, _, name = path.rpartition("/")
     try:
-        place = _resolve_links(directory or ("/" if path.startswith("/") else "."))
-        above = os.open(place, _DIRECTORY_FLAGS | os.O_PATH)
+        real_directory = _resolve_links(directory or ("/" if path.startswith("/") else "."))
+        directory_fd = os.open(real_directory, _DIRECTORY_FLAGS | os.O_PATH)
         try:
-            os.unlink(name, dir_fd=above)
+            os.unlink(name, dir_fd=directory_fd)
         finally:
-            os.close(above)
+            os.close(directory_fd)
     except FileNotFoundError:
         return False
     except OSError as error:
-        raise Fault(f"it cannot be removed: {describe_os_error(error, writing=True)}", where=path) from None
+        raise Fault(f"cannot be removed: {describe_os_error(error, writing=True)}", where=path) from None
     return True
 
 
 def _create_directory(directory: str, spec_path: str) -> None:
-    """A directory that every user can look into, whatever the umask says.
+    """Create a directory that every user can read, whatever the umask.
 
     Raises:
-        Fault: the one above it is missing as well.
+        Fault: its parent is missing as well.
     """
     if os.path.isdir(directory):
         return
-    above = os.path.dirname(directory)
-    if not os.path.lexists(above):
-        raise Fault(f"there is no directory {above}", where=spec_path, hint=f"Make it first: mkdir -p {directory}")
-    before = os.umask(0o022)
+    parent = os.path.dirname(directory)
+    if not os.path.lexists(parent):
+        raise Fault(f"there is no directory {parent}", where=spec_path, hint=f"Create it first: mkdir -p {directory}")
+    old_umask = os.umask(0o022)
     try:
         os.mkdir(directory, 0o755)
     except FileExistsError:
-        pass  # somebody was faster, or it is a file: then the next step says so
+        pass  # created by another process, or a file: the next step reports that
     finally:
-        os.umask(before)
+        os.umask(old_umask)
 
 
-def _make_readable(directory_fd: int, name: str) -> str:
+def _make_readable(directory_fd: int, name: str) -> None:
     fd = os.open(name, _READ_FLAGS, dir_fd=directory_fd)
     try:
         os.fchmod(fd, _FILE_MODE)
     finally:
         os.close(fd)
-    return "made readable"
 
 
 def _remove_stale_temporaries(directory_fd: int, name: str) -> None:
-    """Removes what was left by one of us that was killed."""
+    """Remove the temporary files of killed processes."""
     for entry in os.listdir(directory_fd):
         if entry.startswith(f".{name}{_TEMPORARY_INFIX}"):
             try:
@@ -148,7 +146,7 @@ def _remove_stale_temporaries(directory_fd: int, name: str) -> None:
 
 
 def _read_existing_file(directory_fd: int, name: str, path: str) -> tuple[bytes | None, os.stat_result | None]:
-    """The bytes of a regular file and its status, None when it is missing; never waits for a FIFO.
+    """Read a regular file with its status, (None, None) if it is missing; never waits for a FIFO.
 
     Raises:
         Fault: it is not a regular file, is too large to be a CDI file, or cannot be read.
@@ -168,5 +166,5 @@ def _read_existing_file(directory_fd: int, name: str, path: str) -> tuple[bytes 
     except UnusableFileError as error:
         raise Fault(f"{error}, and a CDI file is to be written there", where=path) from None
     except OSError as error:
-        raise Fault(f"the file that is there cannot be read: {describe_os_error(error)}", where=path) from None
+        raise Fault(f"the existing file cannot be read: {describe_os_error(error)}", where=path) from None
     return data, statuses[0]
