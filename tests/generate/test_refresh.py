@@ -272,7 +272,7 @@ def test_a_watch_writes_the_file_as_it_was_made_even_when_it_was_gone_meanwhile(
         (kept.host / "proc").rename(tmp_path / "aside")
         line = process.stderr.readline()
         assert line.startswith(f"removed {kept.path}")
-        assert line.endswith("(--name type-index --target podman-4.3, as before)\n")
+        assert line.endswith("(with its recorded options --name type-index --target podman-4.3)\n")
         assert not kept.path.exists()
         (tmp_path / "aside").rename(kept.host / "proc")
         while not line.startswith("wrote "):
