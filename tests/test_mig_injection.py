@@ -412,7 +412,7 @@ def test_explain_tells_of_each_mig_device_whether_and_why(
     document = ask("explain", "--bundle", str(made), "--root", report.directory)
     first, second, third = document["gpus"]
     assert (first["given"], second["given"], third["given"]) == (True, True, False)
-    assert "MIG devices 0:1 are parts of it" in first["reason"]
+    assert "parent of MIG devices 0:1" in first["reason"]
     assert [one["given"] for one in first["mig"]] == [False, True, False, False, False, False, False]
     assert "NVIDIA_VISIBLE_DEVICES=0:1,1" in first["mig"][1]["reason"]
     assert second["mig"] == []

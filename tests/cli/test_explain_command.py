@@ -360,7 +360,7 @@ def test_apply_makes_the_edits_once_and_says_what_it_did(command: Command, host:
 def test_apply_to_a_container_that_asks_for_nothing_does_nothing(command: Command, host: Path, bundle: Bundle) -> None:
     before = bundle.asks().tree()
     answer = command("apply", "--bundle", bundle.path, "--root", host)
-    assert (answer.status, answer.out) == (0, "nothing to do: NVIDIA_VISIBLE_DEVICES is not set: nothing\n")
+    assert (answer.status, answer.out) == (0, "nothing to do: NVIDIA_VISIBLE_DEVICES is not set: nothing requested\n")
     assert bundle.tree() == before
 
 

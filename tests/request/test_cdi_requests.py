@@ -86,7 +86,7 @@ def test_the_kind_of_ours_is_the_configurations(own: str = "example.org/acc=0") 
     "value", ["vendor.com/=a", "=a", "a=b", "vendor.com/dev=", "/dev/x=1", "v/c=ü", "cdi/x", "v/c=a=b"]
 )
 def test_what_only_looks_like_a_name_is_an_error_in_one_sentence(value: str) -> None:
-    with pytest.raises(Fault, match="is no CDI name"):
+    with pytest.raises(Fault, match="is not a CDI name"):
         words(spec(DEVICES + value))
 
 
@@ -121,7 +121,7 @@ def test_mounts_name_devices_in_both_spellings(path: str, own: list[str], foreig
 
 @pytest.mark.parametrize("path", ["cdi/x", "cdi/vendor.com/dev", "cdi/vendor.com/dev/a/b", "cdi/vendor.com"])
 def test_a_mount_that_names_nothing_is_an_error(path: str) -> None:
-    with pytest.raises(Fault, match="is no CDI name"):
+    with pytest.raises(Fault, match="is not a CDI name"):
         words(spec(mounts=(path,)))
 
 
@@ -136,19 +136,19 @@ def test_annotations_ask_in_the_order_of_their_names() -> None:
 @pytest.mark.parametrize(
     ("value", "cure"),
     [
-        ("0", "Say nvidia.com/gpu=0"),
-        ("GPU-abcdef", "Say nvidia.com/gpu=GPU-abcdef"),
-        ("nvidia.com/gpu=0,1", "Say nvidia.com/gpu=1"),
-        ("nvidia.com/gpu", "Say nvidia.com/gpu=0"),
-        ("bad name", "Say vendor/class=device"),
-        ("nvidia.com/gpu=", "Say vendor/class=device"),
-        ("cdi/nvidia.com/gpu/0", "Say vendor/class=device"),
+        ("0", "Use nvidia.com/gpu=0"),
+        ("GPU-abcdef", "Use nvidia.com/gpu=GPU-abcdef"),
+        ("nvidia.com/gpu=0,1", "Use nvidia.com/gpu=1"),
+        ("nvidia.com/gpu", "Use nvidia.com/gpu=0"),
+        ("bad name", "Use vendor/class=device"),
+        ("nvidia.com/gpu=", "Use vendor/class=device"),
+        ("cdi/nvidia.com/gpu/0", "Use vendor/class=device"),
     ],
 )
 def test_an_annotations_word_that_is_no_qualified_name_is_an_error_with_the_name_that_it_may_be(
     value: str, cure: str
 ) -> None:
-    with pytest.raises(Fault, match="is no CDI name") as caught:
+    with pytest.raises(Fault, match="is not a CDI name") as caught:
         words(spec(notes={NOTE: value}))
     assert caught.value.where == f"annotation {NOTE}" and caught.value.hint.startswith(cure)
 
@@ -195,7 +195,7 @@ def test_podman_hands_on_an_images_annotations_so_they_may_what_the_environment_
     )
     assert asked(request) == ((["0"], ["vendor.com/dev=a"]) if counts else ([], []))
     assert [name for name, _ in request.withheld] == ([] if counts else ["nvidia.com/gpu=0", "vendor.com/dev=a"])
-    assert counts or "does not count" in request.warnings[0]
+    assert counts or "is ignored" in request.warnings[0]
 
 
 @pytest.mark.parametrize("sign", ["manager", "annotation", "cgroup"])
@@ -287,7 +287,7 @@ def test_who_may_not_ask_by_the_environment_gets_no_other_vendors_device_either(
     request = read_request(spec(DEVICES + "vendor.com/dev=a"), Config(env="never"))
     assert asked(request) == ([], [])
     assert not request.needs_driver
-    assert "devices asked for by" in request.withheld[0][0]
+    assert "devices requested by" in request.withheld[0][0]
     assert "starts without them" in request.warnings[0]
     assert words(spec(DEVICES + "vendor.com/dev=a", root=True), env="privileged") == ([], ["vendor.com/dev=a"])
 

@@ -59,14 +59,14 @@ def test_channels_are_numbers_ranges_all_or_none(said: str, expected: list[tuple
 @pytest.mark.parametrize(
     ("said", "sentence"),
     [
-        ("x", '"x" is no IMEX channel'),
-        ("-1", '"-1" is no IMEX channel'),
-        ("1-", '"1-" is no IMEX channel'),
-        ("1-2-3", '"1-2-3" is no IMEX channel'),
-        ("\u0661", "is no IMEX channel"),
-        ("ALL", '"ALL" is no IMEX channel'),
-        ("12345678", "is no IMEX channel"),
-        ("1048576", 'there can be no IMEX channel "1048576"'),
+        ("x", '"x" is not an IMEX channel'),
+        ("-1", '"-1" is not an IMEX channel'),
+        ("1-", '"1-" is not an IMEX channel'),
+        ("1-2-3", '"1-2-3" is not an IMEX channel'),
+        ("\u0661", "is not an IMEX channel"),
+        ("ALL", '"ALL" is not an IMEX channel'),
+        ("12345678", "is not an IMEX channel"),
+        ("1048576", 'the IMEX channel "1048576" is out of range'),
         ("7-3", "runs backwards"),
         ("none,3", 'mixes "none" with channels'),
     ],
@@ -92,13 +92,15 @@ def test_channels_come_by_mounts_too_and_mounts_outweigh_the_variable() -> None:
 def test_mounts_that_may_not_ask_leave_the_word_to_the_variable() -> None:
     request = asked(GPU, "NVIDIA_IMEX_CHANNELS=9", mounts=("imex/0",), volume_mounts=False)
     assert spans(request) == [(9, 9)]
-    assert ("IMEX channels", "asked for by mounts, but [request] volume-mounts is off") in request.withheld
+    assert ("IMEX channels", "requested by mounts, but [request] volume-mounts is off") in request.withheld
 
 
 def test_without_the_driver_a_container_gets_no_channel_and_is_told_how() -> None:
     for request in (asked("NVIDIA_IMEX_CHANNELS=0"), asked(mounts=("imex/0",)), asked("NVIDIA_IMEX_CHANNELS=x")):
         assert not request.needs_driver and not request.imex_channels
-        assert "say NVIDIA_VISIBLE_DEVICES=none for the driver without a GPU" in dict(request.withheld)["IMEX channels"]
+        assert (
+            "set NVIDIA_VISIBLE_DEVICES=none to get the driver without a GPU" in dict(request.withheld)["IMEX channels"]
+        )
     assert spans(asked("NVIDIA_VISIBLE_DEVICES=none", "NVIDIA_IMEX_CHANNELS=0")) == [(0, 0)]
 
 
@@ -139,7 +141,7 @@ def test_a_feature_is_switched_on_by_its_variable_and_off_by_words_for_off(word:
     for other in ("1", "true", "Enabled", "yes"):
         request = asked(GPU, f"{name}={other}")
         assert features(request) == []
-        assert request.warnings == [f'{name}={other} means nothing and counts as not set: say "enabled"']
+        assert request.warnings == [f'{name}={other} is invalid and counts as not set: use "enabled"']
 
 
 @pytest.mark.parametrize("key", ["gds", "mofed", "gdrcopy", "nvswitch"])
@@ -158,7 +160,7 @@ def test_management_is_everything_for_a_privileged_container() -> None:
     ):
         assert request.needs_driver and request.management_origin and not request.device_requests
         assert set(request.capabilities) >= {"compute", "utility", "graphics"}
-        assert request.capabilities_origin == "a management container gets every one that is supported"
+        assert request.capabilities_origin == "management container: all supported capabilities"
     few = asked(
         f"NVIDIA_VISIBLE_DEVICES={MANAGEMENT_DEVICE}", "NVIDIA_DRIVER_CAPABILITIES=utility", privileged=True,
         supported_capabilities=("utility", "compute"),
@@ -212,5 +214,5 @@ def test_a_capability_of_a_user_namespace_makes_no_management_container() -> Non
 
 
 def test_management_stands_alone() -> None:
-    with pytest.raises(Fault, match="means every device already"):
+    with pytest.raises(Fault, match="already includes every device"):
         asked(f"NVIDIA_VISIBLE_DEVICES=0,{MANAGEMENT_DEVICE}", privileged=True)

@@ -139,11 +139,11 @@ def test_a_gpu_without_mig_devices_is_said_to_have_none() -> None:
 
 
 def test_a_beginning_of_two_uuids_fails_and_names_both() -> None:
-    with pytest.raises(Fault, match="beginning of 2 UUIDs") as caught:
+    with pytest.raises(Fault, match="a prefix of 2 UUIDs") as caught:
         chosen("MIG-aaaa")
     assert UUIDS[0, 1, 0] in str(caught.value)
     assert UUIDS[0, 2, 0] in str(caught.value)
-    with pytest.raises(Fault, match="beginning of 2 UUIDs"):
+    with pytest.raises(Fault, match="a prefix of 2 UUIDs"):
         chosen("MIG-GPU-1111/1/0")
 
 
@@ -163,7 +163,7 @@ def test_nvmls_failure_is_told_with_a_word_that_needs_no_nvml() -> None:
     text = str(caught.value)
     assert 'only NVML knows which MIG device is "MIG-bbbb"' in text
     assert "within 10 seconds" in text
-    assert "Name it in a way that needs no NVML. This machine has 0:0 to 0:2, 1:0" in text
+    assert "Use a name that needs no NVML. This machine has 0:0 to 0:2, 1:0" in text
 
 
 def test_what_is_remembered_is_not_asked_again_unless_nobody_has_the_uuid() -> None:
@@ -195,7 +195,7 @@ def test_the_parents_of_mig_devices_go_in_and_are_told_from_whole_gpus() -> None
     asks = (DeviceRequest("2", "here"), DeviceRequest("0:1", "there"), DeviceRequest("0:0", "there"))
     parts = mig_selectors.resolve_mig_devices(asks, GPUS, DIVIDED, fake)  # type: ignore[arg-type]
     given, parents = mig_selectors.add_parent_gpus(selectors.resolve_gpus(asks, GPUS), parts)
-    assert [(gpu.index, why) for gpu, why in given] == [(0, "MIG devices 0:0, 0:1 are parts of it: there"), (2, "here")]
+    assert [(gpu.index, why) for gpu, why in given] == [(0, "parent of MIG devices 0:0, 0:1: there"), (2, "here")]
     assert parents == {0}
     given, parents = mig_selectors.add_parent_gpus([(GPUS[0], "whole")], parts)
     assert ([why for _, why in given], parents) == (["whole"], frozenset())
@@ -259,12 +259,12 @@ def test_who_may_not_ask_for_gpus_by_environment_may_not_ask_for_rights_either(e
 
 @pytest.mark.parametrize("value", ["0", "0:1", "ALL", "all,0"])
 def test_another_value_names_the_valid_one(value: str) -> None:
-    with pytest.raises(Fault, match="Valid is all"):
+    with pytest.raises(Fault, match='Use "all"'):
         rights(VISIBLE, f"NVIDIA_MIG_MONITOR_DEVICES={value}")
 
 
 def test_rights_over_all_and_single_devices_do_not_go_together() -> None:
-    with pytest.raises(Fault, match='MIG device "0:1" is only a part'):
+    with pytest.raises(Fault, match='MIG device "0:1" is part of one'):
         rights("NVIDIA_VISIBLE_DEVICES=0:1", BOTH[0])
 
 

@@ -200,7 +200,7 @@ def test_void_beside_other_words_is_warned_about() -> None:
     request = read_request(spec("NVIDIA_VISIBLE_DEVICES=0,void"), Config())
     assert not request.needs_driver
     assert request.warnings == [
-        'NVIDIA_VISIBLE_DEVICES has "void" beside other words (0,void): the container gets nothing'
+        'NVIDIA_VISIBLE_DEVICES mixes "void" with other values (0,void): the container gets nothing'
     ]
     assert read_request(spec("NVIDIA_VISIBLE_DEVICES=void"), Config()).warnings == []
 
@@ -208,7 +208,7 @@ def test_void_beside_other_words_is_warned_about() -> None:
 def test_compat32_alone_is_warned_about() -> None:
     for said, warned in (("compat32", True), ("compat32,compute", False)):
         request = read_request(spec("NVIDIA_VISIBLE_DEVICES=0", f"NVIDIA_DRIVER_CAPABILITIES={said}"), Config())
-        assert any("brings no library" in text for text in request.warnings) is warned
+        assert any("adds no library" in text for text in request.warnings) is warned
 
 
 def test_an_empty_capability_variable_is_not_said_to_be_unset() -> None:

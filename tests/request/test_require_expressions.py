@@ -147,7 +147,7 @@ def test_many_properties_that_nobody_knows_are_one_warning() -> None:
     warnings: list[str] = []
     assert parse_requirement("NVIDIA_REQUIRE_X", "a=1 cuda>1,b=2 " + "c=3 " * 1000, warnings)[0][0].name == "cuda"
     assert warnings == [
-        'NVIDIA_REQUIRE_X: "a=1" and 1001 more names no property that we know (cuda, driver, arch, brand): not checked'
+        'NVIDIA_REQUIRE_X: "a=1" and 1001 more has no known property (cuda, driver, arch, brand): not checked'
     ]
 
 

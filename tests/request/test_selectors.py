@@ -77,7 +77,7 @@ def test_on_a_machine_with_many_gpus_an_unknown_word_costs_one_short_line(word: 
 
 
 def test_of_uuids_that_begin_alike_only_a_few_are_told() -> None:
-    with pytest.raises(Fault, match=r"beginning of 200 UUIDs: .* and 196 more") as caught:
+    with pytest.raises(Fault, match=r"a prefix of 200 UUIDs: .* and 196 more") as caught:
         resolve_gpus((DeviceRequest("GPU-0000", "here"),), MANY)
     assert len(str(caught.value)) < 400
 
@@ -102,7 +102,7 @@ def test_a_name_that_generators_write_is_told_the_plain_word(word: str, meant: s
 
 
 def test_a_kind_without_a_device_is_told_how_to_name_one() -> None:
-    with pytest.raises(Fault, match=r"It is the kind of a CDI name: say nvidia.com/gpu=0"):
+    with pytest.raises(Fault, match=r"It is a CDI kind: use nvidia.com/gpu=0"):
         chosen("nvidia.com/gpu")
 
 
@@ -131,14 +131,14 @@ def test_a_mistyped_word_is_told_what_it_may_have_meant(word: str, meant: str) -
 
 
 def test_a_beginning_of_two_uuids_fails_and_names_both() -> None:
-    with pytest.raises(Fault, match="beginning of 2 UUIDs") as caught:
+    with pytest.raises(Fault, match="a prefix of 2 UUIDs") as caught:
         chosen("GPU-1111")
     assert GPUS[0].uuid in str(caught.value)
     assert GPUS[1].uuid in str(caught.value)
 
 
 def test_a_range_that_runs_backwards_says_how_to_write_it() -> None:
-    with pytest.raises(Fault, match="Say 0-3"):
+    with pytest.raises(Fault, match="Use 0-3"):
         chosen("3-0")
 
 

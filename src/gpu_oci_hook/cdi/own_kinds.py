@@ -12,7 +12,8 @@ from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats.cdi_names import parse_cdi_kind
 from gpu_oci_hook.model.request import FeatureRequest, ImexChannelRange, Request
 from gpu_oci_hook.request.capabilities import choose_capabilities
-from gpu_oci_hook.request.feature_requests import FEATURE_SWITCHES, LAST_IMEX_CHANNEL
+from gpu_oci_hook.request.environment import FEATURE_SWITCHES
+from gpu_oci_hook.request.feature_requests import LAST_IMEX_CHANNEL
 
 NAME_STRATEGIES = ("index", "uuid", "type-index")
 GPU_MODE, MANAGEMENT_MODE, CHANNEL_MODE = "gpu", "management", "imex-channel"

@@ -18,7 +18,7 @@ from gpu_oci_hook.errors import Fault, make_printable
 from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.files.read_regular import UnusableFileError, open_regular_file, read_fd
 from gpu_oci_hook.formats.oci import get_list, get_member
-from gpu_oci_hook.formats.program_names import CREATE_CONTAINER, HOOK_PROGRAM, is_own_cdi_hook
+from gpu_oci_hook.formats.program_names import CREATE_CONTAINER, HOOK_PROGRAM, has_own_hook_arguments
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -172,7 +172,7 @@ def _iterate_hook_flag_values(data: object, flag: str) -> Iterator[str]:
     """Iterate over the values of one flag of our hook."""
     for hook in get_list(data, "containerEdits", "hooks"):
         args = get_list(hook, "args")
-        if is_own_cdi_hook(hook) and flag in args[:-1]:
+        if has_own_hook_arguments(hook) and flag in args[:-1]:
             value = args[args.index(flag) + 1]
             if isinstance(value, str):
                 yield value

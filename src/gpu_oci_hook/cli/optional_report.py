@@ -11,7 +11,7 @@ from gpu_oci_hook.host.device_nodes import read_device_majors
 from gpu_oci_hook.host.optional.features import find_feature, find_imex_channels, format_number_ranges
 from gpu_oci_hook.host.optional.user_files import inspect_user_file
 from gpu_oci_hook.host.root import Host
-from gpu_oci_hook.request.feature_requests import FEATURE_SWITCHES
+from gpu_oci_hook.request.environment import FEATURE_SWITCHES
 
 
 def describe_optional_devices(host: Host, driver_host: Host, config: Config) -> dict[str, object]:

@@ -18,8 +18,7 @@ from gpu_oci_hook.formats.architectures import ARCHITECTURES
 from gpu_oci_hook.formats.driver_version import is_driver_version
 from gpu_oci_hook.formats.ldcache import parse_ld_cache
 from gpu_oci_hook.request.capabilities import CAPABILITIES_VARIABLE
-from gpu_oci_hook.request.environment import MIG_RIGHT_VARIABLES, VISIBLE_DEVICES
-from gpu_oci_hook.request.read import FEATURE_VARIABLES
+from gpu_oci_hook.request.environment import FEATURE_VARIABLES, MIG_RIGHT_VARIABLES, VISIBLE_DEVICES
 
 if TYPE_CHECKING:
     from gpu_oci_hook.container.image import Image

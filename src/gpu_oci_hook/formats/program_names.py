@@ -33,14 +33,14 @@ def get_program_name(path: object) -> str:
     return path.rpartition("/")[2] if isinstance(path, str) else ""
 
 
-def is_own_cdi_hook(hook: object) -> bool:
-    """Tell whether a hook object is the one in CDI files that we generate: gpu-oci-hook hook create-container …
+def has_own_hook_arguments(hook: object) -> bool:
+    """Tell whether a hook object has the arguments of our CDI hook, whatever its program (`cdi generate --hook`)."""
+    return get_list(hook, "args")[1:3] == list(HOOK_COMMAND[1:])
 
-    The program may be installed under another name (`cdi generate --hook`); args[0] is then still ours.
-    """
-    args = get_list(hook, "args")
-    names = (get_program_name(get_member(hook, "path")), get_program_name(args[0] if args else None))
-    return HOOK_PROGRAM in names and args[1:3] == list(HOOK_COMMAND[1:])
+
+def is_own_cdi_hook(hook: object) -> bool:
+    """Tell whether a hook object is our program with the arguments of our CDI files."""
+    return get_program_name(get_member(hook, "path")) == HOOK_PROGRAM and has_own_hook_arguments(hook)
 
 
 def is_cdi_hook(hook: object) -> bool:

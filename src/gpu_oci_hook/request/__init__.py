@@ -1,1 +1,1 @@
-"""Read what a container asks for."""
+"""Read what a container requests."""

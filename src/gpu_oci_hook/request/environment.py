@@ -1,4 +1,7 @@
-"""Read the container's environment variables."""
+"""Parse the container's environment variables.
+
+Import budget: GPU container.
+"""
 
 from __future__ import annotations
 
@@ -7,61 +10,87 @@ from gpu_oci_hook.formats.oci import get_list
 
 VISIBLE_DEVICES = "NVIDIA_VISIBLE_DEVICES"
 
-
-# Rights over all of a machine's MIG devices: variable, and the capability's name; `mig` reads them.
+# Rights over all MIG devices of the machine: variable, and the name of the capability.
 MIG_RIGHT_VARIABLES = (("NVIDIA_MIG_CONFIG_DEVICES", "config"), ("NVIDIA_MIG_MONITOR_DEVICES", "monitor"))
 
+IMEX_CHANNELS_VARIABLE = "NVIDIA_IMEX_CHANNELS"
+# Variable, key in [inject], title for people. NVIDIA's runtime has the same four (facts: feature-variables).
+FEATURE_SWITCHES = (
+    ("NVIDIA_GDS", "gds", "GPUDirect Storage"),
+    ("NVIDIA_MOFED", "mofed", "RDMA devices"),
+    ("NVIDIA_GDRCOPY", "gdrcopy", "GDRCopy"),
+    ("NVIDIA_NVSWITCH", "nvswitch", "NVSwitch devices"),
+)
+# Every variable that requests something other than GPUs.
+FEATURE_VARIABLES = (IMEX_CHANNELS_VARIABLE, *[variable for variable, _, _ in FEATURE_SWITCHES])
 
-# Everything that a driver-management container needs, by the CDI name that it has where engines resolve those.
+# The CDI name of all devices and driver files, for containers that manage the driver.
 MANAGEMENT_DEVICE = "management.nvidia.com/gpu=all"
 
-
-# Linux passes no longer entry to a program (MAX_ARG_STRLEN, with pages of 4 KiB). To take a longer one apart
-# would cost an image's word some hundred megabytes of ours.
+# Linux passes no longer entry to a program (MAX_ARG_STRLEN, with pages of 4 KiB). Splitting a longer value, which an
+# image can contain, would take some hundred megabytes of memory.
 VARIABLE_SIZE_LIMIT = 128 << 10
 
 
 def parse_environment(spec: object, warnings: list[str] | None = None) -> tuple[dict[str, str], dict[str, int]]:
-    """The container's environment and the place of each name in `process.env`; the last entry wins.
+    """Return the variables, and the index of each in `process.env`. Of repeated entries the last wins.
 
-    Entries that are no text or have no `=` are nobody's business (runc's before 1.3 passed them on).
+    Entries that are not text or have no `=` are ignored (runc passed them on before 1.3).
+
+    Arguments:
+        warnings: gets a warning when VISIBLE_DEVICES is set twice.
     """
-    values: dict[str, str] = {}
-    places: dict[str, int] = {}
-    twice = ""
-    for place, entry in enumerate(get_list(spec, "process", "env")):
+    variables: dict[str, str] = {}
+    positions: dict[str, int] = {}
+    repeated = ""
+    for position, entry in enumerate(get_list(spec, "process", "env")):
         if not isinstance(entry, str):
             continue
         name, equals, value = entry.partition("=")
         if not equals:
             continue
-        if warnings is not None and name == VISIBLE_DEVICES and name in values and values[name] != value:
-            twice = (
-                f"{name} is set twice: process.env[{place}] ({clip_text(value)}) wins over "
-                f"process.env[{places[name]}] ({clip_text(values[name])})"
+        if warnings is not None and name == VISIBLE_DEVICES and name in variables and variables[name] != value:
+            repeated = (
+                f"{name} is set twice: process.env[{position}] ({clip_text(value)}) wins over "
+                f"process.env[{positions[name]}] ({clip_text(variables[name])})"
             )
-        values[name] = value
-        places[name] = place
-    if warnings is not None and twice:
-        warnings.append(twice)
-    return values, places
+        variables[name] = value
+        positions[name] = position
+    if warnings is not None and repeated:
+        warnings.append(repeated)
+    return variables, positions
+
+
+def describe_variable(name: str, value: str, positions: dict[str, int]) -> str:
+    """Return the origin of a request: NAME=VALUE and where the config.json has it."""
+    return f"{name}={clip_text(value)} (process.env[{positions[name]}])"
+
+
+def split_list(value: str) -> list[str]:
+    """Split a comma-separated list; spaces around items and empty items do not count."""
+    return [item for item in (part.strip() for part in value.split(",")) if item]
+
+
+def split_variable(value: str) -> list[str]:
+    """Split a variable's comma-separated list; a value that is too long is cut, for `check_variable_size` to refuse."""
+    return split_list(value[: VARIABLE_SIZE_LIMIT + 1])
 
 
 def is_legacy_cuda_image(variables: dict[str, str]) -> bool:
-    """Whether an environment is that of a CUDA image of before `NVIDIA_REQUIRE_CUDA`."""
+    """Tell whether the environment is that of a CUDA image from before `NVIDIA_REQUIRE_CUDA`."""
     return bool(variables.get("CUDA_VERSION")) and not variables.get("NVIDIA_REQUIRE_CUDA")
 
 
 def check_variable_size(name: str, value: str | None) -> str | None:
-    """The value, if a program could be started with it.
+    """Return the value.
 
     Raises:
-        Fault: it is longer than any program can be given.
+        Fault: it is longer than a program's environment can have.
     """
     if value is not None and len(name) + len(value) >= VARIABLE_SIZE_LIMIT:
         raise Fault(
             f"{name} is longer than {VARIABLE_SIZE_LIMIT >> 10} KiB",
             where="process.env",
-            hint="No program can be started with such a variable",
+            hint="Shorten it: no program can be started with such a variable",
         )
     return value

@@ -1,9 +1,12 @@
-"""Requirement expressions (`NVIDIA_REQUIRE_*`): what an image demands of the driver and the GPUs; pure.
+"""Parse and evaluate requirement expressions (`NVIDIA_REQUIRE_*`) of an image on the driver and the GPUs.
 
-Grammar, as NVIDIA's images use it: a space means OR, a comma means AND and binds tighter, several variables
-must all hold. A term is NAME OP VALUE with the names cuda, driver, arch (dotted numbers) and brand (a word)
-and the operators = != < <= > >=. A term with another name counts for nothing, as in NVIDIA's own tools, and
-is warned about. Cost rule: hot (every CUDA image has one), no imports of the library.
+The grammar is that of NVIDIA's images: a space means OR, a comma means AND and binds tighter, and all variables must
+hold. A term is NAME OP VALUE with the names cuda, driver, arch (dotted numbers) and brand (a name), and the operators
+= != < <= > >=. A term with another name is ignored with a warning, as in NVIDIA's own tools.
+
+No I/O.
+
+Import budget: GPU container.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ _MAX_SHOWN_ALTERNATIVES = 6
 
 
 class RequirementTerm:
-    """NAME OP VALUE, with the text as written."""
+    """One term, NAME OP VALUE, with its original text."""
 
     __slots__ = ("name", "operator", "text", "value")
 
@@ -30,10 +33,14 @@ class RequirementTerm:
 
 
 class HostProperties:
-    """What the host answers; each value is a tuple of words that it may go by, empty while unknown.
+    """The host's values for the properties in expressions; "" or an empty tuple while unknown.
 
-    `cuda_at_least` is the newest CUDA version that we know to be included when `cuda` itself is unknown: a
-    driver newer than our table.
+    Attributes:
+        label: the GPU's name in messages.
+        cuda: the newest CUDA version that the driver supports.
+        cuda_at_least: a lower bound of `cuda`, for a driver that is newer than our table.
+        driver, arch: dotted versions of the driver and of the GPU's compute capability.
+        brand: every name of the GPU's brand.
     """
 
     __slots__ = ("arch", "brand", "cuda", "cuda_at_least", "driver", "label")
@@ -56,7 +63,7 @@ class HostProperties:
         self.brand = brand
 
     def get_values(self, name: str) -> tuple[str, ...]:
-        """The host's words for a property."""
+        """Return the host's values for a property, none while unknown."""
         if name == "brand":
             return self.brand
         value = {"cuda": self.cuda, "driver": self.driver, "arch": self.arch}[name]
@@ -64,13 +71,16 @@ class HostProperties:
 
 
 def parse_requirement(variable: str, expression: str, warnings: list[str]) -> list[list[RequirementTerm]]:
-    """The alternatives of an expression, each a list of terms that must all hold.
+    """Parse an expression into alternatives, each a list of terms that must all hold.
+
+    Arguments:
+        warnings: gets a warning about unknown properties.
 
     Raises:
         Fault: a syntax error, with its column (from 1).
     """
     alternatives = []
-    strangers: list[str] = []
+    unknown_terms: list[str] = []
     column = 0
     for group in expression.split(" "):
         terms = []
@@ -81,16 +91,16 @@ def parse_requirement(variable: str, expression: str, warnings: list[str]) -> li
                 if term.name in REQUIREMENT_PROPERTIES:
                     terms.append(term)
                 else:
-                    strangers.append(term.text)
+                    unknown_terms.append(term.text)
             start += len(text) + 1
         if terms:
             alternatives.append(terms)
         column += len(group) + 1
-    if strangers:
-        more = f" and {len(strangers) - 1} more" if len(strangers) > 1 else ""
+    if unknown_terms:
+        more = f" and {len(unknown_terms) - 1} more" if len(unknown_terms) > 1 else ""
         names = ", ".join(REQUIREMENT_PROPERTIES)
         warnings.append(
-            f'{variable}: "{clip_text(strangers[0])}"{more} names no property that we know ({names}): not checked'
+            f'{variable}: "{clip_text(unknown_terms[0])}"{more} has no known property ({names}): not checked'
         )
     return alternatives
 
@@ -106,28 +116,28 @@ def _parse_term(variable: str, expression: str, text: str, start: int) -> Requir
     if not operator:
         raise _make_syntax_fault(variable, expression, start + len(text) + 1, f'"{clip_text(text)}" has no operator')
     if operator not in OPERATORS:
-        raise _make_syntax_fault(variable, expression, start + at + 1, f'"{clip_text(operator)}" is no operator')
+        raise _make_syntax_fault(variable, expression, start + at + 1, f'"{clip_text(operator)}" is not an operator')
     if not name:
-        raise _make_syntax_fault(variable, expression, start + 1, "a name is missing")
+        raise _make_syntax_fault(variable, expression, start + 1, "the name is missing")
     if not value:
-        raise _make_syntax_fault(variable, expression, start + end + 1, "a value is missing")
+        raise _make_syntax_fault(variable, expression, start + end + 1, "the value is missing")
     if name not in REQUIREMENT_PROPERTIES:
         return RequirementTerm(name, operator, value, text.strip())
     if name == "brand":
         if operator not in ("=", "!="):
             raise _make_syntax_fault(
-                variable, expression, start + at + 1, f'brand has no order, "{operator}" means nothing'
+                variable, expression, start + at + 1, f'brand has no order; use = or != and not "{operator}"'
             )
     elif _parse_version_numbers(value) is None:
-        raise _make_syntax_fault(variable, expression, start + end + 1, f'"{clip_text(value)}" is no version')
+        raise _make_syntax_fault(variable, expression, start + end + 1, f'"{clip_text(value)}" is not a version')
     return RequirementTerm(name, operator, value, text.strip())
 
 
-def _make_syntax_fault(variable: str, expression: str, column: int, what: str) -> Fault:
+def _make_syntax_fault(variable: str, expression: str, column: int, problem: str) -> Fault:
     return Fault(
-        f"cannot parse at column {column}: {what}",
+        f"cannot parse at column {column}: {problem}",
         where=f"{variable}={expression}",
-        hint="A term is NAME OP VALUE, such as cuda>=12.4; set NVIDIA_DISABLE_REQUIRE=1 to skip the check",
+        hint="Use terms NAME OP VALUE, such as cuda>=12.4, or set NVIDIA_DISABLE_REQUIRE=1 to skip the check",
     )
 
 
@@ -139,26 +149,26 @@ def _parse_version_numbers(text: str) -> list[int] | None:
 
 
 def compare_versions(left: str, right: str) -> int:
-    """-1, 0 or 1 for two dotted numbers; absent parts count as zero."""
-    a, b = _parse_version_numbers(left) or [0], _parse_version_numbers(right) or [0]
-    length = max(len(a), len(b))
-    a += [0] * (length - len(a))
-    b += [0] * (length - len(b))
-    return (a > b) - (a < b)
+    """Return -1, 0 or 1 as the left dotted version is older, equal or newer; absent parts count as zero."""
+    left_numbers, right_numbers = _parse_version_numbers(left) or [0], _parse_version_numbers(right) or [0]
+    length = max(len(left_numbers), len(right_numbers))
+    left_numbers += [0] * (length - len(left_numbers))
+    right_numbers += [0] * (length - len(right_numbers))
+    return (left_numbers > right_numbers) - (left_numbers < right_numbers)
 
 
 def evaluate_term(term: RequirementTerm, values: HostProperties) -> bool | None:
-    """Whether a term holds on the host; None when the host's value is not known."""
-    words = values.get_values(term.name)
-    if not words:
+    """Tell whether a term holds on the host; None when the host's value is unknown."""
+    host_values = values.get_values(term.name)
+    if not host_values:
         if term.name == "cuda" and values.cuda_at_least and term.operator in (">", ">="):
             order = compare_versions(values.cuda_at_least, term.value)
             if order > 0 or (order == 0 and term.operator == ">="):
                 return True
         return None
     if term.name == "brand":
-        return (term.value.lower() in [word.lower() for word in words]) == (term.operator == "=")
-    order = compare_versions(words[0], term.value)
+        return (term.value.lower() in [brand.lower() for brand in host_values]) == (term.operator == "=")
+    order = compare_versions(host_values[0], term.value)
     return {
         "=": order == 0,
         "!=": order != 0,
@@ -172,14 +182,14 @@ def evaluate_term(term: RequirementTerm, values: HostProperties) -> bool | None:
 def evaluate_requirements(
     requirements: tuple[tuple[str, str], ...], hosts: list[HostProperties], warnings: list[str]
 ) -> tuple[str, ...]:
-    """Checks every requirement against every GPU's values.
+    """Check every requirement against every GPU's values.
 
     Returns:
-        The names of properties that are unknown and decide the answer; empty when everything holds.
+        The names of unknown properties that decide the result; empty when every requirement holds.
 
     Raises:
-        Fault: one is not met; names the variable, the alternatives, the host's value for each term, and which
-            alternative came nearest. Raised only when no unknown value could change the answer.
+        Fault: a requirement is not met; names the variable, the alternatives, the host's value for each term, and the
+            nearest alternative. Raised only when no unknown value could change the result.
     """
     unknown: list[str] = []
     for variable, expression in requirements:
@@ -187,83 +197,93 @@ def evaluate_requirements(
         if not alternatives:
             continue
         for values in hosts:
-            answers = [[evaluate_term(term, values) for term in terms] for terms in alternatives]
-            if any(all(answer is True for answer in group) for group in answers):
+            results = _evaluate_alternatives(alternatives, values)
+            if _has_met_alternative(results):
                 continue
-            open_terms = [
+            undecided = [
                 term.name
-                for terms, group in zip(alternatives, answers, strict=True)
-                if False not in group
-                for term, answer in zip(terms, group, strict=True)
-                if answer is None
+                for terms, term_results in zip(alternatives, results, strict=True)
+                if False not in term_results
+                for term, result in zip(terms, term_results, strict=True)
+                if result is None
             ]
-            if not open_terms:
-                raise _make_unmet_fault(variable, alternatives, answers, values)
-            unknown += [name for name in open_terms if name not in unknown]
+            if not undecided:
+                raise _make_unmet_fault(variable, alternatives, results, values)
+            unknown += [name for name in undecided if name not in unknown]
     return tuple(unknown)
+
+
+def _evaluate_alternatives(
+    alternatives: list[list[RequirementTerm]], values: HostProperties
+) -> list[list[bool | None]]:
+    return [[evaluate_term(term, values) for term in terms] for terms in alternatives]
+
+
+def _has_met_alternative(results: list[list[bool | None]]) -> bool:
+    return any(all(result is True for result in term_results) for term_results in results)
 
 
 def make_unknown_property_fault(
     requirements: tuple[tuple[str, str], ...], hosts: list[HostProperties], properties: tuple[str, ...], reason: str
 ) -> Fault:
-    """The failure when a value that decides the answer cannot be had."""
+    """Return the fault for requirements whose result depends on unknown properties.
+
+    Arguments:
+        properties: the unknown properties. reason: why they are unknown.
+    """
     for variable, expression in requirements:
         alternatives = parse_requirement(variable, expression, [])
         for values in hosts:
-            answers = [[evaluate_term(term, values) for term in terms] for terms in alternatives]
-            if alternatives and not any(all(answer is True for answer in group) for group in answers):
-                fault = _make_unmet_fault(variable, alternatives, answers, values)
+            results = _evaluate_alternatives(alternatives, values)
+            if alternatives and not _has_met_alternative(results):
+                fault = _make_unmet_fault(variable, alternatives, results, values)
                 return Fault(
                     f"{fault.what} (the host's {', '.join(properties)} is not known: {reason})",
                     where=fault.where,
                     hint=fault.hint,
                 )
-    raise AssertionError("asked about requirements that are met")
+    raise AssertionError("every requirement is met")
 
 
 def _make_unmet_fault(
-    variable: str, alternatives: list[list[RequirementTerm]], answers: list[list[bool | None]], values: HostProperties
+    variable: str, alternatives: list[list[RequirementTerm]], results: list[list[bool | None]], values: HostProperties
 ) -> Fault:
-    def misses(place: int) -> tuple[int, int]:
-        return sum(answer is not True for answer in answers[place]), place
-
-    ranked = sorted(range(len(alternatives)), key=misses)
-    # The alternatives of an image can be of any length.
-    shown = [clip_text(",".join(term.text for term in alternatives[place])) for place in ranked]
-    names: list[str] = []
-    for terms in alternatives:
-        for term in terms:
-            if term.name not in names:
-                names.append(term.name)
-    host = ", ".join(f"{name} {'/'.join(values.get_values(name)) or 'unknown'}" for name in names)
-    failed = [
-        term for term, answer in zip(alternatives[ranked[0]], answers[ranked[0]], strict=True) if answer is not True
-    ]
-    failing = clip_text(", ".join(term.text for term in failed))
-    remedies: list[str] = []
-    for term in failed:
-        remedy = _suggest_remedy(term, values)
-        if remedy not in remedies:
-            remedies.append(remedy)
-    cure = ", and ".join(remedies)
-    text = " or ".join(f'"{part}"' for part in shown[:_MAX_SHOWN_ALTERNATIVES])
-    if len(shown) > _MAX_SHOWN_ALTERNATIVES:
-        text += f" or {len(shown) - _MAX_SHOWN_ALTERNATIVES} more"
-    nearest = "" if len(shown) == 1 else f'; nearest is "{shown[0]}", where {failing} fails'
+    failure_counts = [sum(result is not True for result in term_results) for term_results in results]
+    ranked = sorted(range(len(alternatives)), key=lambda index: (failure_counts[index], index))
+    nearest = ranked[0]
+    failed = [term for term, result in zip(alternatives[nearest], results[nearest], strict=True) if result is not True]
+    # An image's alternatives can be of any length.
+    texts = [clip_text(",".join(term.text for term in alternatives[index])) for index in ranked]
+    shown = " or ".join(f'"{text}"' for text in texts[:_MAX_SHOWN_ALTERNATIVES])
+    if len(texts) > _MAX_SHOWN_ALTERNATIVES:
+        shown += f" or {len(texts) - _MAX_SHOWN_ALTERNATIVES} more"
+    if len(texts) > 1:
+        failing = clip_text(", ".join(term.text for term in failed))
+        comparison = f'; nearest is "{texts[0]}", where {failing} fails'
+    else:
+        comparison = ""
+    remedies = ", and ".join(dict.fromkeys(_suggest_remedy(term, values) for term in failed))
     return Fault(
-        f"the requirement {text} is not met: {values.label} has {host}{nearest}",
+        f"the requirement {shown} is not met: {values.label} has {_describe_host(alternatives, values)}{comparison}",
         where=variable,
-        hint=f"{cure[0].upper()}{cure[1:]}; NVIDIA_DISABLE_REQUIRE=1 skips the check",
+        hint=f"{remedies[0].upper()}{remedies[1:]}; NVIDIA_DISABLE_REQUIRE=1 skips the check",
     )
 
 
+def _describe_host(alternatives: list[list[RequirementTerm]], values: HostProperties) -> str:
+    """Return the host's values for the properties in an expression."""
+    names = dict.fromkeys(term.name for terms in alternatives for term in terms)
+    return ", ".join(f"{name} {'/'.join(values.get_values(name)) or 'unknown'}" for name in names)
+
+
 def _suggest_remedy(term: RequirementTerm, values: HostProperties) -> str:
-    """What would make a failed term hold."""
+    """Return a change that would make a failed term hold."""
     if term.name in ("arch", "brand"):
         return "choose another GPU or an image that is made for this one"
     if term.operator == "!=":
         return "use another driver or another image"
-    words = values.get_values(term.name)
-    if "<" in term.operator or (term.operator == "=" and words and compare_versions(words[0], term.value) > 0):
+    host_values = values.get_values(term.name)
+    is_too_new = term.operator == "=" and host_values and compare_versions(host_values[0], term.value) > 0
+    if "<" in term.operator or is_too_new:
         return "use an older driver or a newer image"
     return "update the host's driver or use an image for an older CUDA"
