@@ -62,7 +62,7 @@ def test_nvidia_ctk_hook_and_our_own_name_are_the_same(incumbent: Theirs) -> Non
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
         assert os.readlink(incumbent.root / f"opt/link{number}") == "there"
     done = call(ctk, ["cdi", "list"], "")
-    assert done.returncode == 1 and "stands in for its hooks alone" in done.stderr
+    assert done.returncode == 1 and "replaces only its hooks" in done.stderr
 
 
 def test_links_are_made_as_their_text_says(incumbent: Theirs) -> None:
