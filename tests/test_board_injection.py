@@ -213,7 +213,7 @@ def test_a_forced_windows_without_its_node_is_refused(tmp_path: Path) -> None:
     host_tree.build_host(tmp_path / "wsl", layout="wsl", gpus=0)
     made = bundle(tmp_path / "b", spec(ALL))
     assert "no NVIDIA GPU" in refused(made, settings(tmp_path / "wsl"))
-    assert "/dev/dxg is no device node" in refused(made, settings(tmp_path / "wsl", platform="wsl"))
+    assert "/dev/dxg is not a device node" in refused(made, settings(tmp_path / "wsl", platform="wsl"))
 
 
 # --- Jetson ---------------------------------------------------------------------------------------------

@@ -46,7 +46,7 @@ def test_list_says_what_became_of_each_line_and_each_store(command: Command, tmp
     assert document["driver"] == {"module": None, "libraries": None}
     host_tree.build_host(tmp_path / "w", layout="wsl")
     document = validated(command("list", "--root", tmp_path / "w", "--format", "json"), "list")
-    assert {"place": boards.INTEL_STORE, "found": "left out: it has no libcuda.so.1.1"} in document["places"]
+    assert {"place": boards.INTEL_STORE, "found": "not used: it has no libcuda.so.1.1"} in document["places"]
     assert document["lists"] == []
     assert document["gpus"][0]["minor"] is None
 

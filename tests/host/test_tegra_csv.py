@@ -83,7 +83,7 @@ def test_every_line_of_r38_has_its_verdict(tmp_path: Path) -> None:
         f"lib, {LIB}/tegra/libcuda.so.1.1": "matched",
         "dir, /usr/local/cuda-10.2": "missing",
         f"sym, {LIB}/libcuda.so": "matched",
-        "bogus, /x": "unknown type: known are dev, dir, lib, sym",
+        "bogus, /x": "unknown type: valid are dev, dir, lib, sym",
     }
     assert made.report_list_lines()[1][0] == f"/{LISTS}/devices.csv:2"
     assert files(found) == {("library", f"{LIB}/tegra/libcuda.so.1.1"), ("config", "/etc/nv_tegra_release")}
@@ -114,23 +114,23 @@ def test_lines_are_split_at_their_first_comma(text: str, expected: list[tuple[in
 @pytest.mark.parametrize(
     ("line", "what"),
     [
-        ("dev, /etc/nv_tegra_release", "wrong kind: no character device"),
-        ("dir, /etc/nv_tegra_release", "wrong kind: no directory"),
-        ("lib, /etc", "wrong kind: a directory"),
-        ("lib, /fifo", "wrong kind: no regular file"),
-        ("lib, /empty", "wrong kind: an empty file"),
+        ("dev, /etc/nv_tegra_release", "wrong type: not a character device"),
+        ("dir, /etc/nv_tegra_release", "wrong type: not a directory"),
+        ("lib, /etc", "wrong type: a directory"),
+        ("lib, /fifo", "wrong type: not a regular file"),
+        ("lib, /empty", "wrong type: an empty file"),
         ("sym, /dangling", "missing"),
         ("sym, /loop", "missing"),
-        ("lib, relative/path", "no absolute path"),
-        ("lib, /a/../../../etc/shadow", "no absolute path"),
+        ("lib, relative/path", "not an absolute path without .."),
+        ("lib, /a/../../../etc/shadow", "not an absolute path without .."),
         ("lib,", "no path"),
-        ("Lib, /empty", "unknown type: known are dev, dir, lib, sym"),
+        ("Lib, /empty", "unknown type: valid are dev, dir, lib, sym"),
         ("dev, /dev/nothing*", "missing"),
         ("lib, /nowhere/*.so", "missing"),
-        ("dir, /", "wrong kind: the root directory"),
-        ("sym, /up", "wrong kind: the root directory"),
-        ("lib, /round/*/*/*/*/*/*/*/*/*/*/*/*/*", "too many: it stands for more than 4096 paths"),
-        ("dev, /round/*/*/*/*/*/*/*/*/*/*/*/*/*", "too many: it stands for more than 4096 paths"),
+        ("dir, /", "wrong type: the root directory"),
+        ("sym, /up", "wrong type: the root directory"),
+        ("lib, /round/*/*/*/*/*/*/*/*/*/*/*/*/*", "too many: it matches more than 4096 paths"),
+        ("dev, /round/*/*/*/*/*/*/*/*/*/*/*/*/*", "too many: it matches more than 4096 paths"),
     ],
 )
 def test_a_line_that_gives_nothing_says_why(tmp_path: Path, line: str, what: str) -> None:
@@ -262,7 +262,7 @@ def test_three_lists_count_and_all_only_when_asked_for(tmp_path: Path) -> None:
 def test_a_board_without_lists_says_where_they_were_looked_for(tmp_path: Path) -> None:
     _, found = look(board(tmp_path))
     assert found.problems == (
-        f"no list of the board's nodes and files in {tmp_path}/{LISTS}: looked for devices.csv, drivers.csv, l4t.csv",
+        f"no list of the board's nodes and files in {tmp_path}/{LISTS}: searched for devices.csv, drivers.csv, l4t.csv",
     )
 
 
@@ -272,8 +272,8 @@ def test_a_list_that_is_no_file_or_empty_costs_a_sentence(tmp_path: Path) -> Non
     made, found = look(tmp_path)
     assert list(said(made)) == ["lib, /x"]
     assert [problem.rpartition("/")[2] for problem in found.problems] == [
-        "devices.csv is a directory, so it counts for nothing",
-        "drivers.csv is empty, so it counts for nothing",
+        "devices.csv is a directory, so it is ignored",
+        "drivers.csv is empty, so it is ignored",
     ]
 
 

@@ -1,1 +1,1 @@
-"""Machines that are not desktops or servers: WSL and Tegra."""
+"""Detect WSL and Tegra, and read their GPUs, device nodes and driver files."""

@@ -1,12 +1,14 @@
-"""What kind of machine this is, with the evidence, and what the machines have in common that are no desktop.
+"""Detect the platform of a machine, with the evidence for it.
 
-"desktop" is everything with NVIDIA's driver for servers and desktops: the ordinary way. "wsl" is a Linux on
-Windows, whose GPUs come through /dev/dxg. "tegra" is a Jetson or its like: an integrated GPU whose nodes and files
-are listed in CSV files, with or without a discrete GPU beside it.
+- "desktop": a desktop or server with NVIDIA's driver for them.
+- "wsl": a Linux on Windows, whose GPUs are reached through /dev/dxg.
+- "tegra": a Jetson or a similar board. Its integrated GPU has nodes and files listed in CSV files. It may have discrete
+  GPUs too.
 
-Detection follows what NVIDIA's own tools go by (container toolkit facts 1.8), but by files alone: no library is
-loaded. Where the evidence does not agree the machine is a desktop; `[host] platform` overrules it. Cost rule:
-imported only where `gpus.has_platform_marker` has seen a mark, or the configuration names a platform.
+Detection uses the criteria of NVIDIA's toolkit (facts: toolkit-platform-detection), but reads files only and loads no
+library. A machine with contradicting evidence is a desktop. `[host] platform` overrides the result.
+
+Import budget: cold.
 """
 
 from __future__ import annotations
@@ -23,47 +25,47 @@ if TYPE_CHECKING:
 
 PLATFORM_NAMES = ("desktop", "wsl", "tegra")
 SOC_FAMILY_FILE = "/sys/devices/soc0/family"
-# Nodes of nvgpu, the driver of GPUs in the memory of a Tegra before Thor.
+# Nodes of nvgpu, the driver of integrated GPUs before Thor.
 _NVGPU_NODES = ("/dev/nvhost-gpu", "/dev/nvhost-ctrl-gpu", "/dev/nvgpu")
 
 
 def detect_platform(host: Host, proc_gpus: list[Gpu], configured: str = "auto") -> tuple[str, tuple[str, ...]]:
-    """The platform's name, and the evidence as short sentences, also of what was looked for and is not there.
+    """Return the platform's name and the evidence as short sentences, for markers that are missing too.
 
     Arguments:
         proc_gpus: the GPUs of /proc/driver/nvidia/gpus.
-        configured: `[host] platform`; the evidence says so when it decides, and what would have been decided else.
+        configured: `[host] platform`. If it decides, the evidence includes the name that would be detected.
     """
     loaded = read_device_majors(host).nvidia_loaded
     dxg = host.stat_path(DXG_NODE) is not None
     release, family = read_first_line(host, TEGRA_RELEASE_FILE), read_first_line(host, SOC_FAMILY_FILE)
     tegra = bool(release) or family.lower().startswith("tegra")
     evidence = [
-        f"{DXG_NODE} is there" if dxg else f"no {DXG_NODE}",
+        f"{DXG_NODE} exists" if dxg else f"no {DXG_NODE}",
         "the kernel module nvidia is loaded" if loaded else "no nvidia in /proc/devices",
-        f"{TEGRA_RELEASE_FILE} says {clip_text(release)}" if release else f"no {TEGRA_RELEASE_FILE}",
-        f"{SOC_FAMILY_FILE} says {clip_text(family)}" if family else f"no {SOC_FAMILY_FILE}",
+        f"{TEGRA_RELEASE_FILE} contains {clip_text(release)}" if release else f"no {TEGRA_RELEASE_FILE}",
+        f"{SOC_FAMILY_FILE} contains {clip_text(family)}" if family else f"no {SOC_FAMILY_FILE}",
     ]
-    inside = _find_integrated_gpus(host, proc_gpus) if tegra else []
-    evidence += inside
+    integrated = _find_integrated_gpus(host, proc_gpus) if tegra else []
+    evidence += integrated
     name = "desktop"
     if dxg and loaded:
-        evidence.append(f"a loaded module nvidia counts more than {DXG_NODE}")
+        evidence.append(f"the loaded module nvidia overrides {DXG_NODE}")
     elif dxg:
         name = "wsl"
     if tegra and name == "desktop":
-        if inside or not proc_gpus:
+        if integrated or not proc_gpus:
             name = "tegra"
         else:
-            evidence.append("all GPUs are discrete ones, and none is integrated: the driver is a desktop's")
+            evidence.append("all GPUs are discrete, so the driver is a desktop's")
     if configured == "auto":
         return name, tuple(evidence)
-    other = "" if name == configured else f" (the evidence alone would say {name})"
-    return configured, (f'[host] platform = "{configured}" in the configuration{other}', *evidence)
+    detected = "" if name == configured else f" (detected: {name})"
+    return configured, (f'[host] platform = "{configured}" in the configuration{detected}', *evidence)
 
 
 def find_platform(host: Host, proc_gpus: list[Gpu], configured: str) -> Platform | None:
-    """The machine's own way, None for a desktop's."""
+    """Return the platform of a machine, None for a desktop; the arguments are those of `detect_platform`."""
     name, evidence = detect_platform(host, proc_gpus, configured)
     if name == "wsl":
         from gpu_oci_hook.host.platforms.wsl import WslPlatform
@@ -77,5 +79,6 @@ def find_platform(host: Host, proc_gpus: list[Gpu], configured: str) -> Platform
 
 
 def _find_integrated_gpus(host: Host, proc_gpus: list[Gpu]) -> list[str]:
-    evidence = [f"{path} is there: an integrated GPU" for path in _NVGPU_NODES if host.stat_path(path) is not None][:1]
+    """Return the evidence for integrated GPUs."""
+    evidence = [f"{path} exists: an integrated GPU" for path in _NVGPU_NODES if host.stat_path(path) is not None][:1]
     return evidence + [f"GPU {gpu.index} ({gpu.model}) is integrated" for gpu in proc_gpus if is_integrated_gpu(gpu)]

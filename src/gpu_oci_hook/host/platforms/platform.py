@@ -1,4 +1,7 @@
-"""What a machine that is not a desktop or server does its own way."""
+"""Define the interface of platforms other than desktops and servers.
+
+Import budget: cold.
+"""
 
 from __future__ import annotations
 
@@ -15,19 +18,18 @@ if TYPE_CHECKING:
     from gpu_oci_hook.model.optional_devices import OptionalItems
     from gpu_oci_hook.request.require_expressions import HostProperties
 
-
 DXG_NODE = "/dev/dxg"
-
-
 TEGRA_RELEASE_FILE = "/etc/nv_tegra_release"
 
 
 class Platform:
-    """A machine that is no desktop: what the ordinary way would ask of it.
+    """A platform other than desktops and servers, with everything about it that differs from them.
 
     Attributes:
-        host: the machine. evidence: why it is taken for what it is.
-        loaded_inventory: what `collect_inventory` gave.
+        name: its name in `[host] platform`.
+        host: the machine.
+        evidence: the reasons for this platform.
+        loaded_inventory: the result of `collect_inventory`.
     """
 
     __slots__ = ("evidence", "host", "loaded_inventory")
@@ -39,11 +41,11 @@ class Platform:
         self.loaded_inventory = Inventory(version="")
 
     def list_gpus(self, proc_gpus: list[Gpu]) -> list[Gpu]:
-        """The GPUs that containers can ask for; `proc_gpus` are those of /proc/driver/nvidia/gpus."""
+        """Return the GPUs that containers can request; `proc_gpus` are those of /proc/driver/nvidia/gpus."""
         raise NotImplementedError
 
     def needs_desktop_driver(self, chosen: list[Gpu]) -> bool:
-        """Whether a GPU was chosen that needs the nodes and files of the desktop's driver."""
+        """Tell whether one of the chosen GPUs needs the nodes and files of the desktop's driver."""
         raise NotImplementedError
 
     def collect_inventory(
@@ -56,57 +58,58 @@ class Platform:
         *,
         all_lists: bool,
     ) -> Inventory:
-        """The files that go into containers.
+        """Return the files that are injected into containers.
 
         Arguments:
-            driver: the root that has them.
-            version: of the kernel module nvidia, None where it is not loaded.
-            all_lists: all lists of the board count, see `Request.use_all_csv_lists`.
+            driver: the root with the files.
+            version: the kernel module nvidia's, None if it is not loaded.
+            all_lists: use all lists of the board, see `Request.use_all_csv_lists`.
         """
         raise NotImplementedError
 
     def read_host_properties(self, label: str, gpu: Gpu | None, version: str) -> HostProperties:
-        """What requirements are held against, as far as files tell.
+        """Return the host's values for `NVIDIA_REQUIRE_*`, as far as files have them.
 
         Arguments:
-            version: of the kernel module nvidia, "" where it is not loaded.
+            version: the kernel module nvidia's, "" if it is not loaded.
         """
         raise NotImplementedError
 
     def read_driver_identity(self) -> str:
-        """What NVML's remembered answers are true for: changes with every update of the driver."""
+        """Return the key of NVML's cached answers, which changes with every update of the driver."""
         raise NotImplementedError
 
     def locate_nvml_library(self) -> str:
-        """The path of the library that answers for NVML.
+        """Return the path of the NVML library.
 
         Raises:
-            Fault: there is none.
+            Fault: the inventory has none.
         """
         from gpu_oci_hook.host.nvml.query import find_nvml_library
 
         return find_nvml_library(self.host, self.loaded_inventory)
 
     def add_platform_items(self, chosen: list[tuple[Gpu, str]], taken_paths: set[str], items: OptionalItems) -> None:
-        """Adds the nodes of the chosen GPUs, links, and what is withheld.
+        """Add the nodes of the chosen GPUs, links, and the reasons for withheld items.
 
         Arguments:
-            taken_paths: paths of nodes that go in anyway.
+            chosen: the GPUs, each with the origin of its request.
+            taken_paths: paths of nodes that are injected already.
 
         Raises:
-            Fault: what no container can do without is not there.
+            Fault: something is missing that every container needs.
         """
         raise NotImplementedError
 
     def report_list_lines(self) -> list[tuple[str, str, str, str]]:
-        """What became of each line of the lists, for people: (place, type, path, what); none where there are none."""
+        """Return (location, type, path, result) of each line of the board's lists; [] for a platform without lists."""
         return []
 
 
 def is_integrated_gpu(gpu: Gpu) -> bool:
-    """Whether a GPU of a Tegra board is the one in its own chip: by name, else by the address that it has there.
+    """Tell whether a GPU of a Tegra board is integrated, by its name or, without a name, by its PCI address.
 
-    NVML calls them "Orin (nvgpu)" and "NVIDIA Thor"; a Thor without a name is at 0000:01:00.0 (toolkit facts 3.15).
+    NVML names them "Orin (nvgpu)" and "NVIDIA Thor". A Thor without a name is at 0000:01:00.0 (facts: thor-mixed-gpus).
     """
     words = gpu.model.upper().replace("(", " ").replace(")", " ").split()
     if any(word in ("NVGPU", "THOR", "ORIN") for word in words):
@@ -115,7 +118,7 @@ def is_integrated_gpu(gpu: Gpu) -> bool:
 
 
 def read_first_line(host: Host, path: str) -> str:
-    """The first line of a small file; "" when it is missing, empty or not to be read."""
+    """Return the first line of a small file, "" if it is missing, empty or unreadable."""
     try:
         data = host.read_file(path, 65536) or b""
     except Fault:

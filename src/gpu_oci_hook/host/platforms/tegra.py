@@ -1,10 +1,13 @@
-"""Jetson boards and their like: an integrated GPU whose nodes and files are what JetPack's CSV lists name.
+"""Support Jetson boards: an integrated GPU whose nodes and files are named by JetPack's CSV lists.
 
-A list names everything that some board has, so that what this board lacks is no error (field report A1-18); what
-became of each line is in `list` and `explain` (A1-17). A container that gets a GPU without any node is refused
-(A1-20). Beside an integrated GPU there can be discrete ones, with the desktop's driver: the integrated one is then
-index 0. Facts: container toolkit 3.15. Cost rule: only on such boards; nodes are looked at every time, files only
-when something has changed.
+The lists name the nodes and files of all boards, so one that this board lacks is not an error (facts:
+jetpack-lists-name-absent-files). `list` and `explain` show the result of each line (facts: jetpack-list-report). A
+container that would get a GPU without any node is refused (facts: jetson-without-nodes). A board can have discrete GPUs
+too, with the desktop's driver. The integrated GPU is then index 0 (facts: thor-mixed-gpus).
+
+Nodes are read on every start. The list of files is cached, see `collect_inventory`.
+
+Import budget: cold.
 """
 
 from __future__ import annotations
@@ -28,9 +31,9 @@ if TYPE_CHECKING:
     from gpu_oci_hook.model.machine import Cache, InventorySearchResult
     from gpu_oci_hook.model.optional_devices import OptionalItems
 
-# A Thor with a discrete GPU has its display's node as this, which no list names (toolkit facts 3.15).
+# The display's node of a Thor that has a discrete GPU too. No list names it (facts: thor-mixed-gpus).
 _THOR_DISPLAY_NODE = "/dev/nvidia2"
-# L4T release of JetPack (major, minor) to the CUDA version of its libcuda, from JetPack's release notes.
+# L4T release of JetPack (major, minor) to the CUDA version of its libcuda (facts: l4t-cuda-versions).
 _CUDA_BY_L4T_RELEASE = (
     (32, 1, "10.0"), (32, 4, "10.2"), (34, 1, "11.4"), (35, 1, "11.4"), (36, 2, "12.2"), (36, 4, "12.6"),
     (38, 2, "13.0"),
@@ -38,11 +41,11 @@ _CUDA_BY_L4T_RELEASE = (
 
 
 class TegraPlatform(Platform):
-    """See the module.
+    """The platform "tegra".
 
     Attributes:
-        csv_lines: what became of each line of the lists; known after `collect_inventory`.
-        csv_links: (path, target, the line) to be made in containers.
+        csv_lines: the lines of the lists with their results, known after `collect_inventory`.
+        csv_links: (path, target, line) of the links to create in containers.
     """
 
     __slots__ = ("_csv_directory", "_known_gpus", "csv_lines", "csv_links")
@@ -56,23 +59,23 @@ class TegraPlatform(Platform):
         self._csv_directory = ""
 
     def list_gpus(self, proc_gpus: list[Gpu]) -> list[Gpu]:
-        """The integrated GPU first, then the discrete ones in their order.
+        """Return the integrated GPU first, then the discrete ones in their order.
 
-        A Tegra before Thor has its GPU not in NVIDIA's /proc.
+        Before Thor the integrated GPU is not in /proc/driver/nvidia.
         """
-        own = [gpu for gpu in proc_gpus if is_integrated_gpu(gpu)]
-        others = [gpu for gpu in proc_gpus if not is_integrated_gpu(gpu)]
-        if not own:
+        integrated = [gpu for gpu in proc_gpus if is_integrated_gpu(gpu)]
+        discrete = [gpu for gpu in proc_gpus if not is_integrated_gpu(gpu)]
+        if not integrated:
             model = read_first_line(self.host, "/proc/device-tree/model") or "integrated GPU"
-            own = [Gpu(index=0, uuid="", pci="", minor=-1, model=model)]
+            integrated = [Gpu(index=0, uuid="", pci="", minor=-1, model=model)]
         self._known_gpus = [
             Gpu(index=index, uuid=gpu.uuid, pci=gpu.pci, minor=gpu.minor, model=gpu.model)
-            for index, gpu in enumerate([*own, *others])
+            for index, gpu in enumerate([*integrated, *discrete])
         ]
         return self._known_gpus
 
     def needs_desktop_driver(self, chosen: list[Gpu]) -> bool:
-        """A discrete GPU has the desktop's driver."""
+        """Tell whether one of the chosen GPUs is discrete: those have the desktop's driver."""
         return any(self._is_discrete(gpu) for gpu in chosen)
 
     def _is_discrete(self, gpu: Gpu) -> bool:
@@ -88,7 +91,11 @@ class TegraPlatform(Platform):
         *,
         all_lists: bool,
     ) -> Inventory:
-        """The files of the lists; with a discrete GPU also those of its driver that no list names."""
+        """Return the files of the lists, and for a discrete GPU those of its driver that no list names.
+
+        What invalidates the cached files: another version of gpu-oci-hook or Python, other roots, list directories or
+        ignored links, another architecture, and a changed stat signature of anything that the search read.
+        """
         self._csv_directory = config.csv_directory
         key = (
             "tegra", VERSION, sys.hexversion, self.host.root, driver.root, driver.machine,
@@ -101,27 +108,27 @@ class TegraPlatform(Platform):
 
             return search_csv_files(self.host, driver, config.csv_directory, config.csv_ignore, all_lists=all_lists)
 
-        found, (self.csv_lines, self.csv_links) = load_cached_inventory(cache, name, key, search)
-        self.loaded_inventory = found
+        listed, (self.csv_lines, self.csv_links) = load_cached_inventory(cache, name, key, search)
+        self.loaded_inventory = listed
         if not self.needs_desktop_driver(chosen):
-            return found
-        other = load_inventory(self.host, driver, config.library_paths, version, cache)
-        sonames = {file.soname for file in found.files if file.soname}
-        places = {file.container_path for file in found.files} | {path for path, _, _ in self.csv_links}
-        other.files = (
-            *found.files,
-            *(file for file in other.files if file.soname not in sonames and file.container_path not in places),
+            return listed
+        merged = load_inventory(self.host, driver, config.library_paths, version, cache)
+        sonames = {file.soname for file in listed.files if file.soname}
+        paths = {file.container_path for file in listed.files} | {path for path, _, _ in self.csv_links}
+        merged.files = (
+            *listed.files,
+            *(file for file in merged.files if file.soname not in sonames and file.container_path not in paths),
         )
-        other.missing_libraries = tuple([missing for missing in other.missing_libraries if missing[1] not in sonames])
-        other.search_report = (*found.search_report, *other.search_report)
-        other.problems = (*found.problems, *other.problems)
-        self.loaded_inventory = other
-        return other
+        merged.missing_libraries = tuple([missing for missing in merged.missing_libraries if missing[1] not in sonames])
+        merged.search_report = (*listed.search_report, *merged.search_report)
+        merged.problems = (*listed.problems, *merged.problems)
+        self.loaded_inventory = merged
+        return merged
 
     def read_host_properties(self, label: str, gpu: Gpu | None, version: str) -> HostProperties:
-        """By the module's version if the GPU is the module's, else by the release of the board's software.
+        """Return the values by the kernel module's version for its GPUs, else by the board's L4T release.
 
-        An integrated GPU is of no brand that a requirement means.
+        An integrated GPU has a brand that no requirement names.
         """
         arch, brand = (lookup_compute_capability(gpu.model), lookup_gpu_brands(gpu.model)) if gpu else ("", ())
         if gpu is not None and not self._is_discrete(gpu):
@@ -135,12 +142,12 @@ class TegraPlatform(Platform):
         return HostProperties(label, cuda=exact, cuda_at_least=at_least, driver=driver, arch=arch, brand=brand)
 
     def read_driver_identity(self) -> str:
-        """The board's release."""
+        """Return the board's L4T release."""
         return f"tegra {read_first_line(self.host, TEGRA_RELEASE_FILE)}"
 
     def add_platform_items(self, chosen: list[tuple[Gpu, str]], taken_paths: set[str], items: OptionalItems) -> None:
-        """The nodes of the lists, the lists' links, and the lines that gave nothing; see `Platform.add_platform_items`."""
-        # What is in a directory that goes in as a whole has its links there.
+        """Add the nodes and links of the lists, and the lines without result; see `Platform.add_platform_items`."""
+        # A directory that is mounted as a whole has its links already.
         trees = tuple([f"{file.container_path}/" for file in self.loaded_inventory.files if file.kind == "tree"])
         items.links += [
             (path, target, f"listed in {where}")
@@ -148,78 +155,81 @@ class TegraPlatform(Platform):
             if not trees or not path.startswith(trees)
         ]
         discrete = {f"/dev/nvidia{gpu.minor}" for gpu in self._known_gpus if self._is_discrete(gpu)}
-        own = [(gpu, origin) for gpu, origin in chosen if not self._is_discrete(gpu)]
-        others = [(gpu, origin) for gpu, origin in chosen if self._is_discrete(gpu)]
-        control = {path for path, _, _, _ in CONTROL_NODES}
-        given = False
-        for path, where in self._list_present_nodes(items, mixed=bool(discrete)):
-            numbered = path.startswith("/dev/nvidia") and path[len("/dev/nvidia") :].isdigit()
+        chosen_integrated = [(gpu, origin) for gpu, origin in chosen if not self._is_discrete(gpu)]
+        chosen_discrete = [(gpu, origin) for gpu, origin in chosen if self._is_discrete(gpu)]
+        control_paths = {path for path, _, _, _ in CONTROL_NODES}
+        has_integrated_node = False
+        for path, line in self._list_present_nodes(items, mixed=bool(discrete)):
+            is_gpu_node = path.startswith("/dev/nvidia") and path[len("/dev/nvidia") :].isdigit()
             owner = ""
-            if own and path not in discrete:
-                owner = f"GPU {own[0][0].index}: {own[0][1]}"
-            elif others and not numbered and path not in control:
-                owner = f"GPU {others[0][0].index}: {others[0][1]}"
+            if chosen_integrated and path not in discrete:
+                owner = f"GPU {chosen_integrated[0][0].index}: {chosen_integrated[0][1]}"
+            elif chosen_discrete and not is_gpu_node and path not in control_paths:
+                owner = f"GPU {chosen_discrete[0][0].index}: {chosen_discrete[0][1]}"
             if not owner:
                 if path not in taken_paths:
-                    items.withheld.append(("device", path, "its GPU was not asked for"))
+                    items.withheld.append(("device", path, "its GPU was not requested"))
                 continue
-            given = given or bool(own)
+            has_integrated_node = has_integrated_node or bool(chosen_integrated)
             node = None if path in taken_paths else read_device_node(self.host, path)
             if node is not None:
                 taken_paths.add(path)
-                items.nodes.append((node, f"{owner}; {where}"))
-        if own and not given:
+                items.nodes.append((node, f"{owner}; {line}"))
+        if chosen_integrated and not has_integrated_node:
             raise Fault(
-                "the board's CSV lists name no device node that exists: the container would get a GPU that it cannot "
-                "open",
+                "the board's CSV lists name no device node that exists, so the container could not open its GPU",
                 where=self._csv_directory,
-                hint="Install JetPack's lists (package nvidia-l4t-init and its like) or name their directory in [host] "
-                "csv-directory; gpu-oci-hook list shows what became of each line",
+                hint="Install JetPack's lists (package nvidia-l4t-init and similar ones), or name their directory in "
+                "[host] csv-directory. gpu-oci-hook list shows the result of each line",
             )
 
     def _list_present_nodes(self, items: OptionalItems, *, mixed: bool) -> list[tuple[str, str]]:
-        """The nodes that the lists name and the machine has, each with its line; what is not there is withheld."""
-        found: dict[str, str] = {}
-        for file, number, kind, pattern, what, paths in self._check_device_lines():
-            where = f"{file.rpartition('/')[2]}:{number}"
+        """Return (path, origin) of the listed nodes that the machine has, and withhold lines without result.
+
+        Arguments:
+            mixed: the board has a discrete GPU too.
+        """
+        origin_by_path: dict[str, str] = {}
+        for file, number, kind, pattern, result, paths in self._check_device_lines():
+            line = f"{file.rpartition('/')[2]}:{number}"
             if kind == "dev" and paths:
                 for path in paths:
-                    found.setdefault(path, f"listed in {where}")
-            elif what != "matched":
-                items.withheld.append(("csv", f"{kind}, {pattern}".strip(", ") or "empty", f"{where}: {what}"))
+                    origin_by_path.setdefault(path, f"listed in {line}")
+            elif result != "matched":
+                items.withheld.append(("csv", f"{kind}, {pattern}".strip(", ") or "empty", f"{line}: {result}"))
         if mixed and read_device_node(self.host, _THOR_DISPLAY_NODE) is not None:
-            found.setdefault(_THOR_DISPLAY_NODE, "the display of an integrated GPU beside a discrete one")
-        return list(found.items())
+            origin_by_path.setdefault(_THOR_DISPLAY_NODE, "display of the integrated GPU")
+        return list(origin_by_path.items())
 
     def _check_device_lines(self) -> list[CsvLine]:
-        """The lines, with what became of the nodes among them now."""
+        """Return all lines, those about nodes with their result as of now."""
         from gpu_oci_hook.host.platforms.tegra_csv import check_device_line
 
-        return [check_device_line(self.host, row) if row[2] == "dev" else row for row in self.csv_lines]
+        return [check_device_line(self.host, line) if line[2] == "dev" else line for line in self.csv_lines]
 
     def report_list_lines(self) -> list[tuple[str, str, str, str]]:
-        """See `Platform.report_list_lines`."""
-        return [
-            (f"{file}:{number}", kind, path, what) for file, number, kind, path, what, _ in self._check_device_lines()
-        ]
+        """Return the result of each line; see `Platform.report_list_lines`."""
+        lines = self._check_device_lines()
+        return [(f"{file}:{number}", kind, path, result) for file, number, kind, path, result, _ in lines]
 
 
 def lookup_l4t_cuda_version(release_line: str) -> tuple[str, str]:
-    """The CUDA version of a board's release, and what it has at least; as `model_tables.lookup_cuda_version`.
+    """Return a board's CUDA version as (exact, at least), each "" if unknown; see `model_tables.lookup_cuda_version`.
 
     Arguments:
         release_line: the first line of /etc/nv_tegra_release.
     """
-    number = _parse_l4t_release(release_line)
-    below = [row for row in _CUDA_BY_L4T_RELEASE if number is not None and row[:2] <= number]
-    if number is None or not below:
+    release = _parse_l4t_release(release_line)
+    rows = [row for row in _CUDA_BY_L4T_RELEASE if release is not None and row[:2] <= release]
+    if release is None or not rows:
         return "", ""
-    return below[-1][2] if below[-1][0] == number[0] else "", below[-1][2]
+    major, _, cuda_version = rows[-1]
+    return cuda_version if major == release[0] else "", cuda_version
 
 
-def _parse_l4t_release(text: str) -> tuple[int, int] | None:
-    """(36, 4) of "# R36 (release), REVISION: 4.3, GCID: ..."; None when it is no such line."""
-    head, _, rest = text.lstrip("# ").partition(" ")
+def _parse_l4t_release(release_line: str) -> tuple[int, int] | None:
+    """Return (36, 4) for "# R36 (release), REVISION: 4.3, GCID: ...", None for any other form of line."""
+    head, _, rest = release_line.lstrip("# ").partition(" ")
     minor = rest.partition("REVISION:")[2].strip().partition(",")[0].partition(".")[0]
     if head[:1] != "R" or not (head[1:].isascii() and head[1:].isdigit() and minor.isascii() and minor.isdigit()):
         return None

@@ -1,9 +1,10 @@
-"""JetPack's CSV lists of nodes and files: what each line says, and what of it is there.
+"""Read JetPack's CSV lists of nodes and files, and resolve each line on this host (facts: jetpack-csv-lists).
 
-A line is "TYPE, PATH", split at the first comma; a path may have the wildcards * ? [ ]. Types: dev (a character
-device), dir (a directory), lib (a file), sym (a link). Of links the chain is made anew in the container, and the file
-at its end comes along, at the path that it has here. Nothing is required. Facts: container toolkit 3.15. Cost rule:
-cold; only when something has changed, but `check_device_line` on each start on such a board.
+A line is "TYPE, PATH", split at the first comma. A path may have the wildcards * ? [ ]. Types: dev (a character
+device), dir (a directory), lib (a file), sym (a link). The chain of a link is reproduced in the container, and the file
+at its end is mounted at its host path. No line is required to match.
+
+Import budget: cold.
 """
 
 from __future__ import annotations
@@ -26,44 +27,47 @@ if TYPE_CHECKING:
 
     from gpu_oci_hook.model.machine import InventorySearchResult, StatSignature
 
-    # File, number of the line, type, path, what became of it ("matched" if anything), the paths that it stands for.
+    # File, line number, type, path, result ("matched" if a path exists), the paths that match. The result of a node is ""
+    # until `check_device_line`.
     CsvLine = tuple[str, int, str, str, str, tuple[str, ...]]
 
 STANDARD_LISTS = ("devices.csv", "drivers.csv", "l4t.csv")
 LINE_TYPES = ("dev", "dir", "lib", "sym")
 _WILDCARDS = frozenset("*?[")
 _SIZE_LIMIT = 1 << 20
-_MAX_PATHS = 4096  # directories that one line may make us list, and paths that it may stand for
+_MAX_PATHS = 4096  # directories that are listed for one line, and paths that one line may match
 
 
 def search_csv_files(
     host: Host, driver: Host, directory: str, ignore_patterns: tuple[str, ...], *, all_lists: bool
 ) -> InventorySearchResult:
-    """The files of the lists: (witnesses, inventory, (lines, links)).
+    """Search the files of the lists; return (stat signatures, inventory, (lines, links)).
 
     Arguments:
-        host: the machine, which has the lists and the nodes. driver: the root that has the files.
-        directory: of the lists. ignore_patterns: patterns of links that are left out.
-        all_lists: all lists of the directory, not the three that every JetPack has.
+        host: the machine, which has the lists and the nodes.
+        driver: the root with the files.
+        directory: the directory of the lists.
+        ignore_patterns: patterns of links that are ignored.
+        all_lists: read all lists of the directory, not only STANDARD_LISTS (facts: csv-lists).
     """
     lists = _CsvSearch(host, driver, ignore_patterns)
     lists.host_search.find_directory(directory)
-    wanted = [name for name in host.list_names(directory) if name.lower().endswith(".csv") and name.lower() != ".csv"]
+    names = [name for name in host.list_names(directory) if name.lower().endswith(".csv") and name.lower() != ".csv"]
     if not all_lists:
-        wanted = [name for name in STANDARD_LISTS if name in wanted]
-    if wanted and not lists.check_trust(directory, host.stat_path(directory)):
-        wanted = []
-    elif not wanted:
-        looked = "*.csv" if all_lists else ", ".join(STANDARD_LISTS)
+        names = [name for name in STANDARD_LISTS if name in names]
+    if names and not lists.check_trust(directory, host.stat_path(directory)):
+        names = []
+    elif not names:
+        searched = "*.csv" if all_lists else ", ".join(STANDARD_LISTS)
         lists.problems.append(
-            f"no list of the board's nodes and files in {host.full_path(directory)}: looked for {looked}"
+            f"no list of the board's nodes and files in {host.full_path(directory)}: searched for {searched}"
         )
-    lists.search_report.append((directory, ", ".join(wanted) or "no list"))
-    for name in wanted:
+    lists.search_report.append((directory, ", ".join(names) or "no list"))
+    for name in names:
         lists.read_csv_file(f"{directory}/{name}")
     lists.add_release_file()
     trees = tuple([f"{path}/" for path, file in lists.files.items() if file.kind == "tree"])
-    # Of what lies in a directory that goes in as a whole, only libraries have to be known by name.
+    # A directory that is mounted as a whole contains its files already. Libraries are kept for their names.
     files = [
         file for path, file in lists.files.items() if not trees or file.kind == "library" or not path.startswith(trees)
     ]
@@ -73,32 +77,32 @@ def search_csv_files(
         search_report=tuple(lists.search_report),
         problems=tuple(lists.problems),
     )
-    witnesses = (*lists.host_search.collect_stat_signatures(), *lists.uncacheable)
+    signatures = (*lists.host_search.collect_stat_signatures(), *lists.uncacheable)
     if lists.driver_search is not lists.host_search:
-        witnesses = (*witnesses, *lists.driver_search.collect_stat_signatures())
-    links = tuple([(path, target, where) for path, (target, where) in lists.links.items()])
-    return witnesses, inventory.to_data(), (tuple(lists.lines), links)
+        signatures = (*signatures, *lists.driver_search.collect_stat_signatures())
+    links = tuple([(path, target, line) for path, (target, line) in lists.links.items()])
+    return signatures, inventory.to_data(), (tuple(lists.lines), links)
 
 
 def parse_csv_lines(text: str) -> list[tuple[int, str, str]]:
-    """(number, type, path) of the lines that say anything; the path is empty where there is no comma."""
-    found = []
+    """Return (number, type, path) of the lines that are not empty or comments. A line without comma has no path."""
+    lines = []
     for number, raw in enumerate(text.splitlines(), 1):
         line = raw.strip()
         if line and not line.startswith("#"):
             kind, _, path = line.partition(",")
-            found.append((number, kind.strip(), path.strip()))
-    return found
+            lines.append((number, kind.strip(), path.strip()))
+    return lines
 
 
 def expand_wildcards(host: Host, pattern: str, on_directory: Callable[[str], object] = str) -> list[str]:
-    """The paths that a pattern stands for: itself when it has no wildcard, whether it exists or not.
+    """Return the paths that a pattern matches. A pattern without wildcards is returned even if it does not exist.
 
     Arguments:
-        on_directory: is told each directory that the answer depends on.
+        on_directory: called with each directory that the result depends on.
 
     Raises:
-        Fault: it stands for far more than a board has.
+        Fault: the pattern matches far more paths than a board has.
     """
     if not _WILDCARDS & set(pattern):
         return [pattern]
@@ -110,10 +114,10 @@ def expand_wildcards(host: Host, pattern: str, on_directory: Callable[[str], obj
             continue
         budget -= len(paths)
         if budget < 0:
-            raise Fault(f"too many: it stands for more than {_MAX_PATHS} paths")
+            raise Fault(f"too many: it matches more than {_MAX_PATHS} paths")
         for path in paths:
             on_directory(path or "/")
-        # As in a shell, a wildcard stands for no name with a dot in front.
+        # As in a shell, a wildcard does not match names with a leading dot.
         paths = [
             f"{path}/{name}"
             for path in paths
@@ -121,33 +125,33 @@ def expand_wildcards(host: Host, pattern: str, on_directory: Callable[[str], obj
             if fnmatchcase(name, part) and (not name.startswith(".") or part.startswith("."))
         ]
     if len(paths) > _MAX_PATHS:
-        raise Fault(f"too many: it stands for more than {_MAX_PATHS} paths")
+        raise Fault(f"too many: it matches more than {_MAX_PATHS} paths")
     return paths
 
 
 def check_device_line(host: Host, line: CsvLine) -> CsvLine:
-    """A line about nodes, with what is there now."""
-    file, number, kind, pattern, what, _ = line
-    if what:
+    """Return a line about nodes with its result as of now."""
+    file, number, kind, pattern, result, _ = line
+    if result:
         return line
     paths = []
-    wrong = 0
+    has_wrong_type = False
     try:
-        there = expand_wildcards(host, pattern)
+        candidates = expand_wildcards(host, pattern)
     except Fault as fault:
         return file, number, kind, pattern, fault.what, ()
-    for path in there:
+    for path in candidates:
         status = host.stat_path(path)
         if status is not None and stat.S_ISCHR(status.st_mode):
             paths.append(path)
-        else:
-            wrong += status is not None
-    what = "matched" if paths else "wrong kind: no character device" if wrong else "missing"
-    return file, number, kind, pattern, what, tuple(paths)
+        elif status is not None:
+            has_wrong_type = True
+    result = "matched" if paths else "wrong type: not a character device" if has_wrong_type else "missing"
+    return file, number, kind, pattern, result, tuple(paths)
 
 
 def is_ignored_link(path: str, patterns: tuple[str, ...]) -> bool:
-    """Whether one of the patterns has a path: a whole one, or after "**/" one for the last name."""
+    """Tell whether a path matches one of the patterns. A pattern "**/NAME" is compared with the last component."""
     name = path.rpartition("/")[2]
     return any(
         fnmatchcase(name, pattern[3:]) if pattern.startswith("**/") else _matches_path_pattern(path, pattern)
@@ -156,21 +160,25 @@ def is_ignored_link(path: str, patterns: tuple[str, ...]) -> bool:
 
 
 def _normalize_path(path: str) -> str:
-    """An absolute path without doubled slashes and single dots; ".." stays, and is refused."""
+    """Return an absolute path without empty components and "."; ".." stays, because such a path is refused."""
     return "/" + "/".join([part for part in path.split("/") if part not in ("", ".")]) if path[:1] == "/" else path
 
 
 def _matches_path_pattern(path: str, pattern: str) -> bool:
-    """A wildcard never stands for a slash."""
+    """Tell whether a path matches a pattern whose wildcards match no slash."""
     a, b = path.split("/"), pattern.split("/")
     return len(a) == len(b) and all(fnmatchcase(x, y) for x, y in zip(a, b, strict=True))
 
 
 class _CsvSearch:
-    """The lists of one board.
+    """The search for the files of one board's lists.
 
-    files: path to file. links: path to (target, line). lines, search_report, problems: the report. uncacheable: keeps the answer
-    from being remembered: another owner or mode is no change that a witness sees.
+    Attributes:
+        files: path to file.
+        links: path to (target, line).
+        lines, search_report, problems: the results for the user.
+        uncacheable: signatures that never hold. They keep a result from being cached that depends on the owner or mode
+            of a file, which a stat signature does not contain.
     """
 
     def __init__(self, host: Host, driver: Host, ignore_patterns: tuple[str, ...]) -> None:
@@ -188,18 +196,18 @@ class _CsvSearch:
         self.uncacheable: list[StatSignature] = []
 
     def check_trust(self, path: str, status: os.stat_result | None) -> bool:
-        """Whether nobody but root can write there: what a list names is mounted, as if the configuration named it."""
-        what = describe_foreign_access(status) if status is not None else ""
-        if what:
-            self.problems.append(f"{self.host.full_path(path)} {what}, so it counts for nothing")
+        """Tell whether only trusted users can write the path: the files of a list are mounted like configured ones."""
+        problem = describe_foreign_access(status) if status is not None else ""
+        if problem:
+            self.problems.append(f"{self.host.full_path(path)} {problem}, so it is ignored")
             self.uncacheable.append((self.host.full_path(path), 0, 0, -1))
-        return not what
+        return not problem
 
     def read_csv_file(self, file: str) -> None:
-        """One list."""
+        """Read one list and resolve its lines."""
         hit = self.host_search.find_file(file)
         if isinstance(hit, str):
-            self.problems.append(f"{self.host.full_path(file)} {hit}, so it counts for nothing")
+            self.problems.append(f"{self.host.full_path(file)} {hit}, so it is ignored")
             return
         self.host_search.watch_file(hit[0])
         if not self.check_trust(file, hit[1]):
@@ -207,113 +215,120 @@ class _CsvSearch:
         try:
             text = os.fsdecode(self.host.read_file(file, _SIZE_LIMIT) or b"")
         except Fault as fault:
-            self.problems.append(f"a list counts for nothing: {fault}")
+            self.problems.append(f"a list is ignored: {fault}")
             return
         counts: dict[str, int] = {}
-        for number, kind, said in parse_csv_lines(text):
-            # One path has one spelling: the nodes of a discrete GPU are told by theirs.
-            path = _normalize_path(said)
-            what, paths = self._resolve_line(f"{file.rpartition('/')[2]}:{number}", kind, path)
-            self.lines.append((file, number, kind, path, what, tuple(paths)))
-            word = (what or "nodes, looked at every time").partition(":")[0]
-            counts[word] = counts.get(word, 0) + 1
-        self.search_report.append((file, ", ".join(f"{count} {word}" for word, count in counts.items()) or "no line"))
+        for number, kind, listed_path in parse_csv_lines(text):
+            # Normalised, because the nodes of a discrete GPU are recognised by their paths.
+            path = _normalize_path(listed_path)
+            result, paths = self._resolve_line(f"{file.rpartition('/')[2]}:{number}", kind, path)
+            self.lines.append((file, number, kind, path, result, tuple(paths)))
+            summary = (result or "nodes, checked on every start").partition(":")[0]
+            counts[summary] = counts.get(summary, 0) + 1
+        report = ", ".join(f"{count} {summary}" for summary, count in counts.items())
+        self.search_report.append((file, report or "no line"))
 
-    def _resolve_line(self, where: str, kind: str, pattern: str) -> tuple[str, list[str]]:
+    def _resolve_line(self, line: str, kind: str, pattern: str) -> tuple[str, list[str]]:
+        """Return the result of a line and the paths that match; ("", []) for a node.
+
+        Arguments:
+            line: file and number of the line, for people.
+        """
         if kind not in LINE_TYPES:
-            return f"unknown type: known are {', '.join(LINE_TYPES)}", []
+            return f"unknown type: valid are {', '.join(LINE_TYPES)}", []
         if not pattern.startswith("/") or "\0" in pattern or ".." in pattern.split("/"):
-            return ("no absolute path" if pattern else "no path"), []
+            return ("not an absolute path without .." if pattern else "no path"), []
         if kind == "dev":
             return "", []
         paths: list[str] = []
         reasons: list[str] = []
         try:
-            there = expand_wildcards(self.driver, pattern, self.driver_search.find_directory)
+            candidates = expand_wildcards(self.driver, pattern, self.driver_search.find_directory)
         except Fault as fault:
             return fault.what, []
-        for path in there:
-            reason = self._add_path(where, kind, path)
+        for path in candidates:
+            reason = self._add_path(line, kind, path)
             (reasons if reason else paths).append(reason or path)
         if paths:
             return "matched", paths
         return (reasons[0] if reasons else "missing"), []
 
-    def _add_path(self, where: str, kind: str, path: str) -> str:
-        """Takes what is there into the files and links; why not, "" when it did."""
+    def _add_path(self, line: str, kind: str, path: str) -> str:
+        """Add a path to the files and links. Return "", or the reason why it is not added."""
         if kind == "sym" and is_ignored_link(path, self.ignore_patterns):
             return "ignored: [host] csv-ignore"
-        self.driver_search.find_directory(path.rpartition("/")[0] or "/")  # what appears or goes there later counts
-        real = self.driver_search.resolve_path(path)
-        if real is None:
+        self.driver_search.find_directory(path.rpartition("/")[0] or "/")  # so that a later change is noticed
+        resolved = self.driver_search.resolve_path(path)
+        status = self.driver.stat_path(resolved, follow=False) if resolved is not None else None
+        if resolved is None or status is None:
             return "missing"
-        status = self.driver.stat_path(real, follow=False)
-        if status is None:
-            return "missing"
-        folder = stat.S_ISDIR(status.st_mode)
-        if real == "/":
-            return "wrong kind: the root directory"
-        if kind == "dir" and not folder:
-            return "wrong kind: no directory"
-        if kind == "lib" and folder:
-            return "wrong kind: a directory"
-        if not folder and not stat.S_ISREG(status.st_mode):
-            return "wrong kind: no regular file"
-        if not folder and status.st_size == 0:
-            return "wrong kind: an empty file"
-        self._add_link_chain(where, path)
-        if real not in self.files:
-            self.files[real] = self._build_driver_file("tree", where, real) if folder else self._build_file(where, real)
+        is_directory = stat.S_ISDIR(status.st_mode)
+        if resolved == "/":
+            return "wrong type: the root directory"
+        if kind == "dir" and not is_directory:
+            return "wrong type: not a directory"
+        if kind == "lib" and is_directory:
+            return "wrong type: a directory"
+        if not is_directory and not stat.S_ISREG(status.st_mode):
+            return "wrong type: not a regular file"
+        if not is_directory and status.st_size == 0:
+            return "wrong type: an empty file"
+        self._add_link_chain(line, path)
+        if resolved not in self.files:
+            self.files[resolved] = (
+                self._build_driver_file("tree", line, resolved) if is_directory else self._build_file(line, resolved)
+            )
         return ""
 
     def _is_link(self, path: str) -> bool:
         status = self.driver.stat_path(path, follow=False)
         return status is not None and stat.S_ISLNK(status.st_mode)
 
-    def _add_link_chain(self, where: str, path: str) -> None:
-        """Every link from `path` to the file at its end; one more where a directory on the way is a link."""
+    def _add_link_chain(self, line: str, path: str) -> None:
+        """Add every link from `path` to the file at its end, and one for a directory on the way that is a link."""
         for _ in range(MAX_LINKS):
-            above, _, name = path.rpartition("/")
-            parent = self.driver.resolve_path(above or "/") or above
-            real = f"{parent.rstrip('/')}/{name}"
-            if real != path:
-                self.links.setdefault(path, (real, where))
-                path = real
+            directory, _, name = path.rpartition("/")
+            parent = self.driver.resolve_path(directory or "/") or directory
+            path_in_parent = f"{parent.rstrip('/')}/{name}"
+            if path_in_parent != path:
+                self.links.setdefault(path, (path_in_parent, line))
+                path = path_in_parent
             if not self._is_link(path):
                 return
             target = os.readlink(self.driver.full_path(parent).rstrip("/") + f"/{name}")
-            self.links.setdefault(path, (target, where))
+            self.links.setdefault(path, (target, line))
             path = os.path.normpath(target if target.startswith("/") else f"{parent}/{target}")
 
-    def _build_file(self, where: str, real: str) -> DriverFile:
-        self.driver_search.watch_file(real)
-        facts = self.driver_search.read_elf(real)
-        name = real.rpartition("/")[2]
-        if isinstance(facts, str) or ".so" not in name or not facts.arch:
-            return self._build_driver_file("config", where, real)
-        soname = facts.soname or name
+    def _build_file(self, line: str, path: str) -> DriverFile:
+        """Build the description of a file without links: a library, or any other file."""
+        self.driver_search.watch_file(path)
+        elf = self.driver_search.read_elf(path)
+        name = path.rpartition("/")[2]
+        if isinstance(elf, str) or ".so" not in name or not elf.arch:
+            return self._build_driver_file("config", line, path)
+        soname = elf.soname or name
         entry = self.catalogue.get(library_stem(soname))
         links = [link for link in (entry.links if entry else ()) if "/" not in link and link not in (name, soname)]
-        made = self._build_driver_file("library", where, real)
-        made.soname, made.links, made.arch = soname, tuple(links), facts.arch
-        made.needs, made.glibc = tuple(facts.needed), facts.glibc
-        return made
+        file = self._build_driver_file("library", line, path)
+        file.soname, file.links, file.arch = soname, tuple(links), elf.arch
+        file.needs, file.glibc = tuple(elf.needed), elf.glibc
+        return file
 
     def _build_driver_file(
-        self, kind: str, where: str, real: str, *, root: Host | None = None, container_path: str = ""
+        self, kind: str, found_in: str, path: str, *, root: Host | None = None, container_path: str = ""
     ) -> DriverFile:
         return DriverFile(
             kind=kind,
             capability="",
-            path=real,
-            source=(root or self.driver).full_path(real),
-            name=(container_path or real).rpartition("/")[2],
-            container_path=container_path or real,
-            found_in=where,
+            path=path,
+            source=(root or self.driver).full_path(path),
+            name=(container_path or path).rpartition("/")[2],
+            container_path=container_path or path,
+            found_in=found_in,
         )
 
     def add_release_file(self) -> None:
-        """The board's release, which programs of JetPack ask for."""
+        """Add the file with the board's release, which JetPack's programs read."""
         hit = self.host_search.find_file(TEGRA_RELEASE_FILE)
         if not isinstance(hit, str):
             self.host_search.watch_file(hit[0])

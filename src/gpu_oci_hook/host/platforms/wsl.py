@@ -1,10 +1,11 @@
-"""A Linux on Windows (WSL2): one node for all GPUs, and the driver's files in Windows' driver store.
+"""Support a Linux on Windows (WSL2): one device node for all GPUs, and the driver's files in Windows' driver store.
 
-Windows shows its driver store below /usr/lib/wsl/drivers; of its many directories the one counts that really has
-libcuda.so.1.1 (field report A1-16: an Intel GPU's store was taken). Its files look for each other in their own
-directory, so containers get them at the same paths. There is no choice among the GPUs: whoever may open /dev/dxg
-has all of them. Facts: container toolkit 3.14. Cost rule: only on such machines; the search only when something has
-changed.
+Windows shows its driver stores below /usr/lib/wsl/drivers (facts: wsl-driver-store). NVIDIA's is the one that contains
+libcuda.so.1.1. An Intel GPU has a store too (facts: wsl-several-stores). The store's files load each other from their
+own directory, so they are mounted at the same paths. A container cannot get some of the GPUs only: a process that may
+open /dev/dxg has all of them.
+
+Import budget: cold.
 """
 
 from __future__ import annotations
@@ -33,17 +34,16 @@ WSL_LIBRARY_DIRECTORY = "/usr/lib/wsl/lib"
 DRIVER_STORES_DIRECTORY = "/usr/lib/wsl/drivers"
 CUDA_LIBRARY = "libcuda.so.1.1"
 NVIDIA_SMI = "nvidia-smi"
-# What is taken from the store beside nvidia-smi: libcuda.so.1.1, libcuda_loader.so, libnvidia-ptxjitcompiler.so.1,
-# libnvidia-ml.so.1, libnvidia-ml_loader.so, libnvdxgdmal.so.1, nvcubins.bin, and whatever else is of these kinds.
+# Files of the store that are mounted in addition to nvidia-smi and all libraries, such as nvcubins.bin.
 STORE_FILE_SUFFIXES = (".bin", ".dll")
 
 
 class WslPlatform(Platform):
-    """See the module.
+    """The platform "wsl".
 
     Attributes:
-        driver_store: the driver store's directory, "" when none has libcuda.
-        skipped_stores: (directory, why) of the others.
+        driver_store: the driver store's directory, "" if none has libcuda.
+        skipped_stores: (directory, reason) of the stores that are not used.
     """
 
     __slots__ = ("driver_store", "skipped_stores")
@@ -55,11 +55,11 @@ class WslPlatform(Platform):
         self.skipped_stores: tuple[tuple[str, str], ...] = ()
 
     def list_gpus(self, proc_gpus: list[Gpu]) -> list[Gpu]:
-        """One entry that stands for all of them."""
+        """Return one entry that stands for all GPUs."""
         return [Gpu(index=0, uuid="", pci="", minor=-1, model="all GPUs that Windows shows")]
 
     def needs_desktop_driver(self, chosen: list[Gpu]) -> bool:
-        """Never: there is no such driver here."""
+        """Return False: WSL has no such driver."""
         return False
 
     def collect_inventory(
@@ -72,82 +72,84 @@ class WslPlatform(Platform):
         *,
         all_lists: bool,
     ) -> Inventory:
-        """libdxcore and the store's files, at the paths that they have here."""
+        """Return libdxcore and the store's files, at their host paths. See `load_cached_inventory` for the cache."""
         paths = config.library_paths
         key = ("wsl", VERSION, sys.hexversion, driver.root, paths, driver.machine)
         name = inventory_cache_name("wsl", driver.root)
-        found, (store, skipped) = load_cached_inventory(cache, name, key, lambda: search_wsl_files(driver, paths))
+        inventory, (store, skipped) = load_cached_inventory(cache, name, key, lambda: search_wsl_files(driver, paths))
         self.driver_store, self.skipped_stores = str(store), skipped
-        self.loaded_inventory = found
-        return found
+        self.loaded_inventory = inventory
+        return inventory
 
     def read_host_properties(self, label: str, gpu: Gpu | None, version: str) -> HostProperties:
-        """No file here tells: the store's libraries have no version in their names."""
+        """Return no values: no file has them, and the store's libraries have no version in their names."""
         return HostProperties(label, cuda="", cuda_at_least="", driver="", arch="", brand=())
 
     def read_driver_identity(self) -> str:
-        """The store's name changes with the driver."""
+        """Return the store's name, which changes with the driver."""
         return f"wsl {self.driver_store}"
 
     def add_platform_items(self, chosen: list[tuple[Gpu, str]], taken_paths: set[str], items: OptionalItems) -> None:
-        """/dev/dxg, nvidia-smi's link, and the stores that do not count; see `Platform.add_platform_items`."""
-        items.withheld += [("store", path, why) for path, why in self.skipped_stores]
+        """Add /dev/dxg, a link to nvidia-smi, and the skipped stores; see `Platform.add_platform_items`."""
+        items.withheld += [("store", path, reason) for path, reason in self.skipped_stores]
         names = {file.name for file in self.loaded_inventory.files}
         if not self.driver_store:
-            looked = "; ".join(f"{path}: {why}" for path, why in self.skipped_stores[:8]) or "there is none"
+            stores = "; ".join(f"{path}: {reason}" for path, reason in self.skipped_stores[:8]) or "there is no store"
             raise Fault(
-                f"no driver store of Windows has NVIDIA's {CUDA_LIBRARY}: {looked}",
+                f"no driver store of Windows has NVIDIA's {CUDA_LIBRARY}: {stores}",
                 where=DRIVER_STORES_DIRECTORY,
-                hint="Install NVIDIA's driver in Windows (not here) and restart WSL: wsl --shutdown",
+                hint="Install NVIDIA's driver in Windows, not in this Linux, and restart WSL: wsl --shutdown",
             )
         if DXCORE_LIBRARY not in names:
             raise Fault(
-                f"{DXCORE_LIBRARY} is missing, without which no library of the driver store works",
+                f"{DXCORE_LIBRARY} is missing, which all libraries of the driver store need",
                 where=WSL_LIBRARY_DIRECTORY,
-                hint="Update WSL: wsl --update, or name its directory in [host] library-paths",
+                hint="Update WSL with wsl --update, or name the library's directory in [host] library-paths",
             )
         if NVIDIA_SMI in names:
             items.links.append(
-                (f"/usr/bin/{NVIDIA_SMI}", f"{self.driver_store}/{NVIDIA_SMI}", "so that it is found in PATH")
+                (f"/usr/bin/{NVIDIA_SMI}", f"{self.driver_store}/{NVIDIA_SMI}", "makes nvidia-smi available in PATH")
             )
         for _, origin in chosen:
             node = read_device_node(self.host, DXG_NODE)
             if node is None:
                 raise Fault(
-                    f"{DXG_NODE} is no device node: there is no GPU to give", where=self.host.full_path(DXG_NODE)
+                    f"{DXG_NODE} is not a device node, so there is no GPU to inject",
+                    where=self.host.full_path(DXG_NODE),
+                    hint="Update WSL with wsl --update, and NVIDIA's driver in Windows",
                 )
-            items.nodes.append((node, f"all GPUs, as WSL knows no choice among them: {origin}"))
+            items.nodes.append((node, f"all GPUs, because WSL cannot select some of them: {origin}"))
 
 
 def search_wsl_files(driver: Host, library_paths: tuple[str, ...]) -> InventorySearchResult:
-    """The search: (witnesses, inventory, (store, skipped stores))."""
+    """Search the driver's files; return (stat signatures, inventory, (store, skipped stores))."""
     from gpu_oci_hook.host.driver.catalogue import load_catalogue
     from gpu_oci_hook.host.driver.search import FileSearch
 
-    looking = FileSearch(driver)
-    places: list[tuple[str, str]] = []
+    search = FileSearch(driver)
+    search_report: list[tuple[str, str]] = []
     problems: list[str] = []
     files: list[DriverFile] = []
-    for place in (*library_paths, WSL_LIBRARY_DIRECTORY):
-        directory = looking.find_directory(place)
-        hit = looking.find_file(f"{directory}/{DXCORE_LIBRARY}") if directory else "is missing"
+    for path in (*library_paths, WSL_LIBRARY_DIRECTORY):
+        directory = search.find_directory(path)
+        hit = search.find_file(f"{directory}/{DXCORE_LIBRARY}") if directory else "is missing"
         if isinstance(hit, str):
-            places.append((place, f"no {DXCORE_LIBRARY}" if directory else "missing"))
+            search_report.append((path, f"no {DXCORE_LIBRARY}" if directory else "missing"))
             continue
-        files.append(_build_store_file(looking, f"{directory}/{DXCORE_LIBRARY}", place, {}))
-        places.append((place, DXCORE_LIBRARY))
+        files.append(_build_store_file(search, f"{directory}/{DXCORE_LIBRARY}", path, {}))
+        search_report.append((path, DXCORE_LIBRARY))
         break
-    store, skipped = _choose_driver_store(looking, library_paths, places, problems)
+    store, skipped = _choose_driver_store(search, library_paths, search_report, problems)
     if store:
         links = {stem: entry.links for stem, entry in load_catalogue().libraries.items()}
         names = [name for name in driver.list_names(store) if name == NVIDIA_SMI or _is_store_file(name)]
-        found = [name for name in names if not isinstance(looking.find_file(f"{store}/{name}"), str)]
-        # Of two with one SONAME the one that has it as its name comes first: libcuda before its loader.
-        own = [_build_store_file(looking, f"{store}/{name}", store, links) for name in found]
-        files += sorted(own, key=lambda file: (not file.name.startswith(file.soname), file.name))
-        places.append((store, f"the driver store: {len(found)} files"))
-    inventory = Inventory(version="", files=tuple(files), search_report=tuple(places), problems=tuple(problems))
-    return looking.collect_stat_signatures(), inventory.to_data(), (store, tuple(skipped))
+        names = [name for name in names if not isinstance(search.find_file(f"{store}/{name}"), str)]
+        store_files = [_build_store_file(search, f"{store}/{name}", store, links) for name in names]
+        # Of two files with the same SONAME the one whose name begins with it comes first: libcuda before its loader.
+        files += sorted(store_files, key=lambda file: (not file.name.startswith(file.soname), file.name))
+        search_report.append((store, f"the driver store: {len(names)} files"))
+    inventory = Inventory(version="", files=tuple(files), search_report=tuple(search_report), problems=tuple(problems))
+    return search.collect_stat_signatures(), inventory.to_data(), (store, tuple(skipped))
 
 
 def _is_store_file(name: str) -> bool:
@@ -157,61 +159,61 @@ def _is_store_file(name: str) -> bool:
 def _choose_driver_store(
     search: FileSearch, library_paths: tuple[str, ...], search_report: list[tuple[str, str]], problems: list[str]
 ) -> tuple[str, list[tuple[str, str]]]:
-    """The store that has libcuda, and why the others do not count.
+    """Return the store that has libcuda, and (directory, reason) of the stores that are not used.
 
-    Windows keeps a driver's earlier stores for a while. Which of several is in use only its own library could tell;
-    a configured one comes first, else the one that was made last, and that is said.
+    Windows keeps the stores of earlier drivers for a while, and no file shows which one is in use. A configured store is
+    preferred, else the newest one, with a sentence in `problems`.
     """
     search.find_directory(DRIVER_STORES_DIRECTORY)
     skipped: list[tuple[str, str]] = []
-    having: list[tuple[bool, int, str]] = []
+    candidates: list[tuple[bool, int, str]] = []
     for path in dict.fromkeys((*library_paths, *search.expand_pattern(f"{DRIVER_STORES_DIRECTORY}/*"))):
         if search.find_directory(path) is None:
             continue
         hit = search.find_file(f"{path}/{CUDA_LIBRARY}")
         if not isinstance(hit, str):
-            having.append((path in library_paths, hit[1].st_mtime_ns, path))
+            candidates.append((path in library_paths, hit[1].st_mtime_ns, path))
         elif path not in library_paths:
             skipped.append(
                 (path, f"it has no {CUDA_LIBRARY}" if hit == "leads nowhere" else f"its {CUDA_LIBRARY} {hit}")
             )
     store = ""
-    if having:
-        configured, _, store = max(having)
-        others = [path for _, _, path in having if path != store]
-        by = "is named in [host] library-paths" if configured else "has a newer one"
-        skipped += [(path, f"it has a {CUDA_LIBRARY}, but {store} {by}") for path in others]
+    if candidates:
+        configured, _, store = max(candidates)
+        others = [path for _, _, path in candidates if path != store]
+        preference = "is named in [host] library-paths" if configured else "has a newer one"
+        skipped += [(path, f"it has a {CUDA_LIBRARY}, but {store} {preference}") for path in others]
         if others and not configured:
             problems.append(
-                f"several driver stores have {CUDA_LIBRARY}: {store} is taken, as its own is the newest, and not "
-                f"{', '.join(others)}; [host] library-paths can name the right one"
+                f"several driver stores have {CUDA_LIBRARY}: {store} is used because its file is the newest, and "
+                f"{', '.join(others)} is not. If that is wrong, name the right store in [host] library-paths"
             )
-    search_report += [(path, f"left out: {why}") for path, why in skipped]
+    search_report += [(path, f"not used: {reason}") for path, reason in skipped]
     return store, skipped
 
 
 def _build_store_file(search: FileSearch, path: str, found_in: str, links: dict[str, tuple[str, ...]]) -> DriverFile:
-    """A file at its own path; a library if it is one."""
+    """Build the description of a file that is mounted at its host path."""
     from gpu_oci_hook.host.driver.catalogue import library_stem
 
     hit = search.find_file(path)
-    real = path if isinstance(hit, str) else hit[0]
-    search.watch_file(real)
-    facts = search.read_elf(real)
+    resolved = path if isinstance(hit, str) else hit[0]
+    search.watch_file(resolved)
+    elf = search.read_elf(resolved)
     name = os.path.basename(path)
-    shared = not isinstance(facts, str) and ".so" in name
-    soname = (facts.soname or name) if not isinstance(facts, str) and shared else ""
+    is_library = not isinstance(elf, str) and ".so" in name
+    soname = (elf.soname or name) if not isinstance(elf, str) and is_library else ""
     return DriverFile(
-        kind="library" if shared else "binary" if name == NVIDIA_SMI else "config",
+        kind="library" if is_library else "binary" if name == NVIDIA_SMI else "config",
         capability="",
-        path=real,
-        source=search.host.full_path(real),
+        path=resolved,
+        source=search.host.full_path(resolved),
         name=name,
         soname=soname,
         links=tuple([link for link in links.get(library_stem(soname), ()) if "/" not in link and link != name]),
-        needs=() if isinstance(facts, str) else tuple(facts.needed),
-        glibc="" if isinstance(facts, str) else facts.glibc,
-        arch="" if isinstance(facts, str) else facts.arch,
+        needs=() if isinstance(elf, str) else tuple(elf.needed),
+        glibc="" if isinstance(elf, str) else elf.glibc,
+        arch="" if isinstance(elf, str) else elf.arch,
         container_path=path,
         found_in=found_in,
     )
