@@ -28,7 +28,7 @@ sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from gpu_oci_hook.simulate import host_tree  # noqa: E402
 from support.e2e import images  # noqa: E402
-from support.nvml_double import Double  # noqa: E402
+from support.nvml_double import NvmlDouble  # noqa: E402
 
 STATE = Path("/run/gpu-oci-hook")
 
@@ -78,7 +78,7 @@ class Bench:
         self.place = place
         self.runc = runc
         self.python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
-        self.image = images.glibc(place / "image")
+        self.image = images.build_glibc_image(place / "image")
         host_tree.build_host(place / "host", gpus=8, layout="debian")
         (place / "config.toml").write_text(f'[host]\nroot = "{place}/host"\n[runtime]\nlow-level = ["{runc}"]\n')
         os.environ["GPU_OCI_HOOK_CONFIG"] = str(place / "config.toml")
@@ -104,7 +104,7 @@ class Bench:
         assert self.edited != self.asking, "the shim has not injected"
         # One MIG device of very many, by its UUID. NVML is asked once, and hangs from then on.
         report = host_tree.build_host(place / "divided", gpus=16, layout="debian", mig=["7"])
-        self.double = Double(report)
+        self.double = NvmlDouble(report)
         (place / "divided.toml").write_text(f'[host]\nroot = "{place}/divided"\n[runtime]\nlow-level = ["{runc}"]\n')
         self.asking_part, self.edited_part = {}, {}
         for which, word in (("part", report.gpus[11].mig[4].uuid), ("parts", "all")):

@@ -20,18 +20,18 @@ from gpu_oci_hook.model.outcome import Outcome
 from gpu_oci_hook.simulate import boards, host_tree
 from support.bundles import (
     DEV,
-    LIBRARIES,
+    IMAGE_LIBRARY_DIR,
     PROC,
     Spec,
-    allowed,
-    bundle,
-    destinations,
-    devices,
-    inject,
-    look,
-    read,
-    settings,
-    spec,
+    container_spec,
+    host_config,
+    inject_in_process,
+    list_allowed_numbers,
+    list_device_numbers,
+    list_mount_destinations,
+    make_bundle,
+    read_spec,
+    snapshot_tree,
 )
 
 pytestmark = [
@@ -41,7 +41,7 @@ pytestmark = [
 
 ALL, NONE = "NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=none"
 STORE, OTHER = boards.NVIDIA_STORE, boards.INTEL_STORE
-TEGRA = f"{LIBRARIES}/nvidia"
+TEGRA = f"{IMAGE_LIBRARY_DIR}/nvidia"
 
 
 @pytest.fixture
@@ -79,10 +79,10 @@ def cached(made: Path) -> dict[str, str]:
 
 
 def refused(made: Path, config: Config) -> str:
-    before = look(made)
+    before = snapshot_tree(made)
     with pytest.raises(Fault) as caught:
-        inject(made, config)
-    assert look(made) == before, "a refused container was changed"
+        inject_in_process(made, config)
+    assert snapshot_tree(made) == before, "a refused container was changed"
     return str(caught.value)
 
 
@@ -92,16 +92,20 @@ def refused(made: Path, config: Config) -> str:
 def test_a_container_on_windows_gets_the_node_libdxcore_and_the_store_that_has_libcuda(
     wsl: Path, tmp_path: Path
 ) -> None:
-    made = bundle(tmp_path / "b", spec(ALL, mounts=[PROC]))
-    after = inject(made, settings(wsl))
-    assert devices(after) == {"/dev/dxg": (10, 125)}
-    assert allowed(after) == [(10, 125)]
+    made = make_bundle(tmp_path / "b", container_spec(ALL, mounts=[PROC]))
+    after = inject_in_process(made, host_config(wsl))
+    assert list_device_numbers(after) == {"/dev/dxg": (10, 125)}
+    assert list_allowed_numbers(after) == [(10, 125)]
     names = (
         "libcuda.so.1.1", "libcuda_loader.so", "libnvidia-ptxjitcompiler.so.1", "libnvidia-ml.so.1",
         "libnvidia-ml_loader.so", "libnvdxgdmal.so.1", "libnvidia-encode.so.1", "nvcubins.bin", "nvoptix.bin",
         "nvcuda64.dll", "nvidia-smi",
     )  # fmt: skip
-    assert set(destinations(after)) == {"/proc", "/usr/lib/wsl/lib/libdxcore.so", *(f"{STORE}/{n}" for n in names)}
+    assert set(list_mount_destinations(after)) == {
+        "/proc",
+        "/usr/lib/wsl/lib/libdxcore.so",
+        *(f"{STORE}/{n}" for n in names),
+    }
     for mount in after["mounts"][1:]:
         assert mount["source"] == f"{wsl}{mount['destination']}"
         assert "ro" in mount["options"] and "noexec" not in mount["options"]
@@ -110,27 +114,27 @@ def test_a_container_on_windows_gets_the_node_libdxcore_and_the_store_that_has_l
 
 
 def test_the_loader_finds_the_stores_libraries_by_their_sonames(wsl: Path, tmp_path: Path) -> None:
-    made = bundle(tmp_path / "b", spec(ALL))
-    inject(made, settings(wsl))
+    made = make_bundle(tmp_path / "b", container_spec(ALL))
+    inject_in_process(made, host_config(wsl))
     found = cached(made)
     assert found["libcuda.so.1"] == found["libcuda.so"] == f"{STORE}/libcuda.so.1.1"
     assert found["libdxcore.so"] == "/usr/lib/wsl/lib/libdxcore.so"
     drop_in = (made / "rootfs/etc/ld.so.conf.d/00-gpu-oci-hook.conf").read_text()
     assert STORE in drop_in and "/usr/lib/wsl/lib" in drop_in
     assert os.readlink(made / f"rootfs{STORE}/libcuda.so.1") == "libcuda.so.1.1"
-    assert os.readlink(made / f"rootfs{LIBRARIES}/libcuda.so.1") == f"{STORE}/libcuda.so.1.1"
+    assert os.readlink(made / f"rootfs{IMAGE_LIBRARY_DIR}/libcuda.so.1") == f"{STORE}/libcuda.so.1.1"
 
 
 def test_libcuda_comes_before_its_loader_of_the_same_soname(wsl: Path, tmp_path: Path) -> None:
     (wsl / STORE[1:] / "libcuda_loader.so").write_bytes(elf.build_shared_object(soname="libcuda.so.1"))
     (wsl / STORE[1:] / "lib0.so").write_bytes(elf.build_shared_object(soname="libcuda.so.1"))
-    made = bundle(tmp_path / "b", spec(ALL))
-    inject(made, settings(wsl))
+    made = make_bundle(tmp_path / "b", container_spec(ALL))
+    inject_in_process(made, host_config(wsl))
     assert cached(made)["libcuda.so.1"] == f"{STORE}/libcuda.so.1.1"
 
 
 def test_a_store_without_libcuda_is_named_with_the_reason(wsl: Path, tmp_path: Path) -> None:
-    outcome = prepared(bundle(tmp_path / "b", spec(ALL)), settings(wsl))
+    outcome = prepared(make_bundle(tmp_path / "b", container_spec(ALL)), host_config(wsl))
     assert withheld(outcome)[OTHER] == "it has no libcuda.so.1.1"
     assert outcome.plan.warnings == []
 
@@ -140,89 +144,91 @@ def test_of_two_stores_with_libcuda_the_newer_counts_and_that_is_said(wsl: Path,
     (wsl / old[1:]).mkdir()
     (wsl / old[1:] / "libcuda.so.1.1").write_bytes(elf.build_shared_object(soname="libcuda.so.1"))
     os.utime(wsl / old[1:] / "libcuda.so.1.1", (1, 1))
-    made = bundle(tmp_path / "b", spec(ALL))
-    outcome = prepared(made, settings(wsl))
+    made = make_bundle(tmp_path / "b", container_spec(ALL))
+    outcome = prepared(made, host_config(wsl))
     assert withheld(outcome)[old] == f"it has a libcuda.so.1.1, but {STORE} has a newer one"
     assert [text for text in outcome.plan.warnings if old in text and "library-paths" in text]
-    outcome = prepared(made, settings(wsl, library_paths=(old,)))
+    outcome = prepared(made, host_config(wsl, library_paths=(old,)))
     assert f"{old}/libcuda.so.1.1" in [edit.describe().split()[0] for edit in outcome.plan.edits]
     assert outcome.plan.warnings == []
 
 
 def test_an_empty_libcuda_makes_no_store(wsl: Path, tmp_path: Path) -> None:
     (wsl / STORE[1:] / "libcuda.so.1.1").write_bytes(b"")
-    text = refused(bundle(tmp_path / "b", spec(ALL)), settings(wsl))
+    text = refused(make_bundle(tmp_path / "b", container_spec(ALL)), host_config(wsl))
     assert f"{STORE}: its libcuda.so.1.1 is empty" in text and f"{OTHER}: it has no libcuda.so.1.1" in text
     assert "Install NVIDIA's driver in Windows" in text
 
 
 def test_without_libdxcore_nothing_starts(wsl: Path, tmp_path: Path) -> None:
     (wsl / "usr/lib/wsl/lib/libdxcore.so").unlink()
-    assert "libdxcore.so is missing" in refused(bundle(tmp_path / "b", spec(ALL)), settings(wsl))
+    assert "libdxcore.so is missing" in refused(make_bundle(tmp_path / "b", container_spec(ALL)), host_config(wsl))
 
 
 @pytest.mark.parametrize("word", ["0", "all", "0,all", "0-0"])
 def test_windows_knows_no_choice_among_gpus(wsl: Path, tmp_path: Path, word: str) -> None:
-    after = inject(bundle(tmp_path / "b", spec(f"NVIDIA_VISIBLE_DEVICES={word}")), settings(wsl))
-    assert devices(after) == {"/dev/dxg": (10, 125)}
+    after = inject_in_process(
+        make_bundle(tmp_path / "b", container_spec(f"NVIDIA_VISIBLE_DEVICES={word}")), host_config(wsl)
+    )
+    assert list_device_numbers(after) == {"/dev/dxg": (10, 125)}
 
 
 @pytest.mark.parametrize("word", ["1", "GPU-44b97862", "0000:01:00.0"])
 def test_an_unknown_gpu_on_windows_fails_with_the_valid_ones(wsl: Path, tmp_path: Path, word: str) -> None:
-    text = refused(bundle(tmp_path / "b", spec(f"NVIDIA_VISIBLE_DEVICES={word}")), settings(wsl))
+    text = refused(make_bundle(tmp_path / "b", container_spec(f"NVIDIA_VISIBLE_DEVICES={word}")), host_config(wsl))
     assert "there is no GPU" in text and word in text and "This machine has 0 = all GPUs that Windows shows" in text
 
 
 def test_none_gives_the_stores_files_and_no_node(wsl: Path, tmp_path: Path) -> None:
-    after = inject(bundle(tmp_path / "b", spec(NONE)), settings(wsl))
-    assert devices(after) == {} and allowed(after) == []
-    assert f"{STORE}/libcuda.so.1.1" in destinations(after)
+    after = inject_in_process(make_bundle(tmp_path / "b", container_spec(NONE)), host_config(wsl))
+    assert list_device_numbers(after) == {} and list_allowed_numbers(after) == []
+    assert f"{STORE}/libcuda.so.1.1" in list_mount_destinations(after)
 
 
 def test_a_user_namespace_has_the_node_bound(wsl: Path, tmp_path: Path) -> None:
     linux = {"namespaces": [{"type": "user"}, {"type": "mount"}]}
-    after = inject(bundle(tmp_path / "b", spec(ALL, linux=linux)), settings(wsl))
-    assert devices(after) == {}
-    assert "/dev/dxg" in destinations(after)
+    after = inject_in_process(make_bundle(tmp_path / "b", container_spec(ALL, linux=linux)), host_config(wsl))
+    assert list_device_numbers(after) == {}
+    assert "/dev/dxg" in list_mount_destinations(after)
 
 
 def test_a_requirement_that_windows_cannot_decide_is_skipped_and_said(wsl: Path, tmp_path: Path) -> None:
-    made = bundle(tmp_path / "b", spec(ALL, "NVIDIA_REQUIRE_CUDA=cuda>=12.4 brand=tesla,driver>=535"))
-    outcome = prepared(made, settings(wsl))
+    made = make_bundle(tmp_path / "b", container_spec(ALL, "NVIDIA_REQUIRE_CUDA=cuda>=12.4 brand=tesla,driver>=535"))
+    outcome = prepared(made, host_config(wsl))
     assert outcome.plan.state == "inject"
     (text,) = (text for text in outcome.plan.warnings if "are not checked" in text)
     assert "cuda" in text and "platform wsl does not provide them" in text
 
 
 def test_the_images_newer_libcuda_is_not_weighed_where_no_version_is_known(wsl: Path, tmp_path: Path) -> None:
-    made = bundle(tmp_path / "b", spec(ALL))
+    made = make_bundle(tmp_path / "b", container_spec(ALL))
     compat = made / "rootfs/usr/local/cuda/compat"
     compat.mkdir(parents=True)
     (compat / "libcuda.so.560.35.03").write_bytes(b"x")
-    found = withheld(prepared(made, settings(wsl)))
+    found = withheld(prepared(made, host_config(wsl)))
     reason = "the host does not tell its driver's version, so its own libcuda is used"
     assert found["/usr/local/cuda/compat/libcuda.so.560.35.03"] == reason
 
 
 def test_a_forced_desktop_finds_no_gpu_on_windows(wsl: Path, tmp_path: Path) -> None:
-    text = refused(bundle(tmp_path / "b", spec(ALL)), settings(wsl, platform="desktop"))
+    text = refused(make_bundle(tmp_path / "b", container_spec(ALL)), host_config(wsl, platform="desktop"))
     assert "this machine has no NVIDIA GPU for containers" in text
 
 
 def test_a_forced_windows_without_its_node_is_refused(tmp_path: Path) -> None:
     host_tree.build_host(tmp_path / "wsl", layout="wsl", gpus=0)
-    made = bundle(tmp_path / "b", spec(ALL))
-    assert "no NVIDIA GPU" in refused(made, settings(tmp_path / "wsl"))
-    assert "/dev/dxg is not a device node" in refused(made, settings(tmp_path / "wsl", platform="wsl"))
+    made = make_bundle(tmp_path / "b", container_spec(ALL))
+    assert "no NVIDIA GPU" in refused(made, host_config(tmp_path / "wsl"))
+    assert "/dev/dxg is not a device node" in refused(made, host_config(tmp_path / "wsl", platform="wsl"))
 
 
 # --- Jetson ---------------------------------------------------------------------------------------------
 
 
 def test_a_container_on_an_orin_gets_what_the_lists_name(orin: Path, tmp_path: Path) -> None:
-    made = bundle(tmp_path / "b", spec(ALL, mounts=[PROC]))
-    after = inject(made, settings(orin))
-    assert devices(after) == {
+    made = make_bundle(tmp_path / "b", container_spec(ALL, mounts=[PROC]))
+    after = inject_in_process(made, host_config(orin))
+    assert list_device_numbers(after) == {
         "/dev/nvmap": (503, 0),
         "/dev/nvhost-ctrl-gpu": (501, 0),
         "/dev/nvhost-gpu": (501, 1),
@@ -233,9 +239,9 @@ def test_a_container_on_an_orin_gets_what_the_lists_name(orin: Path, tmp_path: P
         "/dev/nvgpu/igpu0/ctrl": (502, 2),
         "/dev/nvgpu/igpu0/power": (502, 3),
     }
-    assert sorted(allowed(after)) == sorted(devices(after).values())
+    assert sorted(list_allowed_numbers(after)) == sorted(list_device_numbers(after).values())
     assert after["process"]["user"]["additionalGids"] == [44]
-    assert set(destinations(after)) == {
+    assert set(list_mount_destinations(after)) == {
         "/proc",
         "/etc/nv_tegra_release",
         "/usr/lib/firmware/tegra23x",
@@ -245,13 +251,13 @@ def test_a_container_on_an_orin_gets_what_the_lists_name(orin: Path, tmp_path: P
     root = made / "rootfs"
     assert os.readlink(root / f"{TEGRA[1:]}/libcuda.so") == "libcuda.so.1.1"
     assert os.readlink(root / f"{TEGRA[1:]}/libcuda.so.1") == "libcuda.so.1.1"
-    assert os.readlink(root / f"{LIBRARIES[1:]}/libcuda.so") == "nvidia/libcuda.so", "as on the host"
+    assert os.readlink(root / f"{IMAGE_LIBRARY_DIR[1:]}/libcuda.so") == "nvidia/libcuda.so", "as on the host"
     assert os.readlink(root / "etc/vulkan/icd.d/nvidia_icd.json") == f"{TEGRA}/nvidia_icd.json"
     assert cached(made)["libcuda.so.1"] == f"{TEGRA}/libcuda.so.1.1"
 
 
 def test_every_line_that_gave_nothing_is_withheld_with_its_place(orin: Path, tmp_path: Path) -> None:
-    outcome = prepared(bundle(tmp_path / "b", spec(ALL)), settings(orin))
+    outcome = prepared(make_bundle(tmp_path / "b", container_spec(ALL)), host_config(orin))
     found = withheld(outcome)
     assert found["dev, /dev/nvidiactl"] == "devices.csv:8: missing"
     assert found["dir, /usr/local/cuda-10.2"] == "l4t.csv:2: missing"
@@ -261,16 +267,18 @@ def test_every_line_that_gave_nothing_is_withheld_with_its_place(orin: Path, tmp
 
 
 def test_all_lists_count_when_the_image_asks_for_them(orin: Path, tmp_path: Path) -> None:
-    made = bundle(tmp_path / "b", spec(ALL, "NVIDIA_REQUIRE_JETPACK=csv-mounts=all"))
-    assert "/usr/src/jetson_multimedia_api" in destinations(inject(made, settings(orin)))
-    some = bundle(tmp_path / "c", spec(ALL, "NVIDIA_REQUIRE_JETPACK=csv-mounts=some"))
-    assert "/usr/src/jetson_multimedia_api" not in destinations(inject(some, settings(orin)))
+    made = make_bundle(tmp_path / "b", container_spec(ALL, "NVIDIA_REQUIRE_JETPACK=csv-mounts=all"))
+    assert "/usr/src/jetson_multimedia_api" in list_mount_destinations(inject_in_process(made, host_config(orin)))
+    some = make_bundle(tmp_path / "c", container_spec(ALL, "NVIDIA_REQUIRE_JETPACK=csv-mounts=some"))
+    assert "/usr/src/jetson_multimedia_api" not in list_mount_destinations(inject_in_process(some, host_config(orin)))
 
 
 def test_an_image_that_may_not_ask_does_not_choose_the_lists_either(orin: Path, tmp_path: Path) -> None:
     mounts = [{"source": "/dev/null", "destination": "/var/run/nvidia-container-devices/0"}]
-    made = bundle(tmp_path / "b", spec("NVIDIA_REQUIRE_JETPACK=csv-mounts=all", mounts=mounts))
-    outcome = pipeline.prepare_injection(read(made), settings(orin, env="never"), str(made), state_dir.StateCache())
+    made = make_bundle(tmp_path / "b", container_spec("NVIDIA_REQUIRE_JETPACK=csv-mounts=all", mounts=mounts))
+    outcome = pipeline.prepare_injection(
+        read_spec(made), host_config(orin, env="never"), str(made), state_dir.StateCache()
+    )
     assert not any("jetson_multimedia_api" in edit.describe() for edit in outcome.plan.edits)
     assert ("every CSV list", 'NVIDIA_REQUIRE_JETPACK=csv-mounts=all, but [request] env is "never"') in [
         (one.name, one.reason) for one in outcome.plan.withheld
@@ -279,73 +287,73 @@ def test_an_image_that_may_not_ask_does_not_choose_the_lists_either(orin: Path, 
 
 def test_links_that_are_there_already_are_left_alone(orin: Path, tmp_path: Path) -> None:
     """Field report A1-19."""
-    made = bundle(tmp_path / "b", spec(ALL))
-    own = made / f"rootfs{LIBRARIES}/libcuda.so"
+    made = make_bundle(tmp_path / "b", container_spec(ALL))
+    own = made / f"rootfs{IMAGE_LIBRARY_DIR}/libcuda.so"
     own.symlink_to("nvidia/libcuda.so")
     before = own.lstat().st_ino
-    inject(made, settings(orin))
+    inject_in_process(made, host_config(orin))
     assert own.lstat().st_ino == before
-    seen = look(made)
-    inject(made, settings(orin))
-    assert look(made) == seen, "a second time changed something"
+    seen = snapshot_tree(made)
+    inject_in_process(made, host_config(orin))
+    assert snapshot_tree(made) == seen, "a second time changed something"
 
 
 @pytest.mark.parametrize("name", ["wsl", "thor"])
 def test_a_second_time_changes_nothing(name: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     host: Path = request.getfixturevalue(name)
-    made = bundle(tmp_path / "b", spec(ALL, "NVIDIA_DRIVER_CAPABILITIES=all", mounts=[PROC, DEV]))
-    inject(made, settings(host))
-    seen = look(made)
-    inject(made, settings(host))
-    assert look(made) == seen
+    made = make_bundle(tmp_path / "b", container_spec(ALL, "NVIDIA_DRIVER_CAPABILITIES=all", mounts=[PROC, DEV]))
+    inject_in_process(made, host_config(host))
+    seen = snapshot_tree(made)
+    inject_in_process(made, host_config(host))
+    assert snapshot_tree(made) == seen
 
 
 def test_a_whole_directory_with_links_and_libraries_in_it_stays_the_same(orin: Path, tmp_path: Path) -> None:
     lists = orin / boards.CSV_DIRECTORY[1:] / "drivers.csv"
     lists.write_text(f"dir, {TEGRA}\nlib, {TEGRA}/libcuda.so.1.1\nsym, {TEGRA}/libcuda.so\n")
-    made = bundle(tmp_path / "b", spec(ALL))
-    after = inject(made, settings(orin))
-    assert TEGRA in destinations(after) and f"{TEGRA}/libcuda.so.1.1" not in destinations(after)
+    made = make_bundle(tmp_path / "b", container_spec(ALL))
+    after = inject_in_process(made, host_config(orin))
+    assert TEGRA in list_mount_destinations(after) and f"{TEGRA}/libcuda.so.1.1" not in list_mount_destinations(after)
     assert cached(made)["libcuda.so.1"] == f"{TEGRA}/libcuda.so.1.1"
     assert not (made / f"rootfs{TEGRA}").exists()
-    seen = look(made)
-    inject(made, settings(orin))
-    assert look(made) == seen
+    seen = snapshot_tree(made)
+    inject_in_process(made, host_config(orin))
+    assert snapshot_tree(made) == seen
 
 
 def test_a_board_without_a_node_is_refused(tmp_path: Path) -> None:
     """Field report A1-20."""
     host_tree.build_host(tmp_path / "h", layout="jetson", gpus=0)
-    made = bundle(tmp_path / "b", spec(ALL))
-    text = refused(made, settings(tmp_path / "h"))
+    made = make_bundle(tmp_path / "b", container_spec(ALL))
+    text = refused(made, host_config(tmp_path / "h"))
     assert "name no device node that exists" in text and boards.CSV_DIRECTORY in text and "gpu-oci-hook list" in text
 
 
 def test_none_gives_the_lists_files_and_no_node(orin: Path, tmp_path: Path) -> None:
-    after = inject(bundle(tmp_path / "b", spec(NONE)), settings(orin))
-    assert devices(after) == {} and allowed(after) == []
-    assert f"{TEGRA}/libcuda.so.1.1" in destinations(after)
+    after = inject_in_process(make_bundle(tmp_path / "b", container_spec(NONE)), host_config(orin))
+    assert list_device_numbers(after) == {} and list_allowed_numbers(after) == []
+    assert f"{TEGRA}/libcuda.so.1.1" in list_mount_destinations(after)
 
 
 def test_ignored_links_are_not_made(orin: Path, tmp_path: Path) -> None:
-    made = bundle(tmp_path / "b", spec(ALL))
-    outcome = prepared(made, settings(orin, csv_ignore=("**/nvidia_icd.json",)))
+    made = make_bundle(tmp_path / "b", container_spec(ALL))
+    outcome = prepared(made, host_config(orin, csv_ignore=("**/nvidia_icd.json",)))
     assert withheld(outcome)["sym, /etc/vulkan/icd.d/nvidia_icd.json"] == "l4t.csv:1: ignored: [host] csv-ignore"
-    inject(made, settings(orin, csv_ignore=("**/nvidia_icd.json",)))
+    inject_in_process(made, host_config(orin, csv_ignore=("**/nvidia_icd.json",)))
     assert not (made / "rootfs/etc/vulkan").exists()
 
 
 def test_lists_lie_where_the_configuration_says(orin: Path, tmp_path: Path) -> None:
     (orin / "opt").mkdir()
     (orin / boards.CSV_DIRECTORY[1:]).rename(orin / "opt/lists")
-    made = bundle(tmp_path / "b", spec(ALL))
-    assert boards.CSV_DIRECTORY in refused(made, settings(orin))
-    assert "/dev/nvmap" in devices(inject(made, settings(orin, csv_directory="/opt/lists")))
+    made = make_bundle(tmp_path / "b", container_spec(ALL))
+    assert boards.CSV_DIRECTORY in refused(made, host_config(orin))
+    assert "/dev/nvmap" in list_device_numbers(inject_in_process(made, host_config(orin, csv_directory="/opt/lists")))
 
 
 @pytest.mark.parametrize("word", ["1", "GPU-44b97862", "0-1"])
 def test_an_unknown_gpu_on_a_board_fails_with_the_valid_ones(orin: Path, tmp_path: Path, word: str) -> None:
-    text = refused(bundle(tmp_path / "b", spec(f"NVIDIA_VISIBLE_DEVICES={word}")), settings(orin))
+    text = refused(make_bundle(tmp_path / "b", container_spec(f"NVIDIA_VISIBLE_DEVICES={word}")), host_config(orin))
     assert "This machine has 0 = NVIDIA Jetson AGX Orin Developer Kit" in text
 
 
@@ -362,15 +370,17 @@ REQUIREMENTS = {
 
 @pytest.mark.parametrize("expression", REQUIREMENTS)
 def test_requirements_are_held_against_the_boards_release(orin: Path, tmp_path: Path, expression: str) -> None:
-    made = bundle(tmp_path / "b", spec(ALL, f"NVIDIA_REQUIRE_CUDA={expression}"))
+    made = make_bundle(tmp_path / "b", container_spec(ALL, f"NVIDIA_REQUIRE_CUDA={expression}"))
     if REQUIREMENTS[expression]:
-        assert REQUIREMENTS[expression] in refused(made, settings(orin))
+        assert REQUIREMENTS[expression] in refused(made, host_config(orin))
     else:
-        assert prepared(made, settings(orin)).plan.warnings == []
+        assert prepared(made, host_config(orin)).plan.warnings == []
 
 
 def test_a_requirement_that_a_board_cannot_decide_is_skipped_and_said(orin: Path, tmp_path: Path) -> None:
-    outcome = prepared(bundle(tmp_path / "b", spec(ALL, "NVIDIA_REQUIRE_DRIVER=driver>=535")), settings(orin))
+    outcome = prepared(
+        make_bundle(tmp_path / "b", container_spec(ALL, "NVIDIA_REQUIRE_DRIVER=driver>=535")), host_config(orin)
+    )
     assert [text for text in outcome.plan.warnings if "driver are not checked: platform tegra" in text]
 
 
@@ -408,18 +418,18 @@ MIXED: dict[str, tuple[dict[str, tuple[int, int]], set[str]]] = {
 @pytest.mark.parametrize("word", MIXED)
 def test_a_board_with_a_discrete_gpu_gives_each_its_own_nodes(thor: Path, tmp_path: Path, word: str) -> None:
     nodes, absent = MIXED[word]
-    made = bundle(tmp_path / "b", spec(f"NVIDIA_VISIBLE_DEVICES={word}"))
-    after = inject(made, settings(thor))
-    assert devices(after) == nodes
-    assert sorted(allowed(after)) == sorted(nodes.values()), "each node once, with one rule"
-    assert f"{TEGRA}/libcuda.so.1.1" in destinations(after)
-    said = "\n".join(withheld(prepared(made, settings(thor))))
+    made = make_bundle(tmp_path / "b", container_spec(f"NVIDIA_VISIBLE_DEVICES={word}"))
+    after = inject_in_process(made, host_config(thor))
+    assert list_device_numbers(after) == nodes
+    assert sorted(list_allowed_numbers(after)) == sorted(nodes.values()), "each node once, with one rule"
+    assert f"{TEGRA}/libcuda.so.1.1" in list_mount_destinations(after)
+    said = "\n".join(withheld(prepared(made, host_config(thor))))
     for path in absent:
         assert path in said
 
 
 def test_the_integrated_gpu_is_index_0(thor: Path, tmp_path: Path) -> None:
-    outcome = prepared(bundle(tmp_path / "b", spec(ALL)), settings(thor))
+    outcome = prepared(make_bundle(tmp_path / "b", container_spec(ALL)), host_config(thor))
     assert [(gpu.index, gpu.model, gpu.minor) for gpu in outcome.gpus] == [
         (0, "NVIDIA Thor", 0),
         (1, "NVIDIA A100-SXM4-40GB", 1),
@@ -429,12 +439,12 @@ def test_the_integrated_gpu_is_index_0(thor: Path, tmp_path: Path) -> None:
 def test_a_discrete_gpu_of_a_board_brings_its_drivers_other_files(thor: Path, tmp_path: Path) -> None:
     more = thor / TEGRA[1:] / "libnvidia-opencl.so.580.95.05"
     more.write_bytes(elf.build_shared_object(soname="libnvidia-opencl.so.1"))
-    made = bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=1"))
-    after = inject(made, settings(thor))
-    assert "/usr/local/nvidia/lib64/libnvidia-opencl.so.580.95.05" in destinations(after)
-    assert sum("libcuda.so" in path for path in destinations(after)) == 1
-    only = inject(bundle(tmp_path / "c", spec("NVIDIA_VISIBLE_DEVICES=0")), settings(thor))
-    assert not [path for path in destinations(only) if "opencl" in path]
+    made = make_bundle(tmp_path / "b", container_spec("NVIDIA_VISIBLE_DEVICES=1"))
+    after = inject_in_process(made, host_config(thor))
+    assert "/usr/local/nvidia/lib64/libnvidia-opencl.so.580.95.05" in list_mount_destinations(after)
+    assert sum("libcuda.so" in path for path in list_mount_destinations(after)) == 1
+    only = inject_in_process(make_bundle(tmp_path / "c", container_spec("NVIDIA_VISIBLE_DEVICES=0")), host_config(thor))
+    assert not [path for path in list_mount_destinations(only) if "opencl" in path]
 
 
 def test_an_orin_with_a_discrete_gpu_has_its_own_gpu_first(orin: Path, tmp_path: Path) -> None:
@@ -446,7 +456,9 @@ def test_an_orin_with_a_discrete_gpu_has_its_own_gpu_first(orin: Path, tmp_path:
     table = orin / "proc/devices"
     table.chmod(0o644)
     table.write_text(table.read_text().replace(" 10 misc\n", " 10 misc\n195 nvidia\n510 nvidia-uvm\n"))
-    outcome = prepared(bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=GPU-1234")), settings(orin))
+    outcome = prepared(
+        make_bundle(tmp_path / "b", container_spec("NVIDIA_VISIBLE_DEVICES=GPU-1234")), host_config(orin)
+    )
     assert [(gpu.index, gpu.minor) for gpu in outcome.gpus] == [(0, -1), (1, 0)]
     assert [gpu.index for gpu, _ in outcome.chosen_gpus] == [1]
     nodes = {edit.describe().split()[0] for edit in outcome.plan.edits if edit.kind == "device"}
@@ -456,11 +468,11 @@ def test_an_orin_with_a_discrete_gpu_has_its_own_gpu_first(orin: Path, tmp_path:
 
 def test_mig_words_are_refused_on_boards(thor: Path, tmp_path: Path) -> None:
     for word in ("0:0", "MIG-7b1f5a3e-0000-5000-8000-000000000000"):
-        made = bundle(tmp_path / word[:2], spec(f"NVIDIA_VISIBLE_DEVICES={word}"))
-        assert word in refused(made, settings(thor))
+        made = make_bundle(tmp_path / word[:2], container_spec(f"NVIDIA_VISIBLE_DEVICES={word}"))
+        assert word in refused(made, host_config(thor))
 
 
 def test_a_container_that_asks_for_nothing_is_not_touched_on_any_board(orin: Path, tmp_path: Path) -> None:
-    made = bundle(tmp_path / "b", spec())
-    before: Spec = read(made)
-    assert inject(made, settings(orin)) == before
+    made = make_bundle(tmp_path / "b", container_spec())
+    before: Spec = read_spec(made)
+    assert inject_in_process(made, host_config(orin)) == before

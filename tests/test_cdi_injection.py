@@ -25,7 +25,20 @@ from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.inject import pipeline
 from gpu_oci_hook.model.outcome import Outcome
 from gpu_oci_hook.simulate import host_tree
-from support.bundles import PROC, Shim, Spec, allowed, bundle, destinations, devices, inject, look, read, settings, spec
+from support.bundles import (
+    PROC,
+    Shim,
+    Spec,
+    container_spec,
+    host_config,
+    inject_in_process,
+    list_allowed_numbers,
+    list_device_numbers,
+    list_mount_destinations,
+    make_bundle,
+    read_spec,
+    snapshot_tree,
+)
 
 DRIVER = "555.42.02"
 NIC = "NVIDIA_VISIBLE_DEVICES=vendor.com/nic=n"
@@ -84,14 +97,14 @@ def own_file(version: str, name: str = "0", **more: Any) -> Spec:
 
 
 def outcome(made: Path, config: Config) -> Outcome:
-    return pipeline.prepare_injection(read(made), config, str(made), state_dir.StateCache())
+    return pipeline.prepare_injection(read_spec(made), config, str(made), state_dir.StateCache())
 
 
 def refused(made: Path, config: Config) -> str:
-    before = look(made)
+    before = snapshot_tree(made)
     with pytest.raises(Fault) as caught:
-        inject(made, config)
-    assert look(made) == before, "a refused container was changed"
+        inject_in_process(made, config)
+    assert snapshot_tree(made) == before, "a refused container was changed"
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -100,31 +113,31 @@ def refused(made: Path, config: Config) -> str:
 
 
 def test_another_vendors_device_alone_brings_its_edits_and_nothing_of_ours(tmp_path: Path, host: Path) -> None:
-    made = bundle(tmp_path / "b", spec(NIC, mounts=[PROC]))
-    image = look(made / "rootfs")
-    after = inject(made, settings(host))
-    assert devices(after) == {"/dev/nic0": (60, 1)}
-    assert allowed(after) == [(60, 1)]
+    made = make_bundle(tmp_path / "b", container_spec(NIC, mounts=[PROC]))
+    image = snapshot_tree(made / "rootfs")
+    after = inject_in_process(made, host_config(host))
+    assert list_device_numbers(after) == {"/dev/nic0": (60, 1)}
+    assert list_allowed_numbers(after) == [(60, 1)]
     assert after["process"]["env"] == ["PATH=/bin", NIC, "NIC=1"]
     assert after["mounts"] == [
         PROC, {"destination": "/etc/nic", "source": f"{host}/etc/nic", "options": ["ro", "bind"]}
     ]  # fmt: skip
-    assert look(made / "rootfs") == image, "another vendor's device needs nothing in the image"
+    assert snapshot_tree(made / "rootfs") == image, "another vendor's device needs nothing in the image"
 
 
 def test_it_needs_no_driver_on_the_host(tmp_path: Path, host: Path) -> None:
     for path in (host / "proc/driver/nvidia/version", host / "proc/devices"):
         path.unlink()
-    made = bundle(tmp_path / "b", spec(NIC))
-    assert devices(inject(made, settings(host))) == {"/dev/nic0": (60, 1)}
+    made = make_bundle(tmp_path / "b", container_spec(NIC))
+    assert list_device_numbers(inject_in_process(made, host_config(host))) == {"/dev/nic0": (60, 1)}
 
 
 @pytest.mark.parametrize("asks", ["env", "mounts", "annotations", "mixed"])
 @needs_root
 def test_ours_and_another_vendors_go_together(tmp_path: Path, host: Path, asks: str) -> None:
     made: Spec = {
-        "env": spec("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0,vendor.com/nic=n", mounts=[PROC]),
-        "mounts": spec(
+        "env": container_spec("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0,vendor.com/nic=n", mounts=[PROC]),
+        "mounts": container_spec(
             mounts=[
                 PROC,
                 *(
@@ -133,18 +146,18 @@ def test_ours_and_another_vendors_go_together(tmp_path: Path, host: Path, asks: 
                 ),
             ]
         ),
-        "annotations": spec(mounts=[PROC], annotations={NOTE: "vendor.com/nic=n,nvidia.com/gpu=0"}),
-        "mixed": spec("NVIDIA_VISIBLE_DEVICES=0", mounts=[PROC], annotations={NOTE: "vendor.com/nic=n"}),
+        "annotations": container_spec(mounts=[PROC], annotations={NOTE: "vendor.com/nic=n,nvidia.com/gpu=0"}),
+        "mixed": container_spec("NVIDIA_VISIBLE_DEVICES=0", mounts=[PROC], annotations={NOTE: "vendor.com/nic=n"}),
     }[asks]
-    place = bundle(tmp_path / "b", made)
-    after = inject(place, settings(host))
-    nodes = devices(after)
+    place = make_bundle(tmp_path / "b", made)
+    after = inject_in_process(place, host_config(host))
+    nodes = list_device_numbers(after)
     assert set(nodes) == {"/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nic0"}
     assert list(nodes)[-1] == "/dev/nic0", "ours come first"
-    assert {"/etc/nic", f"/usr/local/nvidia/lib64/libcuda.so.{DRIVER}"} <= set(destinations(after))
-    before = look(place)
-    inject(place, settings(host))
-    assert look(place) == before, "a second time changes something"
+    assert {"/etc/nic", f"/usr/local/nvidia/lib64/libcuda.so.{DRIVER}"} <= set(list_mount_destinations(after))
+    before = snapshot_tree(place)
+    inject_in_process(place, host_config(host))
+    assert snapshot_tree(place) == before, "a second time changes something"
 
 
 @needs_root
@@ -153,23 +166,23 @@ def test_neither_hides_the_others_files(tmp_path: Path, host: Path) -> None:
     file = copy.deepcopy(FILE)
     file["devices"][0]["containerEdits"]["mounts"][0]["containerPath"] = "/usr/local/nvidia/lib64"
     put(host, "etc/cdi/nic.json", file)
-    made = bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=0,vendor.com/nic=n", mounts=[PROC]))
-    after = inject(made, settings(host))
+    made = make_bundle(tmp_path / "b", container_spec("NVIDIA_VISIBLE_DEVICES=0,vendor.com/nic=n", mounts=[PROC]))
+    after = inject_in_process(made, host_config(host))
     sources = {mount["destination"]: mount["source"] for mount in after["mounts"]}
     assert sources["/usr/local/nvidia/lib64"] == f"{host}/etc/nic"
     (libcuda,) = [place for place in sources if place.endswith(f"/libcuda.so.{DRIVER}")]
     assert not libcuda.startswith("/usr/local/nvidia/")
-    before = look(made)
-    inject(made, settings(host))
-    assert look(made) == before
+    before = snapshot_tree(made)
+    inject_in_process(made, host_config(host))
+    assert snapshot_tree(made) == before
 
 
 def test_a_container_that_may_not_ask_starts_without_and_is_told(tmp_path: Path, host: Path) -> None:
-    made = bundle(tmp_path / "b", spec(NIC))
-    before = look(made)
-    config = settings(host, env="never")
-    inject(made, config)
-    assert look(made) == before
+    made = make_bundle(tmp_path / "b", container_spec(NIC))
+    before = snapshot_tree(made)
+    config = host_config(host, env="never")
+    inject_in_process(made, config)
+    assert snapshot_tree(made) == before
     found = outcome(made, config)
     assert found.plan.state == "nothing"
     assert 'env is "never"' in found.plan.warnings[0]
@@ -186,8 +199,8 @@ def test_a_container_that_may_not_ask_starts_without_and_is_told(tmp_path: Path,
 )
 @needs_root
 def test_a_name_that_cannot_be_resolved_is_one_sentence(tmp_path: Path, host: Path, env: str, words: list[str]) -> None:
-    made = bundle(tmp_path / "b", spec(f"NVIDIA_VISIBLE_DEVICES={env}"))
-    text = refused(made, settings(host))
+    made = make_bundle(tmp_path / "b", container_spec(f"NVIDIA_VISIBLE_DEVICES={env}"))
+    text = refused(made, host_config(host))
     assert text.startswith("NVIDIA_VISIBLE_DEVICES=")
     for word in words:
         assert word in text
@@ -195,7 +208,7 @@ def test_a_name_that_cannot_be_resolved_is_one_sentence(tmp_path: Path, host: Pa
 
 def test_a_file_that_does_not_fit_is_refused_with_its_name_and_the_command(tmp_path: Path, host: Path) -> None:
     (host / "etc/nic").unlink()
-    text = refused(bundle(tmp_path / "b", spec(NIC)), settings(host))
+    text = refused(make_bundle(tmp_path / "b", container_spec(NIC)), host_config(host))
     assert text.startswith(f"{host}/etc/cdi/nic.json: vendor.com/nic=n: the CDI file does not fit this host")
     assert "1 missing path: /etc/nic" in text
     assert "the tool that wrote it" in text
@@ -205,14 +218,16 @@ def test_a_neighbours_stale_device_harms_nobody(tmp_path: Path, host: Path) -> N
     file = copy.deepcopy(FILE)
     file["devices"].append({"name": "gone", "containerEdits": {"deviceNodes": [{"path": "/dev/gone"}]}})
     put(host, "etc/cdi/nic.json", file)
-    assert "/dev/nic0" in devices(inject(bundle(tmp_path / "b", spec(NIC)), settings(host)))
+    assert "/dev/nic0" in list_device_numbers(
+        inject_in_process(make_bundle(tmp_path / "b", container_spec(NIC)), host_config(host))
+    )
 
 
 @needs_root
 def test_in_a_user_namespace_nodes_are_bound(tmp_path: Path, host: Path) -> None:
     os.mknod(host / "dev/nic0", 0o020666, os.makedev(60, 1))
     linux = {"namespaces": [{"type": "user"}, {"type": "mount"}]}
-    after = inject(bundle(tmp_path / "b", spec(NIC, linux=linux)), settings(host))
+    after = inject_in_process(make_bundle(tmp_path / "b", container_spec(NIC, linux=linux)), host_config(host))
     assert "devices" not in after["linux"]
     (mount,) = [mount for mount in after["mounts"] if mount["destination"] == "/dev/nic0"]
     assert (mount["type"], mount["source"]) == ("bind", f"{host}/dev/nic0")
@@ -224,8 +239,12 @@ def test_in_a_user_namespace_nodes_are_bound(tmp_path: Path, host: Path) -> None
 @needs_root
 @pytest.mark.parametrize("name", ["nvidia.com/gpu=0", "nvidia.com/gpu=gpu0", "runtime.nvidia.com/gpu=0"])
 def test_our_kind_needs_no_file_and_is_planned_as_the_plain_word(tmp_path: Path, host: Path, name: str) -> None:
-    plain = inject(bundle(tmp_path / "a", spec("NVIDIA_VISIBLE_DEVICES=0")), settings(host))
-    named = inject(bundle(tmp_path / "b", spec(f"NVIDIA_VISIBLE_DEVICES={name}")), settings(host))
+    plain = inject_in_process(
+        make_bundle(tmp_path / "a", container_spec("NVIDIA_VISIBLE_DEVICES=0")), host_config(host)
+    )
+    named = inject_in_process(
+        make_bundle(tmp_path / "b", container_spec(f"NVIDIA_VISIBLE_DEVICES={name}")), host_config(host)
+    )
     plain["process"]["env"] = named["process"]["env"] = []
     assert named == plain
 
@@ -233,20 +252,22 @@ def test_our_kind_needs_no_file_and_is_planned_as_the_plain_word(tmp_path: Path,
 @needs_root
 def test_r07_a_stale_file_of_our_kind_is_replaced_by_the_plan_in_memory(tmp_path: Path, host: Path) -> None:
     path = put(host, "etc/cdi/nvidia.yaml", own_file("550.54.14"))
-    made = bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0"))
-    found = outcome(made, settings(host))
+    made = make_bundle(tmp_path / "b", container_spec("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0"))
+    found = outcome(made, host_config(host))
     (text,) = [warning for warning in found.plan.warnings if str(path) in warning]
     assert f"spec written for 550.54.14, running driver {DRIVER}, 1 missing path" in text
     assert f"gpu-oci-hook cdi generate --output {path}" in text
-    after = inject(made, settings(host))
-    assert f"/usr/local/nvidia/lib64/libcuda.so.{DRIVER}" in destinations(after)
-    assert not [place for place in destinations(after) if "550.54.14" in place]
+    after = inject_in_process(made, host_config(host))
+    assert f"/usr/local/nvidia/lib64/libcuda.so.{DRIVER}" in list_mount_destinations(after)
+    assert not [place for place in list_mount_destinations(after) if "550.54.14" in place]
 
 
 def test_r07_a_stale_file_that_has_to_be_used_is_refused(tmp_path: Path, host: Path) -> None:
     """A name of our kind that this machine does not know comes from the file that defines it."""
     path = put(host, "etc/cdi/nvidia.yaml", own_file("550.54.14", "special"))
-    text = refused(bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=special")), settings(host))
+    text = refused(
+        make_bundle(tmp_path / "b", container_spec("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=special")), host_config(host)
+    )
     assert f"spec written for 550.54.14, running driver {DRIVER}, 1 missing path" in text
     assert f"{path}" in text and f"gpu-oci-hook cdi generate --output {path}" in text
 
@@ -254,13 +275,13 @@ def test_r07_a_stale_file_that_has_to_be_used_is_refused(tmp_path: Path, host: P
 @needs_root
 def test_a_name_of_our_kind_that_only_a_file_knows_comes_from_the_file(tmp_path: Path, host: Path) -> None:
     put(host, "etc/cdi/nvidia.yaml", own_file(DRIVER, "special", env=["NVIDIA_VISIBLE_DEVICES=void"]))
-    made = bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=special"))
-    after = inject(made, settings(host))
-    assert devices(after) == {"/dev/nvidia0": (195, 0)}
+    made = make_bundle(tmp_path / "b", container_spec("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=special"))
+    after = inject_in_process(made, host_config(host))
+    assert list_device_numbers(after) == {"/dev/nvidia0": (195, 0)}
     assert after["process"]["env"] == ["PATH=/bin", "NVIDIA_VISIBLE_DEVICES=void"]
-    before = look(made)
-    inject(made, settings(host))
-    assert look(made) == before
+    before = snapshot_tree(made)
+    inject_in_process(made, host_config(host))
+    assert snapshot_tree(made) == before
 
 
 @needs_root
@@ -269,12 +290,14 @@ def test_a_file_of_our_kind_serves_a_machine_without_a_driver(tmp_path: Path, ho
         if path.is_file():
             path.unlink()
     put(host, "etc/cdi/nvidia.yaml", own_file(DRIVER, "all"))
-    made = bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=all"))
-    assert devices(inject(made, settings(host))) == {"/dev/nvidia0": (195, 0)}
+    made = make_bundle(tmp_path / "b", container_spec("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=all"))
+    assert list_device_numbers(inject_in_process(made, host_config(host))) == {"/dev/nvidia0": (195, 0)}
 
 
 def test_a_name_that_neither_the_machine_nor_a_file_knows_says_what_there_is(tmp_path: Path, host: Path) -> None:
-    text = refused(bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=7")), settings(host))
+    text = refused(
+        make_bundle(tmp_path / "b", container_spec("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=7")), host_config(host)
+    )
     assert "there is no GPU 7" in text
 
 
@@ -287,8 +310,8 @@ def test_a_name_that_neither_the_machine_nor_a_file_knows_says_what_there_is(tmp
 def test_a_gpu_that_is_gone_is_not_given_as_another_one_by_an_old_file(tmp_path: Path, host: Path, name: str) -> None:
     """The file has the node of the GPU that was there; by now it is another GPU's."""
     put(host, "etc/cdi/nvidia.yaml", own_file(DRIVER, name))
-    asked = bundle(tmp_path / "b", spec(f"NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu={name}"))
-    assert "This machine has" in refused(asked, settings(host))
+    asked = make_bundle(tmp_path / "b", container_spec(f"NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu={name}"))
+    assert "This machine has" in refused(asked, host_config(host))
 
 
 def test_one_name_thousands_of_times_costs_as_much_as_once(
@@ -305,7 +328,7 @@ def test_one_name_thousands_of_times_costs_as_much_as_once(
 
     monkeypatch.setattr(staleness, "find_spec_mismatch", counted)
     words = ",".join(["nvidia.com/gpu=0", "nvidia.com/gpu=1"] * 3000)
-    found = outcome(bundle(tmp_path / "b", spec(f"NVIDIA_VISIBLE_DEVICES={words}")), settings(host))
+    found = outcome(make_bundle(tmp_path / "b", container_spec(f"NVIDIA_VISIBLE_DEVICES={words}")), host_config(host))
     assert looks == 1
     assert len([text for text in found.plan.warnings if "550.54.14" in text]) == 1
 
@@ -316,17 +339,17 @@ def test_r05_a_major_of_another_module_is_never_given(tmp_path: Path, host: Path
     wrong = majors["nvidia-uvm"] + 90
     node = {"path": "/dev/nvidia-uvm", "type": "c", "major": wrong, "minor": 0}
     put(host, "etc/cdi/nvidia.yaml", own_file(DRIVER, "special", deviceNodes=[node]))
-    made = bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=special"))
-    assert f"spec says {wrong}, kernel says {majors['nvidia-uvm']}" in refused(made, settings(host))
+    made = make_bundle(tmp_path / "b", container_spec("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=special"))
+    assert f"spec says {wrong}, kernel says {majors['nvidia-uvm']}" in refused(made, host_config(host))
 
 
 @needs_root
 def test_requirements_hold_for_names_too(tmp_path: Path, host: Path) -> None:
     put(host, "etc/cdi/nvidia.yaml", own_file(DRIVER, "special"))
     for number, name in enumerate(("0", "special")):
-        asks = spec(f"NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu={name}", "NVIDIA_REQUIRE_CUDA=cuda>=99")
-        made = bundle(tmp_path / f"b{number}", asks)
-        assert "NVIDIA_REQUIRE_CUDA" in refused(made, settings(host))
+        asks = container_spec(f"NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu={name}", "NVIDIA_REQUIRE_CUDA=cuda>=99")
+        made = make_bundle(tmp_path / f"b{number}", asks)
+        assert "NVIDIA_REQUIRE_CUDA" in refused(made, host_config(host))
 
 
 @needs_root
@@ -334,11 +357,11 @@ def test_mig_devices_by_name(tmp_path: Path) -> None:
     host_tree.build_host(tmp_path / "host", gpus=1, driver=DRIVER, mig=("2",))
     results = []
     for number, word in enumerate(("0:1", "nvidia.com/gpu=0:1", "nvidia.com/gpu=mig0:1")):
-        made = bundle(tmp_path / f"b{number}", spec(f"NVIDIA_VISIBLE_DEVICES={word}"))
-        results.append(inject(made, settings(tmp_path / "host")))
+        made = make_bundle(tmp_path / f"b{number}", container_spec(f"NVIDIA_VISIBLE_DEVICES={word}"))
+        results.append(inject_in_process(made, host_config(tmp_path / "host")))
         results[-1]["process"]["env"] = []
     assert results[0] == results[1] == results[2]
-    assert any("nvidia-caps" in path for path in devices(results[0]))
+    assert any("nvidia-caps" in path for path in list_device_numbers(results[0]))
 
 
 # --- who has injected already --------------------------------------------------------------------------
@@ -360,14 +383,16 @@ HOOK = {"path": "/usr/local/bin/gpu-oci-hook", "args": ["gpu-oci-hook", "hook", 
 def test_a_container_that_an_engine_has_given_our_file_is_done(
     tmp_path: Path, host: Path, hook: Spec, done: bool
 ) -> None:
-    made = bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=0", hooks={"createContainer": [hook]}))
-    assert (outcome(made, settings(host)).plan.state == "done") == done
+    made = make_bundle(tmp_path / "b", container_spec("NVIDIA_VISIBLE_DEVICES=0", hooks={"createContainer": [hook]}))
+    assert (outcome(made, host_config(host)).plan.state == "done") == done
 
 
 @needs_root
 def test_a_done_container_gets_another_vendors_device_besides(tmp_path: Path, host: Path) -> None:
-    made = bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=0,vendor.com/nic=n", hooks={"createContainer": [HOOK]}))
-    assert devices(inject(made, settings(host))) == {"/dev/nic0": (60, 1)}
+    made = make_bundle(
+        tmp_path / "b", container_spec("NVIDIA_VISIBLE_DEVICES=0,vendor.com/nic=n", hooks={"createContainer": [HOOK]})
+    )
+    assert list_device_numbers(inject_in_process(made, host_config(host))) == {"/dev/nic0": (60, 1)}
 
 
 @needs_root
@@ -375,8 +400,8 @@ def test_an_annotation_that_the_engine_has_resolved_is_not_resolved_again(tmp_pa
     """As containerd leaves it where the runtime is told of it, too. The file has neither a hook nor void."""
     put(host, "etc/cdi/nvidia.json", own_file(DRIVER))
     notes = {NOTE: "nvidia.com/gpu=0"}
-    config = settings(host)
-    engines = spec(mounts=[PROC], annotations=notes)
+    config = host_config(host)
+    engines = container_spec(mounts=[PROC], annotations=notes)
     found = registry.Registry(Host(str(host)), config.spec_dirs, state_dir.StateCache())
     spec_edits.apply_to_spec(
         engines,
@@ -384,26 +409,28 @@ def test_an_annotation_that_the_engine_has_resolved_is_not_resolved_again(tmp_pa
             found.resolve_devices(["nvidia.com/gpu=0"]), engines, Host(str(host)), process_in_user_namespace=False
         ),
     )
-    made = bundle(tmp_path / "b", engines)
-    before = look(made)
+    made = make_bundle(tmp_path / "b", engines)
+    before = snapshot_tree(made)
     assert outcome(made, config).plan.state == "done"
-    inject(made, config)
-    assert look(made) == before
+    inject_in_process(made, config)
+    assert snapshot_tree(made) == before
     # Without the edits the annotation is for us.
-    unresolved = bundle(tmp_path / "c", spec(mounts=[PROC], annotations=notes))
-    assert f"/usr/local/nvidia/lib64/libcuda.so.{DRIVER}" in destinations(inject(unresolved, config))
+    unresolved = make_bundle(tmp_path / "c", container_spec(mounts=[PROC], annotations=notes))
+    assert f"/usr/local/nvidia/lib64/libcuda.so.{DRIVER}" in list_mount_destinations(
+        inject_in_process(unresolved, config)
+    )
     # With a part of them, too: an engine makes all or none.
     engines["mounts"] = [mount for mount in engines["mounts"] if "libcuda" not in mount["destination"]]
-    partly = bundle(tmp_path / "d", engines)
-    assert f"/usr/local/nvidia/lib64/libcuda.so.{DRIVER}" in destinations(inject(partly, config))
+    partly = make_bundle(tmp_path / "d", engines)
+    assert f"/usr/local/nvidia/lib64/libcuda.so.{DRIVER}" in list_mount_destinations(inject_in_process(partly, config))
 
 
 def test_what_the_engine_has_resolved_of_another_vendors_stays_as_it_is(tmp_path: Path, host: Path) -> None:
-    made = bundle(tmp_path / "b", spec(mounts=[PROC], annotations={NOTE: "vendor.com/nic=n"}))
-    after = inject(made, settings(host))
-    before = look(made)
-    assert inject(made, settings(host)) == after
-    assert look(made) == before
+    made = make_bundle(tmp_path / "b", container_spec(mounts=[PROC], annotations={NOTE: "vendor.com/nic=n"}))
+    after = inject_in_process(made, host_config(host))
+    before = snapshot_tree(made)
+    assert inject_in_process(made, host_config(host)) == after
+    assert snapshot_tree(made) == before
 
 
 # --- the shim ------------------------------------------------------------------------------------------
@@ -417,30 +444,33 @@ def shim(tmp_path: Path, host: Path) -> Shim:
 @pytest.mark.parametrize("asks", ["env", "mount", "annotation"])
 def test_the_shim_gives_what_is_asked_for_by_name(tmp_path: Path, shim: Shim, asks: str) -> None:
     null = {"destination": "/run/nvidia-container-devices/cdi/vendor.com/nic/n", "source": "/dev/null", "type": "bind"}
-    made = bundle(
+    made = make_bundle(
         tmp_path / "b",
         {
-            "env": spec(NIC),
-            "mount": spec(mounts=[null]),
-            "annotation": spec(annotations={NOTE: "vendor.com/nic=n"}),
+            "env": container_spec(NIC),
+            "mount": container_spec(mounts=[null]),
+            "annotation": container_spec(annotations={NOTE: "vendor.com/nic=n"}),
         }[asks],
     )
     done = shim.create(made)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
-    assert devices(shim.spec()) == {"/dev/nic0": (60, 1)}
+    assert list_device_numbers(shim.spec()) == {"/dev/nic0": (60, 1)}
 
 
 def test_the_shim_looks_for_the_configured_annotations_alone(tmp_path: Path, host: Path) -> None:
     shim = Shim(tmp_path / "other", host, '[cdi]\nannotation-prefixes = ["example.org/"]\n')
     for key, counts in (("example.org/x", True), (NOTE, False)):
-        made = bundle(tmp_path / key.partition("/")[0], spec(annotations={key: "vendor.com/nic=n"}))
-        before = look(made)
+        made = make_bundle(tmp_path / key.partition("/")[0], container_spec(annotations={key: "vendor.com/nic=n"}))
+        before = snapshot_tree(made)
         assert shim.create(made).returncode == 0
         assert ("devices" in shim.spec()["linux"]) == counts
-        assert (look(made) == before) == (not counts)
+        assert (snapshot_tree(made) == before) == (not counts)
     # The configuration changes: so does what is looked for.
     shim.config.write_text(shim.config.read_text().replace("example.org/", "cdi.k8s.io/"))
-    assert shim.create(bundle(tmp_path / "again", spec(annotations={NOTE: "vendor.com/nic=n"}))).returncode == 0
+    assert (
+        shim.create(make_bundle(tmp_path / "again", container_spec(annotations={NOTE: "vendor.com/nic=n"}))).returncode
+        == 0
+    )
     assert "devices" in shim.spec()["linux"]
 
 
@@ -452,16 +482,16 @@ def test_a_container_of_a_configuration_that_cannot_be_read_is_refused_if_it_ask
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/runc").write_text(shim.stub.read_text())
     (tmp_path / "bin/runc").chmod(0o755)
-    assert shim.create(bundle(tmp_path / "a", spec())).returncode == 0
-    for name, made in (("b", spec(NIC)), ("c", spec(annotations={NOTE: "vendor.com/nic=n"}))):
-        done = shim.create(bundle(tmp_path / name, made))
+    assert shim.create(make_bundle(tmp_path / "a", container_spec())).returncode == 0
+    for name, made in (("b", container_spec(NIC)), ("c", container_spec(annotations={NOTE: "vendor.com/nic=n"}))):
+        done = shim.create(make_bundle(tmp_path / name, made))
         assert done.returncode == 1
         assert str(shim.config) in done.stderr
 
 
 def test_the_reason_reaches_the_engine(tmp_path: Path, shim: Shim) -> None:
     log = tmp_path / "log.json"
-    made = bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=vendor.com/nic=x"))
+    made = make_bundle(tmp_path / "b", container_spec("NVIDIA_VISIBLE_DEVICES=vendor.com/nic=x"))
     done = shim.create(made, "--log", str(log), "--log-format", "json")
     assert done.returncode == 1
     message = json.loads(log.read_text())["msg"]
@@ -473,18 +503,18 @@ def test_the_reason_reaches_the_engine(tmp_path: Path, shim: Shim) -> None:
 @pytest.mark.parametrize("command", ["restore", "checkpoint", "start"])
 def test_a_restored_bundles_request_is_ignored(tmp_path: Path, shim: Shim, command: str) -> None:
     """What a checkpoint's metadata ask for is nobody's word of today (CVE-2026-53492)."""
-    made = bundle(tmp_path / "b", spec(NIC, annotations={NOTE: "nvidia.com/gpu=all"}))
-    before = look(made)
+    made = make_bundle(tmp_path / "b", container_spec(NIC, annotations={NOTE: "nvidia.com/gpu=all"}))
+    before = snapshot_tree(made)
     done = subprocess.run(
         [shim.path, command, "--bundle", made, "id"], env=shim.env, capture_output=True, timeout=60, check=False
     )
     assert done.returncode == 0
-    assert look(made) == before
+    assert snapshot_tree(made) == before
 
 
 def test_a_warm_start_reads_no_cdi_file(tmp_path: Path, shim: Shim, host: Path) -> None:
     time.sleep(0.1)  # a file of this very moment is not remembered
-    assert shim.create(bundle(tmp_path / "a", spec(NIC))).returncode == 0
+    assert shim.create(make_bundle(tmp_path / "a", container_spec(NIC))).returncode == 0
     file = host / "etc/cdi/nic.json"
     status = file.stat()
     remembered = sorted((tmp_path / "shim/state").glob("cdi-*"))
@@ -498,15 +528,17 @@ def test_a_warm_start_reads_no_cdi_file(tmp_path: Path, shim: Shim, host: Path) 
     after = spec_dirs.read_spec_dir_signatures(Host(str(host)), ("/etc/cdi", "/var/run/cdi"))
     fresh = marshal.dumps(((*key[:-1], after), *rest))
     remembered[0].write_bytes(state_dir._make_checksum(fresh) + fresh)
-    assert shim.create(bundle(tmp_path / "b", spec(NIC))).returncode == 0
-    assert devices(shim.spec()) == {"/dev/nic0": (60, 1)}
+    assert shim.create(make_bundle(tmp_path / "b", container_spec(NIC))).returncode == 0
+    assert list_device_numbers(shim.spec()) == {"/dev/nic0": (60, 1)}
 
 
 def test_thousands_of_names_in_the_variable_cost_bounded_time(tmp_path: Path, host: Path) -> None:
     words = ",".join(f"v/c={number}" for number in range(12000))
-    made = bundle(tmp_path / "b", spec(f"NVIDIA_VISIBLE_DEVICES={words[: 120 << 10].rpartition(',')[0]}"))
+    made = make_bundle(
+        tmp_path / "b", container_spec(f"NVIDIA_VISIBLE_DEVICES={words[: 120 << 10].rpartition(',')[0]}")
+    )
     begin = time.monotonic()
-    assert "more are not resolved either" in refused(made, settings(host))
+    assert "more are not resolved either" in refused(made, host_config(host))
     assert time.monotonic() - begin < 5
 
 
@@ -526,10 +558,10 @@ def test_odd_things_in_a_spec_directory_do_not_keep_a_container_from_its_device(
     (directory / "f.yaml").write_bytes(b"\xff\xfe\0" * 100)
     (directory / "g.yaml").write_text("a: &a [x]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a]\n" + "c: [*b,*b,*b,*b,*b,*b]\n" * 99)
     begin = time.monotonic()
-    done = shim.create(bundle(tmp_path / "b", spec(NIC)))
+    done = shim.create(make_bundle(tmp_path / "b", container_spec(NIC)))
     assert (done.returncode, done.stderr) == (0, "")
     assert time.monotonic() - begin < 20
-    assert devices(shim.spec()) == {"/dev/nic0": (60, 1)}
+    assert list_device_numbers(shim.spec()) == {"/dev/nic0": (60, 1)}
 
 
 def test_a_directory_with_very_many_files_costs_bounded_time(tmp_path: Path, host: Path) -> None:
@@ -541,12 +573,12 @@ def test_a_directory_with_very_many_files_costs_bounded_time(tmp_path: Path, hos
     for number in range(20000):
         (directory / f"{number}.txt").touch()
     begin = time.monotonic()
-    inject(bundle(tmp_path / "a", spec(NIC)), settings(host))
+    inject_in_process(make_bundle(tmp_path / "a", container_spec(NIC)), host_config(host))
     cold = time.monotonic() - begin
     time.sleep(0.1)
-    inject(bundle(tmp_path / "b", spec(NIC)), settings(host))
+    inject_in_process(make_bundle(tmp_path / "b", container_spec(NIC)), host_config(host))
     begin = time.monotonic()
-    inject(bundle(tmp_path / "c", spec(NIC)), settings(host))
+    inject_in_process(make_bundle(tmp_path / "c", container_spec(NIC)), host_config(host))
     warm = time.monotonic() - begin
     assert cold < 60
     assert warm < cold / 4

@@ -22,7 +22,20 @@ from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.files.rootfs import Rootfs
 from gpu_oci_hook.inject import pipeline
 from gpu_oci_hook.simulate import host_tree
-from support.bundles import DEV, PROC, Spec, bundle, debian, inject, lacking, look, read, settings, spec, write
+from support.bundles import (
+    DEV,
+    PROC,
+    Spec,
+    container_spec,
+    host_config,
+    inject_in_process,
+    make_bundle,
+    make_debian_rootfs,
+    read_spec,
+    skip_or_fail,
+    snapshot_tree,
+    write_spec,
+)
 
 pytestmark = pytest.mark.usefixtures("own_state")
 
@@ -112,7 +125,7 @@ class Case:
         """The bundle and the memory as they are before the start."""
         for name in ("bundle", "state"):
             shutil.rmtree(root / name, ignore_errors=True)
-        made = bundle(root / "bundle", self.config)
+        made = make_bundle(root / "bundle", self.config)
         leftovers(made / "rootfs")
         return made
 
@@ -122,14 +135,14 @@ class Case:
         if not self.writable:
             Rootfs.is_writable = lambda _: False  # type: ignore[method-assign]
         pipeline._read_visible_params = lambda _: params if self.params else None
-        inject(made, config)
+        inject_in_process(made, config)
 
 
 CASES = {
-    "plain": Case(spec(GPU0)),
-    "everything": Case(spec("NVIDIA_VISIBLE_DEVICES=all", ALL, mounts=[PROC, DEV]), cold=False),
-    "a subset": Case(spec(GPU0, mounts=[PROC]), params=True, cold=False),
-    "read-only": Case(spec(GPU0, mounts=[PROC, DEV]), writable=False, params=True, cold=False),
+    "plain": Case(container_spec(GPU0)),
+    "everything": Case(container_spec("NVIDIA_VISIBLE_DEVICES=all", ALL, mounts=[PROC, DEV]), cold=False),
+    "a subset": Case(container_spec(GPU0, mounts=[PROC]), params=True, cold=False),
+    "read-only": Case(container_spec(GPU0, mounts=[PROC, DEV]), writable=False, params=True, cold=False),
 }
 
 
@@ -139,7 +152,7 @@ def test_killed_at_every_step_config_json_is_whole_and_the_next_try_comes_to_the
     name: str, half: bool, tmp_path: Path, host: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = CASES[name]
-    config = settings(host)
+    config = host_config(host)
     params = (host / "proc/driver/nvidia/params").read_bytes()
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
 
@@ -148,7 +161,7 @@ def test_killed_at_every_step_config_json_is_whole_and_the_next_try_comes_to_the
     assert child(lambda: case.go(made, config, params)) == 0
     new = (made / "config.json").read_bytes()
     assert json.loads(new) != json.loads(old)
-    end = look(made, times=False)
+    end = snapshot_tree(made, times=False)
     memory = tmp_path / "memory"
     shutil.copytree(tmp_path / "state", memory, symlinks=True)
 
@@ -170,7 +183,7 @@ def test_killed_at_every_step_config_json_is_whole_and_the_next_try_comes_to_the
         states.add(found == new)
         assert child(lambda: case.go(made, config, params)) == 0, f"the try after step {steps} failed"
         assert (made / "config.json").read_bytes() == new, f"the try after step {steps} came to another end"
-        assert look(made, times=False) == end, f"the try after step {steps} left another tree"
+        assert snapshot_tree(made, times=False) == end, f"the try after step {steps} left another tree"
         assert not (made / FRESH).exists()
         if status == 0:
             break
@@ -187,7 +200,7 @@ def small(tmp_path: Path) -> Iterator[Callable[[str, str], Path]]:
     """Makes small file systems; needs root."""
     made: list[Path] = []
     if os.geteuid() != 0:
-        lacking("a full disk needs root, for a small tmpfs")
+        skip_or_fail("a full disk needs root, for a small tmpfs")
 
     def mount(name: str, options: str) -> Path:
         place = tmp_path / name
@@ -219,7 +232,7 @@ def full(directory: Path, config: Config) -> str:
     """The sentence of a start that finds no space; config.json stays, no temporary file does."""
     before = (directory / "config.json").read_bytes()
     with pytest.raises(Fault) as caught:
-        inject(directory, config)
+        inject_in_process(directory, config)
     assert (directory / "config.json").read_bytes() == before
     assert not (directory / FRESH).exists()
     text = str(caught.value)
@@ -230,14 +243,14 @@ def full(directory: Path, config: Config) -> str:
 
 @pytest.mark.parametrize("keep", [0, 4096, 8192])
 def test_a_full_disk_under_the_bundle(keep: int, small: Any, tmp_path: Path, host: Path) -> None:
-    config_json = spec("NVIDIA_VISIBLE_DEVICES=all", ALL, root={"path": str(tmp_path / "rootfs")})
-    debian(tmp_path / "rootfs")
+    config_json = container_spec("NVIDIA_VISIBLE_DEVICES=all", ALL, root={"path": str(tmp_path / "rootfs")})
+    make_debian_rootfs(tmp_path / "rootfs")
     place = small("bundle", "size=128k")
-    write(place, config_json)
+    write_spec(place, config_json)
     filler = fill(place, keep=keep)
-    assert str(place / "config.json") in full(place, settings(host))
+    assert str(place / "config.json") in full(place, host_config(host))
     filler.unlink()
-    after = inject(place, settings(host))
+    after = inject_in_process(place, host_config(host))
     assert after["linux"]["devices"]
     assert sorted(os.listdir(place)) == ["config.json"]
 
@@ -247,24 +260,24 @@ def test_a_full_disk_under_the_bundles_generated_files(
 ) -> None:
     params = (host / "proc/driver/nvidia/params").read_bytes()
     monkeypatch.setattr(pipeline, "_read_visible_params", lambda _: params)
-    debian(tmp_path / "rootfs")
+    make_debian_rootfs(tmp_path / "rootfs")
     place = small("bundle", "size=128k")
-    write(place, spec(GPU0, mounts=[PROC], root={"path": str(tmp_path / "rootfs")}))
+    write_spec(place, container_spec(GPU0, mounts=[PROC], root={"path": str(tmp_path / "rootfs")}))
     filler = fill(place)
-    assert "gpu-oci-hook/proc-driver-nvidia-params" in full(place, settings(host))
+    assert "gpu-oci-hook/proc-driver-nvidia-params" in full(place, host_config(host))
     filler.unlink()
-    inject(place, settings(host))
+    inject_in_process(place, host_config(host))
     assert os.listdir(place / "gpu-oci-hook") == ["proc-driver-nvidia-params"]
 
 
 @pytest.mark.parametrize("options", ["mode=755,size=256k", "mode=755,size=256k,nr_inodes=40"])
 def test_a_full_disk_under_the_root_file_system(options: str, small: Any, tmp_path: Path, host: Path) -> None:
-    config_json = spec(GPU0, ALL, mounts=[PROC])
-    whole = bundle(tmp_path / "whole", config_json)
-    inject(whole, settings(host))
+    config_json = container_spec(GPU0, ALL, mounts=[PROC])
+    whole = make_bundle(tmp_path / "whole", config_json)
+    inject_in_process(whole, host_config(host))
     rootfs = small("bundle/rootfs", options)
-    debian(rootfs)
-    made = bundle(tmp_path / "bundle", config_json)
+    make_debian_rootfs(rootfs)
+    made = make_bundle(tmp_path / "bundle", config_json)
     if "nr_inodes" in options:
         number = 0
         try:
@@ -275,32 +288,32 @@ def test_a_full_disk_under_the_root_file_system(options: str, small: Any, tmp_pa
             pass
     else:
         fill(rootfs)
-    full(made, settings(host))
+    full(made, host_config(host))
     for name in os.listdir(rootfs):
         if name.startswith("filler"):
             (rootfs / name).unlink()
     assert not [name for _, _, names in os.walk(rootfs) for name in names if name.startswith(".gpu-oci-hook-")]
-    after = inject(made, settings(host))
-    assert after == read(whole)
-    assert look(rootfs, times=False) == look(whole / "rootfs", times=False)
+    after = inject_in_process(made, host_config(host))
+    assert after == read_spec(whole)
+    assert snapshot_tree(rootfs, times=False) == snapshot_tree(whole / "rootfs", times=False)
 
 
 def test_a_full_disk_under_the_memory(small: Any, tmp_path: Path, host: Path) -> None:
     """What cannot be remembered is learnt again; only the libraries' directory has to be made somewhere."""
     place = small("state", "mode=755,size=64k,nr_inodes=2000")
     filler = fill(place)
-    made = bundle(tmp_path / "bundle", spec(GPU0))
-    inject(made, settings(host))  # links and empty files need no space on this file system
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
+    inject_in_process(made, host_config(host))  # links and empty files need no space on this file system
     filler.unlink()
     assert not [name for name in os.listdir(place) if name.startswith(".")]
-    other = bundle(tmp_path / "other", spec(GPU0))
-    assert inject(other, settings(host)) == read(made)
+    other = make_bundle(tmp_path / "other", container_spec(GPU0))
+    assert inject_in_process(other, host_config(host)) == read_spec(made)
 
 
 def test_no_inode_left_under_the_memory_is_a_sentence(small: Any, tmp_path: Path, host: Path) -> None:
     place = small("state", "mode=755,size=64k,nr_inodes=10")
-    made = bundle(tmp_path / "bundle", spec(GPU0))
-    assert "libraries" in full(made, settings(host))
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
+    assert "libraries" in full(made, host_config(host))
     assert not [name for name in os.listdir(place) if name.startswith("libraries")]
 
 
@@ -336,7 +349,9 @@ def test_64_creates_at_once_with_a_cold_memory_search_once_and_agree(tmp_path: P
     )
     config = tmp_path / "config.toml"
     config.write_text(f'[host]\nroot = "{host}"\nload-modules = false\n[runtime]\nlow-level = ["/bin/true"]\n')
-    bundles = [bundle(tmp_path / f"b{number:02}", spec(GPU0, ALL, mounts=[PROC])) for number in range(MANY)]
+    bundles = [
+        make_bundle(tmp_path / f"b{number:02}", container_spec(GPU0, ALL, mounts=[PROC])) for number in range(MANY)
+    ]
     shims = [
         subprocess.Popen(
             [sys.executable, "-IS", script, "create", "--bundle", made, "id"],
@@ -351,10 +366,10 @@ def test_64_creates_at_once_with_a_cold_memory_search_once_and_agree(tmp_path: P
     assert said == [b""] * MANY
     assert (tmp_path / "counter").read_text() == "x", "the driver's files were searched more than once"
     first = (bundles[0] / "config.json").read_text()
-    tree = look(bundles[0] / "rootfs", times=False)
+    tree = snapshot_tree(bundles[0] / "rootfs", times=False)
     for made in bundles:
         assert (made / "config.json").read_text().replace(str(made), str(bundles[0])) == first
-        assert look(made / "rootfs", times=False) == tree
+        assert snapshot_tree(made / "rootfs", times=False) == tree
         assert sorted(os.listdir(made)) == ["config.json", "rootfs"]
         assert not [name for _, _, names in os.walk(made) for name in names if "gpu-oci-hook-" in name]
     names = os.listdir(tmp_path / "state")

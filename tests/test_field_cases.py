@@ -30,17 +30,17 @@ from support.bundles import (
     PROC,
     Shim,
     Spec,
-    allowed,
-    bundle,
-    destinations,
-    devices,
-    inject,
-    lacking,
-    look,
-    read,
-    settings,
-    spec,
-    write,
+    container_spec,
+    host_config,
+    inject_in_process,
+    list_allowed_numbers,
+    list_device_numbers,
+    list_mount_destinations,
+    make_bundle,
+    read_spec,
+    skip_or_fail,
+    snapshot_tree,
+    write_spec,
 )
 
 pytestmark = pytest.mark.usefixtures("own_state")
@@ -82,10 +82,10 @@ def explain(host: Path, capsys: pytest.CaptureFixture[str]) -> Explain:
 
 
 def refused(made: Path, config: Config) -> str:
-    before = look(made)
+    before = snapshot_tree(made)
     with pytest.raises(Fault) as caught:
-        inject(made, config)
-    assert look(made) == before
+        inject_in_process(made, config)
+    assert snapshot_tree(made) == before
     return str(caught.value)
 
 
@@ -121,8 +121,10 @@ def test_r01_every_hook_that_we_write_has_an_absolute_path_and_an_environment_of
     host_tree.build_host(tmp_path / "host", driver=DRIVER, gpus=2)
     params = (tmp_path / "host/proc/driver/nvidia/params").read_bytes()
     monkeypatch.setattr(pipeline, "_read_visible_params", lambda _: params)
-    made = bundle(tmp_path / "bundle", spec(GPU0, "PYTHONPATH=evil", "LD_PRELOAD=/x.so", "PROBE=1", mounts=[PROC]))
-    after = inject(made, settings(tmp_path / "host"))
+    made = make_bundle(
+        tmp_path / "bundle", container_spec(GPU0, "PYTHONPATH=evil", "LD_PRELOAD=/x.so", "PROBE=1", mounts=[PROC])
+    )
+    after = inject_in_process(made, host_config(tmp_path / "host"))
     hooks = [hook for stage in after["hooks"].values() for hook in stage]
     assert hooks
     for hook in hooks:
@@ -141,7 +143,7 @@ def test_r01_our_hook_under_a_real_runtime_sees_nothing_of_the_images_environmen
     runtime = shutil.which(program)
     busybox = shutil.which("busybox")
     if os.geteuid() != 0 or runtime is None or busybox is None:
-        lacking(f"a real hook needs root, {program} and a static busybox")
+        skip_or_fail(f"a real hook needs root, {program} and a static busybox")
     host_tree.build_host(tmp_path / "host", driver=DRIVER, gpus=2)
     params = (tmp_path / "host/proc/driver/nvidia/params").read_bytes()
     monkeypatch.setattr(pipeline, "_read_visible_params", lambda _: params)
@@ -151,11 +153,11 @@ def test_r01_our_hook_under_a_real_runtime_sees_nothing_of_the_images_environmen
         (rootfs / name).mkdir(parents=True)
     shutil.copy(busybox, rootfs / "bin/sh")
     (rootfs / "evil/sitecustomize.py").write_text(f"open({str(tmp_path / 'marker')!r}, 'w')")
-    made = bundle(
+    made = make_bundle(
         tmp_path / "bundle",
-        spec(GPU0, "PYTHONPATH=evil", "LD_PRELOAD=/x.so", "PROBE=1", mounts=[PROC, DEV]),
+        container_spec(GPU0, "PYTHONPATH=evil", "LD_PRELOAD=/x.so", "PROBE=1", mounts=[PROC, DEV]),
     )
-    after = inject(made, settings(tmp_path / "host"))
+    after = inject_in_process(made, host_config(tmp_path / "host"))
     (hook,) = after["hooks"]["createContainer"]
     witness = tmp_path / "witness"
     witness.write_text(f"#!/bin/sh\nenv > {tmp_path}/env\n")
@@ -164,7 +166,7 @@ def test_r01_our_hook_under_a_real_runtime_sees_nothing_of_the_images_environmen
     after["process"]["args"] = ["/bin/sh", "-c", "true"]
     after["process"]["env"] = [entry for entry in after["process"]["env"] if not entry.startswith("LD_PRELOAD")]
     after["process"]["env"].append("LD_PRELOAD=/x.so")
-    write(made, after)
+    write_spec(made, after)
     name = f"r01-{os.getpid()}-{program}"
     command = f"{runtime} --root {tmp_path}/run run --bundle {made} {name}"
     if program == "crun":
@@ -184,10 +186,10 @@ def test_r01_our_hook_under_a_real_runtime_sees_nothing_of_the_images_environmen
 
 def test_r02_nodes_and_rules_stand_in_the_spec_and_survive_a_daemon_reload(tmp_path: Path, host: Path) -> None:
     shim = Shim(tmp_path / "shim", host)
-    done = shim.create(bundle(tmp_path / "bundle", spec(GPU0)))
+    done = shim.create(make_bundle(tmp_path / "bundle", container_spec(GPU0)))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     dumped = shim.spec()
-    assert devices(dumped) == NODES
+    assert list_device_numbers(dumped) == NODES
     assert {node["type"] for node in dumped["linux"]["devices"]} == {"c"}
     rules = dumped["linux"]["resources"]["devices"]
     assert rules[0] == {"allow": False, "access": "rwm"}
@@ -201,19 +203,19 @@ def test_r02_nodes_and_rules_stand_in_the_spec_and_survive_a_daemon_reload(tmp_p
 
 def test_r03_a_configuration_of_the_incumbents_does_not_take_the_rules_away(tmp_path: Path, host: Path) -> None:
     shim = Shim(tmp_path / "shim", host, "[nvidia-container-cli]\nno-cgroups = true\n")
-    assert shim.create(bundle(tmp_path / "bundle", spec(GPU0))).returncode == 0
-    assert allowed(shim.spec()) == list(NODES.values())
+    assert shim.create(make_bundle(tmp_path / "bundle", container_spec(GPU0))).returncode == 0
+    assert list_allowed_numbers(shim.spec()) == list(NODES.values())
 
 
 def test_r03_in_a_user_namespace_the_nodes_are_bound_and_there_are_no_rules(tmp_path: Path, host: Path) -> None:
     if not stat.S_ISCHR((host / "dev/nvidia0").stat().st_mode if (host / "dev/nvidia0").exists() else 0):
-        lacking("only root can make the nodes that are bound")
+        skip_or_fail("only root can make the nodes that are bound")
     linux = {
         "namespaces": [{"type": "mount"}, {"type": "pid"}, {"type": "user"}],
         "uidMappings": [{"containerID": 0, "hostID": 1000, "size": 1}],
     }
     shim = Shim(tmp_path / "shim", host)
-    done = shim.create(bundle(tmp_path / "bundle", spec(GPU0, linux=linux)))
+    done = shim.create(make_bundle(tmp_path / "bundle", container_spec(GPU0, linux=linux)))
     assert (done.returncode, done.stderr) == (0, "")
     dumped = shim.spec()
     assert "devices" not in dumped["linux"]
@@ -235,9 +237,9 @@ def test_r04_a_lost_node_of_a_loaded_module_costs_nothing_and_says_nothing(tmp_p
     for name in ("nvidia-uvm", "nvidia-uvm-tools"):
         (tmp_path / "host/dev" / name).unlink(missing_ok=True)
     shim = Shim(tmp_path / "shim", tmp_path / "host")
-    done = shim.create(bundle(tmp_path / "bundle", spec(GPU0)))
+    done = shim.create(make_bundle(tmp_path / "bundle", container_spec(GPU0)))
     assert (done.returncode, done.stderr) == (0, "")
-    assert devices(shim.spec()) == NODES
+    assert list_device_numbers(shim.spec()) == NODES
 
 
 def test_r04_a_module_that_is_not_loaded_is_named_with_its_cause(tmp_path: Path) -> None:
@@ -247,13 +249,16 @@ def test_r04_a_module_that_is_not_loaded_is_named_with_its_cause(tmp_path: Path)
     table.chmod(0o644)
     table.write_text("".join(line for line in text.splitlines(keepends=True) if "nvidia-uvm" not in line))
     shim = Shim(tmp_path / "shim", tmp_path / "host")
-    done = shim.create(bundle(tmp_path / "bundle", spec(GPU0)))
+    done = shim.create(make_bundle(tmp_path / "bundle", container_spec(GPU0)))
     assert done.returncode == 1
     assert "/dev/nvidia-uvm is required for compute" in done.stderr
     assert "nvidia_uvm is not loaded" in done.stderr
     table.write_text("".join(line for line in text.splitlines(keepends=True) if "nvidia-modeset" not in line))
     shutil.rmtree(tmp_path / "host/sys/module/nvidia_modeset")
-    assert shim.create(bundle(tmp_path / "other", spec(GPU0, "NVIDIA_DRIVER_CAPABILITIES=all"))).returncode == 0
+    assert (
+        shim.create(make_bundle(tmp_path / "other", container_spec(GPU0, "NVIDIA_DRIVER_CAPABILITIES=all"))).returncode
+        == 0
+    )
 
 
 # --- R13, R14 ---------------------------------------------------------------------------------------------
@@ -272,7 +277,7 @@ def names_in_cache(made: Path) -> dict[str, str]:
 def library_of(made: Path, name: str) -> str:
     """The file of the host that a program of the container gets for a name, through cache, links and mounts."""
     path = inside(made / "rootfs", names_in_cache(made)[name])
-    sources = {mount["destination"]: mount["source"] for mount in read(made)["mounts"]}
+    sources = {mount["destination"]: mount["source"] for mount in read_spec(made)["mounts"]}
     for _ in range(5):
         if path in sources:
             return sources[path]
@@ -283,8 +288,8 @@ def library_of(made: Path, name: str) -> str:
 
 
 def test_r13_libcuda_is_found_by_both_names_and_twice_is_once(tmp_path: Path, host: Path) -> None:
-    made = bundle(tmp_path / "bundle", spec(GPU0))
-    inject(made, settings(host))
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
+    inject_in_process(made, host_config(host))
     for name in ("libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1"):
         stem = name.partition(".so")[0]
         assert library_of(made, name) == f"{host}/{LIBRARIES}/{stem}.so.{DRIVER}"
@@ -293,17 +298,17 @@ def test_r13_libcuda_is_found_by_both_names_and_twice_is_once(tmp_path: Path, ho
     drop_in = (made / "rootfs/etc/ld.so.conf.d/00-gpu-oci-hook.conf").read_text()
     assert names_in_cache(made)["libcuda.so.1"].rpartition("/")[0] in drop_in.splitlines()
     assert "libnvidia-opticalflow.so.1" not in names_in_cache(made)  # needs video
-    before = look(made)
-    inject(made, settings(host))
-    assert look(made) == before
+    before = snapshot_tree(made)
+    inject_in_process(made, host_config(host))
+    assert snapshot_tree(made) == before
 
 
 def test_r13_a_library_that_the_host_lacks_is_no_link(tmp_path: Path) -> None:
     host_tree.build_host(tmp_path / "host", driver=DRIVER)
     for path in (tmp_path / "host" / LIBRARIES).glob("libnvidia-opticalflow*"):
         path.unlink()
-    made = bundle(tmp_path / "bundle", spec(GPU0, "NVIDIA_DRIVER_CAPABILITIES=all"))
-    after = inject(made, settings(tmp_path / "host"))
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0, "NVIDIA_DRIVER_CAPABILITIES=all"))
+    after = inject_in_process(made, host_config(tmp_path / "host"))
     assert "libnvidia-encode.so.1" in names_in_cache(made)
     assert "opticalflow" not in json.dumps(after)
     assert b"opticalflow" not in (made / "rootfs/etc/ld.so.cache").read_bytes()
@@ -313,7 +318,7 @@ def test_r13_a_library_that_the_host_lacks_is_no_link(tmp_path: Path) -> None:
 def test_r14_leftovers_of_a_committed_container_give_way_and_are_warned_about(
     tmp_path: Path, host: Path, explain: Explain
 ) -> None:
-    made = bundle(tmp_path / "bundle", spec(GPU0))
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
     left = [f"{LIBRARIES}/libnvidia-ml.so.1", f"{LIBRARIES}/libcuda.so.418.56", "usr/bin/nvidia-smi"]
     for name in left:
         (made / "rootfs" / name).touch()
@@ -327,7 +332,7 @@ def test_r14_leftovers_of_a_committed_container_give_way_and_are_warned_about(
     assert library_of(made, "libcuda.so.1").endswith(f"libcuda.so.{DRIVER}")
     assert library_of(made, "libnvidia-ml.so.1").endswith(f"libnvidia-ml.so.{DRIVER}")
     assert (made / "rootfs" / left[0]).is_symlink()
-    assert "/usr/bin/nvidia-smi" in destinations(shim.spec())
+    assert "/usr/bin/nvidia-smi" in list_mount_destinations(shim.spec())
 
 
 # --- R16, R17 ---------------------------------------------------------------------------------------------
@@ -335,7 +340,7 @@ def test_r14_leftovers_of_a_committed_container_give_way_and_are_warned_about(
 
 def test_r16_a_compat_directory_behind_absolute_links_is_found_inside(tmp_path: Path) -> None:
     host_tree.build_host(tmp_path / "host", driver="535.183.06")
-    made = bundle(tmp_path / "bundle", spec(GPU0))
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
     rootfs = made / "rootfs"
     (rootfs / "usr/local/cuda-12.4/compat").mkdir(parents=True)
     (rootfs / "etc/alternatives").mkdir()
@@ -343,22 +348,22 @@ def test_r16_a_compat_directory_behind_absolute_links_is_found_inside(tmp_path: 
     (rootfs / "etc/alternatives/cuda").symlink_to("/usr/local/cuda-12.4")
     (rootfs / "usr/local/cuda-12.4/compat/libcuda.so.560.35.03").write_bytes(b"\x7fELF")
     (rootfs / "usr/local/cuda-12.4/compat/libcuda.so.1").symlink_to("libcuda.so.560.35.03")
-    inject(made, settings(tmp_path / "host"))
+    inject_in_process(made, host_config(tmp_path / "host"))
     assert names_in_cache(made)["libcuda.so.1"] == "/usr/local/cuda-12.4/compat/libcuda.so.1"
 
 
 def test_r16_nothing_is_made_outside_of_the_image(tmp_path: Path, host: Path) -> None:
     escape = tmp_path / "escape"
     (escape / "ld.so.conf.d").mkdir(parents=True)
-    before = look(escape)
-    made = bundle(tmp_path / "bundle", spec(GPU0))
+    before = snapshot_tree(escape)
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
     rootfs = made / "rootfs"
     (rootfs / LIBRARIES).rmdir()
     (rootfs / LIBRARIES).symlink_to(f"/../../../../..{escape}")
     (rootfs / "etc/ld.so.conf.d").rmdir()
     (rootfs / "etc/ld.so.conf.d").symlink_to(escape)
-    after = inject(made, settings(host))
-    assert look(escape) == before
+    after = inject_in_process(made, host_config(host))
+    assert snapshot_tree(escape) == before
     for mount in after["mounts"]:
         assert inside(rootfs, mount["destination"]) == mount["destination"], "a destination leads over a link"
 
@@ -368,17 +373,17 @@ def test_r17_musl_gets_its_path_file_with_its_defaults(tmp_path: Path, host: Pat
     for name in ("lib", "usr/lib", "etc", "usr/bin"):
         (rootfs / name).mkdir(parents=True)
     (rootfs / "lib/ld-musl-x86_64.so.1").write_bytes(b"\x7fELF")
-    made = bundle(tmp_path / "bundle", spec(GPU0))
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
     (rootfs / "etc/ld-musl-x86_64.path").write_text("/opt/own\n")
     # The simulated nvidia-smi is a script; a real one is a program of glibc's.
     assert "nvidia-smi is a glibc binary; needs gcompat" in explain(made)["warnings"]
-    inject(made, settings(host))
+    inject_in_process(made, host_config(host))
     own = (rootfs / "etc/ld-musl-x86_64.path").read_text().splitlines()
     assert own[-1] == "/opt/own"
     assert own[0].startswith("/usr/")
     (rootfs / "etc/ld-musl-x86_64.path").unlink()
-    write(made, spec(GPU0))
-    inject(made, settings(host))
+    write_spec(made, container_spec(GPU0))
+    inject_in_process(made, host_config(host))
     assert (rootfs / "etc/ld-musl-x86_64.path").read_text().splitlines() == [
         own[0], "/lib", "/usr/local/lib", "/usr/lib",
     ]  # fmt: skip
@@ -402,10 +407,10 @@ def open_place() -> Iterator[Path]:
 def test_r19_a_user_in_a_user_namespace_gets_cache_and_bound_nodes(open_place: Path) -> None:
     unshare, setpriv = shutil.which("unshare"), shutil.which("setpriv")
     if os.geteuid() != 0 or unshare is None or setpriv is None:
-        lacking("another user needs root, unshare and setpriv")
+        skip_or_fail("another user needs root, unshare and setpriv")
     host_tree.build_host(open_place / "host", driver=DRIVER)
     shim = Shim(open_place / "shim", open_place / "host")
-    made = bundle(open_place / "bundle", spec(GPU0, linux={"namespaces": [{"type": "mount"}]}))
+    made = make_bundle(open_place / "bundle", container_spec(GPU0, linux={"namespaces": [{"type": "mount"}]}))
     for top in (made, shim.path.parent):
         for where, _, files in os.walk(top):
             for name in (".", *files):
@@ -416,28 +421,28 @@ def test_r19_a_user_in_a_user_namespace_gets_cache_and_bound_nodes(open_place: P
         env=shim.env, capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     if "unshare failed" in done.stderr:
-        lacking(f"this kernel gives users no user namespace ({done.stderr.strip()})")
+        skip_or_fail(f"this kernel gives users no user namespace ({done.stderr.strip()})")
     assert (done.returncode, done.stderr) == (0, "")
     dumped = shim.spec()
-    assert not devices(dumped)
-    assert not allowed(dumped)
-    assert set(NODES) <= set(destinations(dumped))
+    assert not list_device_numbers(dumped)
+    assert not list_allowed_numbers(dumped)
+    assert set(NODES) <= set(list_mount_destinations(dumped))
     assert "libcuda.so.1" in names_in_cache(made)
     assert (made / "config.json").stat().st_uid == 1000
 
 
 def test_r19_a_root_that_is_no_mount_point_is_as_good(tmp_path: Path, host: Path) -> None:
-    made = bundle(tmp_path / "bundle", spec(GPU0))
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
     assert not os.path.ismount(made / "rootfs")
-    inject(made, settings(host))
+    inject_in_process(made, host_config(host))
     assert "libcuda.so.1" in names_in_cache(made)
 
 
 @pytest.mark.parametrize("cache", [False, True], ids=["no cache", "a cache"])
 def test_r19_a_read_only_file_system_is_announced(cache: bool, tmp_path: Path, host: Path, explain: Explain) -> None:
     if os.geteuid() != 0:
-        lacking("a read-only file system needs root")
-    made = bundle(tmp_path / "bundle", spec(GPU0, mounts=[PROC, DEV]))
+        skip_or_fail("a read-only file system needs root")
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0, mounts=[PROC, DEV]))
     rootfs = made / "rootfs"
     if cache:
         (rootfs / "etc/ld.so.cache").write_bytes((host / "etc/ld.so.cache").read_bytes())
@@ -445,14 +450,14 @@ def test_r19_a_read_only_file_system_is_announced(cache: bool, tmp_path: Path, h
     try:
         subprocess.run(["mount", "-o", "remount,bind,ro", rootfs], check=True)
         document = explain(made)
-        after = inject(made, settings(host))
+        after = inject_in_process(made, host_config(host))
     finally:
         subprocess.run(["umount", "-l", rootfs], check=True)
     place = "/dev/gpu-oci-hook/lib64"
-    assert f"{place}/libcuda.so.{DRIVER}" in destinations(after)
+    assert f"{place}/libcuda.so.{DRIVER}" in list_mount_destinations(after)
     env = [edit for edit in document["edits"] if edit["kind"] == "env"]
     if cache:
-        assert "/etc/ld.so.cache" in destinations(after)
+        assert "/etc/ld.so.cache" in list_mount_destinations(after)
         assert not env
     else:
         assert env[0]["text"] == f"LD_LIBRARY_PATH={place}"
@@ -467,11 +472,11 @@ def test_r20_module_and_libraries_of_different_versions(tmp_path: Path) -> None:
     path = tmp_path / "host/proc/driver/nvidia/version"
     path.chmod(0o644)
     path.write_text(path.read_text().replace(DRIVER, "550.54.14"))
-    made = bundle(tmp_path / "bundle", spec(GPU0))
-    text = refused(made, settings(tmp_path / "host"))
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
+    text = refused(made, host_config(tmp_path / "host"))
     assert f"kernel module 550.54.14, libraries {DRIVER}: reboot, or unload and reload the nvidia modules" in text
     assert "version mismatch" in text
-    inject(made, settings(tmp_path / "host", version_mismatch="warn"))
+    inject_in_process(made, host_config(tmp_path / "host", version_mismatch="warn"))
     assert library_of(made, "libcuda.so.1").endswith(DRIVER)
 
 
@@ -494,13 +499,13 @@ def test_r21_cuda_forward_compatibility(
     files: list[str], driver: str, model: str, wins: bool, said: str, tmp_path: Path, explain: Explain
 ) -> None:
     host_tree.build_host(tmp_path / "host", driver=driver, model=model)
-    made = bundle(tmp_path / "bundle", spec(GPU0))
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
     (made / "rootfs" / COMPAT).mkdir(parents=True)
     for version in files:
         (made / "rootfs" / COMPAT / f"libcuda.so.{version}").write_bytes(b"\x7fELF")
     (made / "rootfs" / COMPAT / "libcuda.so.1").symlink_to(f"libcuda.so.{files[0]}")
     document = explain(made, tmp_path / "host")
-    inject(made, settings(tmp_path / "host"))
+    inject_in_process(made, host_config(tmp_path / "host"))
     assert (names_in_cache(made)["libcuda.so.1"] == f"/{COMPAT}/libcuda.so.1") == wins
     text = json.dumps([document["warnings"], document["withheld"], document["edits"]])
     assert said in text
@@ -510,20 +515,20 @@ def test_r21_cuda_forward_compatibility(
 
 
 def test_r21_a_stub_in_the_library_path_is_warned_about(tmp_path: Path, explain: Explain, host: Path) -> None:
-    made = bundle(tmp_path / "bundle", spec(GPU0, "LD_LIBRARY_PATH=/usr/local/cuda/lib64/stubs"))
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0, "LD_LIBRARY_PATH=/usr/local/cuda/lib64/stubs"))
     assert any("error 34 risk" in warning for warning in explain(made)["warnings"])
-    inject(made, settings(host))
+    inject_in_process(made, host_config(host))
     assert library_of(made, "libcuda.so.1").endswith(DRIVER)
 
 
 def test_r21_a_libcuda_of_the_images_own_loses_and_is_warned_about(
     tmp_path: Path, explain: Explain, host: Path
 ) -> None:
-    made = bundle(tmp_path / "bundle", spec(GPU0))
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
     (made / "rootfs" / LIBRARIES / "libcuda.so.450.80.02").write_bytes(b"\x7fELF")
     (made / "rootfs" / LIBRARIES / "libcuda.so.1").symlink_to("libcuda.so.450.80.02")
     assert any("450.80.02" in warning and "error 803 risk" in warning for warning in explain(made)["warnings"])
-    inject(made, settings(host))
+    inject_in_process(made, host_config(host))
     assert library_of(made, "libcuda.so.1").endswith(DRIVER)
     assert "450" not in inside(made / "rootfs", f"{LIBRARIES}/libcuda.so.1")
 
@@ -541,8 +546,8 @@ def gaming(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_r22_a_requirement_that_is_not_met_says_all_about_it(gaming: Path, tmp_path: Path, explain: Explain) -> None:
-    made = bundle(tmp_path / "bundle", spec(GPU0, REQUIRE))
-    text = refused(made, settings(gaming))
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0, REQUIRE))
+    text = refused(made, host_config(gaming))
     for part in (
         "NVIDIA_REQUIRE_CUDA", '"cuda>=12.8"', '"brand=tesla,driver>=535,driver<536"', "cuda 12.5", f"driver {DRIVER}",
         "brand geforce", 'nearest is "cuda>=12.8"',
@@ -555,10 +560,12 @@ def test_r22_a_requirement_that_is_not_met_says_all_about_it(gaming: Path, tmp_p
 
 
 def test_r22_the_others(gaming: Path, tmp_path: Path, explain: Explain) -> None:
-    inject(bundle(tmp_path / "a", spec(GPU0, "NVIDIA_REQUIRE_CUDA=cuda>=12.4")), settings(gaming))
-    made = bundle(tmp_path / "b", spec(GPU0, "NVIDIA_REQUIRE_CUDA=cuda=>12"))
-    assert "cannot parse at column 5" in refused(made, settings(gaming))
-    made = bundle(tmp_path / "c", spec(GPU0, REQUIRE, "NVIDIA_DISABLE_REQUIRE=1"))
+    inject_in_process(
+        make_bundle(tmp_path / "a", container_spec(GPU0, "NVIDIA_REQUIRE_CUDA=cuda>=12.4")), host_config(gaming)
+    )
+    made = make_bundle(tmp_path / "b", container_spec(GPU0, "NVIDIA_REQUIRE_CUDA=cuda=>12"))
+    assert "cannot parse at column 5" in refused(made, host_config(gaming))
+    made = make_bundle(tmp_path / "c", container_spec(GPU0, REQUIRE, "NVIDIA_DISABLE_REQUIRE=1"))
     document = explain(made, gaming)
     assert document["state"] == "inject"
     assert any("requirements are not checked" in warning for warning in document["warnings"])
@@ -614,16 +621,16 @@ def test_r23_what_the_variable_means(
     env: list[str], process: dict[str, Any], config: dict[str, str], expected: list[str] | str | None, tmp_path: Path,
     numbered: Path,
 ) -> None:  # fmt: skip
-    config_json: Spec = spec(*env)
+    config_json: Spec = container_spec(*env)
     config_json["process"].update(process)
-    made = bundle(tmp_path / "bundle", config_json)
-    before = look(made)
+    made = make_bundle(tmp_path / "bundle", config_json)
+    before = snapshot_tree(made)
     if isinstance(expected, str):
-        assert expected in refused(made, settings(numbered, **config))
+        assert expected in refused(made, host_config(numbered, **config))
         return
-    after = inject(made, settings(numbered, **config))
+    after = inject_in_process(made, host_config(numbered, **config))
     if expected is None:
-        assert look(made) == before
+        assert snapshot_tree(made) == before
         return
     nodes = [node["path"] for node in after["linux"]["devices"]]
     if "CUDA_VERSION=11.8" in env:  # a legacy image has every capability
@@ -634,8 +641,8 @@ def test_r23_what_the_variable_means(
 
 
 def test_r23_a_variable_that_is_set_twice_is_warned_about(tmp_path: Path, numbered: Path) -> None:
-    made = bundle(tmp_path / "bundle", spec("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=void"))
-    outcome = pipeline.prepare_injection(read(made), settings(numbered), str(made), state_dir.StateCache())
+    made = make_bundle(tmp_path / "bundle", container_spec("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=void"))
+    outcome = pipeline.prepare_injection(read_spec(made), host_config(numbered), str(made), state_dir.StateCache())
     assert any("set twice" in warning for warning in outcome.plan.warnings)
 
 
@@ -650,7 +657,7 @@ def test_r36_a_libc_too_old_for_a_library_is_said(tmp_path: Path, explain: Expla
         soname="libcuda.so.1", needed=["libc.so.6"], arch="x86_64", symbols=["cuInit"], glibc="2.34"
     )
     (tmp_path / f"host/{LIBRARIES}/libcuda.so.{DRIVER}").write_bytes(data)
-    made = bundle(tmp_path / "bundle", spec(GPU0))
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
     libc = made / "rootfs" / LIBRARIES / "libc.so.6"
     libc.write_bytes(b"\x7fELF\0GLIBC_2.2.5\0GLIBC_2.31\0GLIBC_PRIVATE\0")
     warning = "libcuda.so.1 needs GLIBC_2.34, image provides 2.31: will not load"
@@ -669,18 +676,18 @@ def test_explain_of_a_rich_bundle_gives_a_reason_for_everything_and_is_valid(
 
     schema = json.loads((Path(cli.__file__).parent / "explain.schema.json").read_text())
     nvidia = {"path": "/usr/bin/nvidia-container-runtime-hook", "args": ["x", "prestart"]}
-    config_json = spec(
+    config_json = container_spec(
         GPU0, "NVIDIA_DRIVER_CAPABILITIES=compute,video", "NVIDIA_GDS=enabled", "NVIDIA_REQUIRE_CUDA=cuda>=12",
         mounts=[PROC, DEV, {"destination": "/usr/bin/nvidia-smi", "type": "bind", "source": "/x"}],
         hooks={"prestart": [nvidia]},
     )  # fmt: skip
-    made = bundle(tmp_path / "bundle", config_json)
+    made = make_bundle(tmp_path / "bundle", config_json)
     (made / "rootfs" / COMPAT).mkdir(parents=True)
     (made / "rootfs" / COMPAT / "libcuda.so.525.60.13").write_bytes(b"\x7fELF")
     (made / "rootfs" / LIBRARIES / "libcuda.so.418.56").touch()
-    before = look(made)
+    before = snapshot_tree(made)
     document = explain(made, numbered)
-    assert look(made) == before
+    assert snapshot_tree(made) == before
     jsonschema.Draft202012Validator.check_schema(schema)
     jsonschema.validate(document, schema, cls=jsonschema.Draft202012Validator)
     assert {edit["kind"] for edit in document["edits"]} >= {"device", "rule", "mount", "link", "file", "drop-hook"}

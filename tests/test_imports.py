@@ -19,7 +19,7 @@ import gpu_oci_hook
 from gpu_oci_hook.cli.launchers import find_interpreter
 from gpu_oci_hook.simulate import host_tree
 from support import cdi_edits
-from support.bundles import DEV, PROC, Spec, bundle, lacking, nodes_needed, spec
+from support.bundles import DEV, PROC, Spec, container_spec, make_bundle, skip_or_fail, user_namespace_param
 
 SOURCE = Path(gpu_oci_hook.__file__).resolve().parents[1]
 
@@ -146,20 +146,22 @@ BARE = _bare()
 def machine(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     machine = Machine(tmp_path_factory.mktemp("machine"))
     machine.call("state", "x")
-    machine.call("create", "--bundle", bundle(machine.root / "warm", REQUESTS["rich"]), "x")
+    machine.call("create", "--bundle", make_bundle(machine.root / "warm", REQUESTS["rich"]), "x")
     return machine
 
 
 REQUESTS: dict[str, Spec] = {
-    "plain": spec("NVIDIA_VISIBLE_DEVICES=0"),
-    "rich": spec(
+    "plain": container_spec("NVIDIA_VISIBLE_DEVICES=0"),
+    "rich": container_spec(
         "NVIDIA_VISIBLE_DEVICES=all",
         "NVIDIA_DRIVER_CAPABILITIES=all",
         "NVIDIA_REQUIRE_CUDA=cuda>=12.4 brand=tesla,driver>=535,driver<536",
         mounts=[PROC, DEV],
     ),
-    "user namespace": spec("NVIDIA_VISIBLE_DEVICES=0", linux={"namespaces": [{"type": "user"}, {"type": "mount"}]}),
-    "forbidden": spec("CUDA_VERSION=12", "NVIDIA_REQUIRE_CUDA=cuda>=12"),
+    "user namespace": container_spec(
+        "NVIDIA_VISIBLE_DEVICES=0", linux={"namespaces": [{"type": "user"}, {"type": "mount"}]}
+    ),
+    "forbidden": container_spec("CUDA_VERSION=12", "NVIDIA_REQUIRE_CUDA=cuda>=12"),
 }
 
 
@@ -169,14 +171,14 @@ def test_the_way_of_every_call_loads_the_allow_list_and_nothing_else(machine: Ma
 
 
 def test_a_create_that_asks_for_nothing_loads_one_module_more(machine: Machine, tmp_path: Path) -> None:
-    assert machine.loaded("create", "--bundle", bundle(tmp_path / "b", spec()), "x") <= CREATE
+    assert machine.loaded("create", "--bundle", make_bundle(tmp_path / "b", container_spec()), "x") <= CREATE
 
 
-@pytest.mark.parametrize("name", [nodes_needed(name) for name in REQUESTS])
+@pytest.mark.parametrize("name", [user_namespace_param(name) for name in REQUESTS])
 def test_the_way_of_a_gpu_container_loads_the_allow_list_and_nothing_else(
     name: str, machine: Machine, tmp_path: Path
 ) -> None:
-    made = bundle(tmp_path / "b", REQUESTS[name])
+    made = make_bundle(tmp_path / "b", REQUESTS[name])
     assert machine.loaded("create", "--bundle", made, "x") <= INJECTION
     if name != "forbidden":
         assert "libcuda.so" in (made / "config.json").read_text()
@@ -190,11 +192,11 @@ BESIDES = {
 }
 
 
-@pytest.mark.parametrize("word", [nodes_needed(word) for word in BESIDES])
+@pytest.mark.parametrize("word", [user_namespace_param(word) for word in BESIDES])
 def test_what_goes_in_beside_gpus_loads_its_own_module_and_no_other(
     word: str, machine: Machine, tmp_path: Path
 ) -> None:
-    made = bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=0", word))
+    made = make_bundle(tmp_path / "b", container_spec("NVIDIA_VISIBLE_DEVICES=0", word))
     found = machine.loaded("create", "--bundle", made, "x")
     assert found - INJECTION == modules(BESIDES[word]) - INJECTION
 
@@ -206,17 +208,21 @@ GRAPHICS = {"gpu_oci_hook.host.optional.graphics", "gpu_oci_hook.plan.links"}
 def test_what_graphics_needs_is_loaded_for_graphics_alone(
     machine: Machine, tmp_path: Path, capabilities: str, drawn: bool
 ) -> None:
-    made = bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=0", f"NVIDIA_DRIVER_CAPABILITIES={capabilities}"))
+    made = make_bundle(
+        tmp_path / "b", container_spec("NVIDIA_VISIBLE_DEVICES=0", f"NVIDIA_DRIVER_CAPABILITIES={capabilities}")
+    )
     assert machine.loaded("create", "--bundle", made, "x") & GRAPHICS == (GRAPHICS if drawn else set())
 
 
 def test_the_way_of_a_mig_container_loads_a_few_modules_more(tmp_path: Path) -> None:
     divided = Machine(tmp_path / "divided", mig=("7", "0"))
     divided.call("state", "x")
-    divided.call("create", "--bundle", bundle(tmp_path / "warm", spec("NVIDIA_VISIBLE_DEVICES=0:1")), "x")
+    divided.call(
+        "create", "--bundle", make_bundle(tmp_path / "warm", container_spec("NVIDIA_VISIBLE_DEVICES=0:1")), "x"
+    )
     asked: dict[str, set[str]] = {"0:1": MIG, "all": MIG, "0": MIG, "1": set()}
     for count, (word, more) in enumerate(asked.items()):
-        made = bundle(tmp_path / f"b{count}", spec(f"NVIDIA_VISIBLE_DEVICES={word}"))
+        made = make_bundle(tmp_path / f"b{count}", container_spec(f"NVIDIA_VISIBLE_DEVICES={word}"))
         found = divided.loaded("create", "--bundle", made, "x")
         assert found <= INJECTION | more, word
         assert found >= more, word
@@ -233,40 +239,48 @@ def with_files(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     (machine.host / "etc/cdi/nic.json").write_text(text)
     time.sleep(0.1)  # what was written this very moment is not remembered
     machine.call("state", "x")
-    machine.call("create", "--bundle", bundle(machine.root / "warm", spec(NAMED["env"])), "x")
+    machine.call("create", "--bundle", make_bundle(machine.root / "warm", container_spec(NAMED["env"])), "x")
     return machine
 
 
 NAMED = {"env": "NVIDIA_VISIBLE_DEVICES=0,vendor.com/nic=n", "own": "NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0"}
 
 
-@pytest.mark.parametrize("how", [nodes_needed(how) for how in ("env", "own", "annotation", "foreign")])
+@pytest.mark.parametrize("how", [user_namespace_param(how) for how in ("env", "own", "annotation", "foreign")])
 def test_a_warm_start_by_cdi_name_loads_no_yaml_and_no_checks(with_files: Machine, tmp_path: Path, how: str) -> None:
     made = {
-        "annotation": spec(annotations={"cdi.k8s.io/x": "vendor.com/nic=n,nvidia.com/gpu=1"}),
-        "foreign": spec("NVIDIA_VISIBLE_DEVICES=vendor.com/nic=n"),
-    }.get(how) or spec(NAMED[how])
-    found = with_files.loaded("create", "--bundle", bundle(tmp_path / "b", made), "x")
+        "annotation": container_spec(annotations={"cdi.k8s.io/x": "vendor.com/nic=n,nvidia.com/gpu=1"}),
+        "foreign": container_spec("NVIDIA_VISIBLE_DEVICES=vendor.com/nic=n"),
+    }.get(how) or container_spec(NAMED[how])
+    found = with_files.loaded("create", "--bundle", make_bundle(tmp_path / "b", made), "x")
     assert found <= INJECTION | CDI
     assert (found >= CDI) == (how != "own"), "a name of our own kind needs no file"
 
 
 def test_a_container_without_a_cdi_name_loads_nothing_of_cdi(with_files: Machine, tmp_path: Path) -> None:
     mount = {"destination": "/run/nvidia-container-devices/0", "source": "/dev/null", "type": "bind"}
-    for number, made in enumerate((spec("NVIDIA_VISIBLE_DEVICES=all"), spec(mounts=[mount]), spec("CUDA_VERSION=11"))):
-        found = with_files.loaded("create", "--bundle", bundle(tmp_path / f"b{number}", made), "x")
+    for number, made in enumerate(
+        (
+            container_spec("NVIDIA_VISIBLE_DEVICES=all"),
+            container_spec(mounts=[mount]),
+            container_spec("CUDA_VERSION=11"),
+        )
+    ):
+        found = with_files.loaded("create", "--bundle", make_bundle(tmp_path / f"b{number}", made), "x")
         assert not found - INJECTION & CDI
 
 
 def test_a_warm_start_by_cdi_name_opens_no_cdi_file(with_files: Machine, tmp_path: Path) -> None:
-    found, became = opened(with_files, "create", "--bundle", bundle(tmp_path / "b", spec(NAMED["env"])), "x")
+    found, became = opened(
+        with_files, "create", "--bundle", make_bundle(tmp_path / "b", container_spec(NAMED["env"])), "x"
+    )
     assert became
     assert str(with_files.host / "etc/cdi") in found
     assert not [path for path in found if path.startswith(f"{with_files.host}/etc/cdi/")]
 
 
 def test_a_second_create_of_the_same_bundle_loads_no_more(machine: Machine, tmp_path: Path) -> None:
-    made = bundle(tmp_path / "b", REQUESTS["rich"])
+    made = make_bundle(tmp_path / "b", REQUESTS["rich"])
     first = machine.loaded("create", "--bundle", made, "x")
     assert machine.loaded("create", "--bundle", made, "x") <= first
 
@@ -281,7 +295,7 @@ def test_the_allow_lists_name_nothing_dear_and_nothing_that_is_gone() -> None:
 
 def test_the_way_of_a_gpu_container_uses_its_whole_allow_list(machine: Machine, tmp_path: Path) -> None:
     """An entry that nobody needs any more would let something slip in unseen."""
-    found = machine.loaded("create", "--bundle", bundle(tmp_path / "b", REQUESTS["rich"]), "x")
+    found = machine.loaded("create", "--bundle", make_bundle(tmp_path / "b", REQUESTS["rich"]), "x")
     assert {name for name in INJECTION if name.startswith("gpu_oci_hook.")} <= found
 
 
@@ -289,7 +303,7 @@ def opened(machine: Machine, *words: str | Path, bare: bool = False) -> tuple[li
     """The paths that a call opens before it becomes the low-level runtime, and whether it becomes that."""
     strace = shutil.which("strace")
     if strace is None:
-        lacking("what a call opens; strace is not installed")
+        skip_or_fail("what a call opens; strace is not installed")
     trace = machine.root / "trace"
     command = [find_interpreter(), "-ISXutf8", "-c", "pass"] if bare else [machine.launcher(), *words]
     subprocess.run(
@@ -334,7 +348,7 @@ def test_a_call_reads_nothing_but_our_own_code_and_the_one_remembered_file(machi
 
 
 def test_a_create_that_asks_for_nothing_reads_its_config_json_besides(machine: Machine, tmp_path: Path) -> None:
-    made = bundle(tmp_path / "b", spec())
+    made = make_bundle(tmp_path / "b", container_spec())
     plain, _ = opened(machine, "kill", "x", "9")
     found, became = opened(machine, "create", "--bundle", made, "x")
     assert became
@@ -343,7 +357,7 @@ def test_a_create_that_asks_for_nothing_reads_its_config_json_besides(machine: M
 
 
 def test_a_warm_start_runs_nothing_and_reads_no_driver_file(machine: Machine, tmp_path: Path) -> None:
-    made = bundle(tmp_path / "b", REQUESTS["rich"])
+    made = make_bundle(tmp_path / "b", REQUESTS["rich"])
     found, became = opened(machine, "create", "--bundle", made, "x")
     assert became
     assert not [path for path in found if ".so." in path and path.startswith(str(machine.host))]
@@ -406,19 +420,19 @@ class Hook:
         )
         self.program.write_text(text)
         self.program.chmod(0o755)
-        self.bundle = bundle(root / "b", spec(*env))
-        self.errand = cdi_edits.errand(host)
+        self.bundle = make_bundle(root / "b", container_spec(*env))
+        self.errand = cdi_edits.build_hook_arguments(host)
         config = json.loads((self.bundle / "config.json").read_text())
-        cdi_edits.devices(config, {"/dev/nvidia0": (195, 0)})
-        cdi_edits.ours(config, host, self.program, self.errand)
+        cdi_edits.add_devices(config, {"/dev/nvidia0": (195, 0)})
+        cdi_edits.add_our_edits(config, host, self.program, self.errand)
         (self.bundle / "config.json").write_text(json.dumps(config))
-        cdi_edits.mount_points(self.bundle, config)
+        cdi_edits.make_mount_points(self.bundle, config)
         if compat:
             (self.bundle / "rootfs/usr/local/cuda/compat").mkdir(parents=True)
             (self.bundle / f"rootfs/usr/local/cuda/compat/libcuda.so.{compat}").write_bytes(b"x")
 
     def loaded(self, *words: str) -> set[str]:
-        done = cdi_edits.call(self.program, list(words), json.dumps({"bundle": str(self.bundle)}))
+        done = cdi_edits.call_hook(self.program, list(words), json.dumps({"bundle": str(self.bundle)}))
         assert done.returncode == 0, done.stderr
         return set(self.dump.read_text().split("\n")) - BARE
 
@@ -448,7 +462,7 @@ def test_the_hook_loads_for_each_step_what_that_needs(what: str, machine: Machin
     assert found - HOOK == modules(HOOK_BESIDES[what]) - HOOK
 
 
-@pytest.mark.parametrize("words", cdi_edits.chain(), ids=lambda words: words[0])
+@pytest.mark.parametrize("words", cdi_edits.list_nvidia_hooks(), ids=lambda words: words[0])
 def test_each_of_nvidias_hooks_loads_nothing_dear(words: list[str], machine: Machine, tmp_path: Path) -> None:
     found = Hook(tmp_path / "hook", machine.host).loaded("hook", *words)
     assert not found & FORBIDDEN

@@ -24,18 +24,18 @@ from support.bundles import (
     PROC,
     Shim,
     Spec,
-    allowed,
-    bundle,
-    devices,
-    inject,
-    lacking,
-    look,
-    nodes_needed,
-    settings,
-    spec,
-    write,
+    container_spec,
+    host_config,
+    inject_in_process,
+    list_allowed_numbers,
+    list_device_numbers,
+    make_bundle,
+    skip_or_fail,
+    snapshot_tree,
+    user_namespace_param,
+    write_spec,
 )
-from support.nvml_double import Double, compiler
+from support.nvml_double import NvmlDouble, find_compiler
 
 pytestmark = pytest.mark.usefixtures("own_state")
 
@@ -50,11 +50,11 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> host_tree.SimulatedHost:
 
 
 @pytest.fixture
-def double(tmp_path: Path) -> Double:
+def double(tmp_path: Path) -> NvmlDouble:
     """The same host with an NVML that answers."""
-    if not compiler():
-        lacking("NVML's answers; there is no C compiler for its double")
-    return Double(host_tree.build_host(tmp_path / "host", gpus=3, mig=["7", "0", "3g.20gb,1c.2g,1g"]))
+    if not find_compiler():
+        skip_or_fail("NVML's answers; there is no C compiler for its double")
+    return NvmlDouble(host_tree.build_host(tmp_path / "host", gpus=3, mig=["7", "0", "3g.20gb,1c.2g,1g"]))
 
 
 def cap(minor: int, gi: int, ci: int | None = None) -> str:
@@ -63,18 +63,18 @@ def cap(minor: int, gi: int, ci: int | None = None) -> str:
 
 
 def privileged(*env: str, **more: Any) -> Spec:
-    made = spec(*env, **more)
+    made = container_spec(*env, **more)
     made["process"]["capabilities"] = {"bounding": ["CAP_SYS_ADMIN", "CAP_MKNOD"]}
     return made
 
 
 def given(made: Path, config: Spec, host: Path | str) -> tuple[set[str], list[tuple[int, int]]]:
     """The nodes beside the control nodes, and the numbers that the rules allow."""
-    after = inject(bundle(made, config), settings(host))
-    nodes = devices(after)
+    after = inject_in_process(make_bundle(made, config), host_config(host))
+    nodes = list_device_numbers(after)
     assert set(nodes) >= CONTROL
-    assert set(nodes.values()) == set(allowed(after)), "nodes and rules are not the same"
-    return set(nodes) - CONTROL, allowed(after)
+    assert set(nodes.values()) == set(list_allowed_numbers(after)), "nodes and rules are not the same"
+    return set(nodes) - CONTROL, list_allowed_numbers(after)
 
 
 @pytest.mark.parametrize(
@@ -93,20 +93,20 @@ def given(made: Path, config: Spec, host: Path | str) -> tuple[set[str], list[tu
 def test_a_container_gets_the_nodes_of_its_mig_devices_and_no_others(
     asked: str, nodes: set[str], report: host_tree.SimulatedHost, tmp_path: Path
 ) -> None:
-    found, _ = given(tmp_path / "b", spec(f"NVIDIA_VISIBLE_DEVICES={asked}"), report.directory)
+    found, _ = given(tmp_path / "b", container_spec(f"NVIDIA_VISIBLE_DEVICES={asked}"), report.directory)
     assert found == nodes
 
 
 def test_all_gives_whole_gpus_whole_and_the_others_in_their_parts(
     report: host_tree.SimulatedHost, tmp_path: Path
 ) -> None:
-    found, _ = given(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=all"), report.directory)
+    found, _ = given(tmp_path / "b", container_spec("NVIDIA_VISIBLE_DEVICES=all"), report.directory)
     parts = {cap(1, gi) for gi in range(7, 14)} | {cap(1, gi, 0) for gi in range(7, 14)}
     parts |= {cap(2, 1), cap(2, 1, 0), cap(2, 3), cap(2, 3, 0), cap(2, 3, 1), cap(2, 7), cap(2, 7, 0)}
     assert found == {f"/dev/nvidia{minor}" for minor in range(3)} | parts
 
 
-def test_the_forms_of_one_device_give_the_same(double: Double, tmp_path: Path) -> None:
+def test_the_forms_of_one_device_give_the_same(double: NvmlDouble, tmp_path: Path) -> None:
     gpu = double.report.gpus[2]
     part = gpu.mig[1]
     full = f"MIG-{gpu.uuid}/{part.gi}/{part.ci}"
@@ -114,51 +114,56 @@ def test_the_forms_of_one_device_give_the_same(double: Double, tmp_path: Path) -
     results = []
     for count, word in enumerate(words):
         made = tmp_path / f"b{count}"
-        results.append(given(made, spec(f"NVIDIA_VISIBLE_DEVICES={word}"), double.report.directory))
+        results.append(given(made, container_spec(f"NVIDIA_VISIBLE_DEVICES={word}"), double.report.directory))
     assert all(result == results[0] for result in results)
-    made = bundle(
+    made = make_bundle(
         tmp_path / "mounted",
-        spec(
+        container_spec(
             mounts=[
                 {"source": "/dev/null", "destination": f"/var/run/nvidia-container-devices/{word}"}
                 for word in (part.uuid, full)
             ]
         ),
     )
-    assert set(devices(inject(made, settings(double.report.directory)))) - CONTROL == results[0][0]
+    assert (
+        set(list_device_numbers(inject_in_process(made, host_config(double.report.directory)))) - CONTROL
+        == results[0][0]
+    )
 
 
 def test_a_whole_gpu_in_mig_mode_is_given_with_a_warning(report: host_tree.SimulatedHost, tmp_path: Path) -> None:
-    made = bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=2"))
+    made = make_bundle(tmp_path / "b", container_spec("NVIDIA_VISIBLE_DEVICES=2"))
     config = json.loads((made / "config.json").read_text())
-    outcome = pipeline.prepare_injection(config, settings(report.directory), str(made), state_dir.StateCache())
+    outcome = pipeline.prepare_injection(config, host_config(report.directory), str(made), state_dir.StateCache())
     assert any("GPU 2 is in MIG mode" in text and "2:0, 2:1, 2:2, 2:3" in text for text in outcome.plan.warnings)
-    write(made, spec("NVIDIA_VISIBLE_DEVICES=1"))
+    write_spec(made, container_spec("NVIDIA_VISIBLE_DEVICES=1"))
     config = json.loads((made / "config.json").read_text())
-    outcome = pipeline.prepare_injection(config, settings(report.directory), str(made), state_dir.StateCache())
+    outcome = pipeline.prepare_injection(config, host_config(report.directory), str(made), state_dir.StateCache())
     assert not [text for text in outcome.plan.warnings if "MIG" in text]
 
 
 def test_the_part_of_a_gpu_brings_no_right_to_its_display(report: host_tree.SimulatedHost, tmp_path: Path) -> None:
     env = ("NVIDIA_VISIBLE_DEVICES=0:0,1", "NVIDIA_DRIVER_CAPABILITIES=graphics")
-    after = inject(bundle(tmp_path / "b", spec(*env)), settings(report.directory))
-    drm = {path for path in devices(after) if path.startswith("/dev/dri/")}
-    other = inject(bundle(tmp_path / "c", spec("NVIDIA_VISIBLE_DEVICES=1", env[1])), settings(report.directory))
-    assert drm == {path for path in devices(other) if path.startswith("/dev/dri/")}
+    after = inject_in_process(make_bundle(tmp_path / "b", container_spec(*env)), host_config(report.directory))
+    drm = {path for path in list_device_numbers(after) if path.startswith("/dev/dri/")}
+    other = inject_in_process(
+        make_bundle(tmp_path / "c", container_spec("NVIDIA_VISIBLE_DEVICES=1", env[1])), host_config(report.directory)
+    )
+    assert drm == {path for path in list_device_numbers(other) if path.startswith("/dev/dri/")}
 
 
 def test_requirements_hold_for_the_gpu_that_a_device_is_a_part_of(
     report: host_tree.SimulatedHost, tmp_path: Path
 ) -> None:
-    made = bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=0:0", "NVIDIA_REQUIRE_ARCH=arch>=9.0"))
+    made = make_bundle(tmp_path / "b", container_spec("NVIDIA_VISIBLE_DEVICES=0:0", "NVIDIA_REQUIRE_ARCH=arch>=9.0"))
     with pytest.raises(Fault, match="arch"):
-        inject(made, settings(report.directory))
+        inject_in_process(made, host_config(report.directory))
 
 
-@pytest.mark.parametrize("kind", [nodes_needed("user namespace")])
+@pytest.mark.parametrize("kind", [user_namespace_param("user namespace")])
 def test_in_a_user_namespace_the_nodes_are_bound(kind: str, report: host_tree.SimulatedHost, tmp_path: Path) -> None:
-    config = spec("NVIDIA_VISIBLE_DEVICES=0:1", linux={"namespaces": [{"type": "user"}, {"type": "mount"}]})
-    after = inject(bundle(tmp_path / "b", config), settings(report.directory))
+    config = container_spec("NVIDIA_VISIBLE_DEVICES=0:1", linux={"namespaces": [{"type": "user"}, {"type": "mount"}]})
+    after = inject_in_process(make_bundle(tmp_path / "b", config), host_config(report.directory))
     bound = {mount["destination"]: mount["source"] for mount in after["mounts"]}
     for path in ("/dev/nvidia1", cap(1, 8), cap(1, 8, 0)):
         assert bound[path] == report.directory + path
@@ -166,11 +171,11 @@ def test_in_a_user_namespace_the_nodes_are_bound(kind: str, report: host_tree.Si
 
 
 def test_doing_it_twice_changes_nothing(report: host_tree.SimulatedHost, tmp_path: Path) -> None:
-    made = bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=all", mounts=[PROC]))
-    inject(made, settings(report.directory))
-    before = look(made)
-    inject(made, settings(report.directory))
-    assert look(made) == before
+    made = make_bundle(tmp_path / "b", container_spec("NVIDIA_VISIBLE_DEVICES=all", mounts=[PROC]))
+    inject_in_process(made, host_config(report.directory))
+    before = snapshot_tree(made)
+    inject_in_process(made, host_config(report.directory))
+    assert snapshot_tree(made) == before
 
 
 def test_r26_mig_capability_nodes(tmp_path: Path) -> None:
@@ -184,18 +189,18 @@ def test_r26_mig_capability_nodes(tmp_path: Path) -> None:
     for path, number in (("gpu0/mig/gi1", 12), ("gpu0/mig/gi1/ci0", 13)):
         access = host / "proc/driver/nvidia/capabilities" / path / "access"
         assert f"DeviceFileMinor: {number}\n" in access.read_text()
-    found, rules = given(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=0:0"), host)
+    found, rules = given(tmp_path / "b", container_spec("NVIDIA_VISIBLE_DEVICES=0:0"), host)
     assert found == {"/dev/nvidia0", "/dev/nvidia-caps/nvidia-cap12", "/dev/nvidia-caps/nvidia-cap13"}
     assert {(510, 12), (510, 13), (195, 0)} < set(rules)
     assert not {(510, 1), (510, 2)} & set(rules)
     rights = ("NVIDIA_MIG_CONFIG_DEVICES=all", "NVIDIA_MIG_MONITOR_DEVICES=all")
     found, rules = given(tmp_path / "c", privileged("NVIDIA_VISIBLE_DEVICES=all", *rights), host)
     assert {(510, 1), (510, 2), (510, 12), (510, 13)} < set(rules)
-    made = bundle(tmp_path / "d", spec("NVIDIA_VISIBLE_DEVICES=all", rights[0]))
-    before = look(made)
+    made = make_bundle(tmp_path / "d", container_spec("NVIDIA_VISIBLE_DEVICES=all", rights[0]))
+    before = snapshot_tree(made)
     with pytest.raises(Fault, match="lacks CAP_SYS_ADMIN"):
-        inject(made, settings(host))
-    assert look(made) == before
+        inject_in_process(made, host_config(host))
+    assert snapshot_tree(made) == before
 
 
 @pytest.mark.parametrize("asked", ["all", "0,2", "1", "none"])
@@ -203,8 +208,8 @@ def test_configuring_gives_its_own_node_and_every_part_of_the_given_gpus(
     asked: str, report: host_tree.SimulatedHost, tmp_path: Path
 ) -> None:
     config = privileged(f"NVIDIA_VISIBLE_DEVICES={asked}", "NVIDIA_MIG_CONFIG_DEVICES=all")
-    made = bundle(tmp_path / "b", config)
-    outcome = pipeline.prepare_injection(config, settings(report.directory), str(made), state_dir.StateCache())
+    made = make_bundle(tmp_path / "b", config)
+    outcome = pipeline.prepare_injection(config, host_config(report.directory), str(made), state_dir.StateCache())
     found, _ = given(made, config, report.directory)
     parts = {path for path in found if "nvidia-caps" in path} - {"/dev/nvidia-caps/nvidia-cap1"}
     assert "/dev/nvidia-caps/nvidia-cap1" in found
@@ -231,23 +236,25 @@ def barren(tmp_path: Path) -> Callable[..., Path]:
 def test_all_is_an_error_where_it_means_nothing(barren: Callable[..., Path], tmp_path: Path) -> None:
     """Such a container would start with the driver and without a GPU, as if it had asked for none."""
     host = barren(1)
-    config = spec("NVIDIA_VISIBLE_DEVICES=all")
-    made = bundle(tmp_path / "b", config)
+    config = container_spec("NVIDIA_VISIBLE_DEVICES=all")
+    made = make_bundle(tmp_path / "b", config)
     with pytest.raises(Fault) as caught:
-        inject(made, settings(host))
+        inject_in_process(made, host_config(host))
     assert str(caught.value).startswith(
         "NVIDIA_VISIBLE_DEVICES=all (process.env[1]): GPU 0 is in MIG mode and has GPU instances, but no compute"
     )
-    outcome = pipeline.prepare_injection(config, settings(host, missing_gpu="warn"), str(made), state_dir.StateCache())
+    outcome = pipeline.prepare_injection(
+        config, host_config(host, missing_gpu="warn"), str(made), state_dir.StateCache()
+    )
     assert "GPU 0 is in MIG mode" in outcome.plan.warnings[0]
-    found, _ = given(tmp_path / "c", spec("NVIDIA_VISIBLE_DEVICES=0"), host)
+    found, _ = given(tmp_path / "c", container_spec("NVIDIA_VISIBLE_DEVICES=0"), host)
     assert found == {"/dev/nvidia0"}
 
 
 def test_all_without_a_divided_gpu_that_has_no_parts_says_so(barren: Callable[..., Path], tmp_path: Path) -> None:
-    config = spec("NVIDIA_VISIBLE_DEVICES=all")
-    made = bundle(tmp_path / "b", config)
-    outcome = pipeline.prepare_injection(config, settings(barren(2)), str(made), state_dir.StateCache())
+    config = container_spec("NVIDIA_VISIBLE_DEVICES=all")
+    made = make_bundle(tmp_path / "b", config)
+    outcome = pipeline.prepare_injection(config, host_config(barren(2)), str(made), state_dir.StateCache())
     assert [gpu.index for gpu, _ in outcome.chosen_gpus] == [1]
     assert "GPU 0 is in MIG mode" in outcome.plan.warnings[0]
     reasons = {one.name: one.reason for one in outcome.plan.withheld}
@@ -265,11 +272,11 @@ def test_who_configures_mig_gets_a_divided_gpu_that_has_no_parts(barren: Callabl
 def test_an_unknown_device_fails_with_the_valid_ones_and_changes_nothing(
     asked: str, report: host_tree.SimulatedHost, tmp_path: Path
 ) -> None:
-    made = bundle(tmp_path / "b", spec(f"NVIDIA_VISIBLE_DEVICES={asked}"))
-    before = look(made)
+    made = make_bundle(tmp_path / "b", container_spec(f"NVIDIA_VISIBLE_DEVICES={asked}"))
+    before = snapshot_tree(made)
     with pytest.raises(Fault) as caught:
-        inject(made, settings(report.directory))
-    assert look(made) == before
+        inject_in_process(made, host_config(report.directory))
+    assert snapshot_tree(made) == before
     gpu = report.gpus[0]
     assert (f"MIG-{gpu.uuid}/7/0" if "MIG" in asked else "This machine has 0:0 to 0:6, 2:0 to 2:3") in str(caught.value)
     assert "\n" not in str(caught.value)
@@ -280,22 +287,22 @@ def test_an_unknown_device_fails_with_the_valid_ones_and_changes_nothing(
 
 @pytest.mark.parametrize("mode", ["sleep", "crash", "lie-uuid", "lie-count"])
 @pytest.mark.parametrize("asked", ["0", "all", "0:1", "MIG-GPU", "GPU-", "none"])
-def test_a_start_that_needs_no_nvml_never_asks_it(mode: str, asked: str, double: Double, tmp_path: Path) -> None:
+def test_a_start_that_needs_no_nvml_never_asks_it(mode: str, asked: str, double: NvmlDouble, tmp_path: Path) -> None:
     double.set(mode)
     gpu = double.report.gpus[0]
     word = {"MIG-GPU": f"MIG-{gpu.uuid}/7/0", "GPU-": gpu.uuid}.get(asked, asked)
     began = time.monotonic()
-    given(tmp_path / "b", spec(f"NVIDIA_VISIBLE_DEVICES={word}"), double.report.directory)
+    given(tmp_path / "b", container_spec(f"NVIDIA_VISIBLE_DEVICES={word}"), double.report.directory)
     assert time.monotonic() - began < 5
     assert double.called == 0
 
 
 @pytest.mark.parametrize("mode", ["sleep", "crash", "lie-uuid"])
-def test_a_known_uuid_starts_whatever_has_become_of_nvml(mode: str, double: Double, tmp_path: Path) -> None:
+def test_a_known_uuid_starts_whatever_has_become_of_nvml(mode: str, double: NvmlDouble, tmp_path: Path) -> None:
     word = double.report.gpus[2].mig[0].uuid
-    first = given(tmp_path / "a", spec(f"NVIDIA_VISIBLE_DEVICES={word}"), double.report.directory)
+    first = given(tmp_path / "a", container_spec(f"NVIDIA_VISIBLE_DEVICES={word}"), double.report.directory)
     double.set(mode)
-    assert given(tmp_path / "b", spec(f"NVIDIA_VISIBLE_DEVICES={word}"), double.report.directory) == first
+    assert given(tmp_path / "b", container_spec(f"NVIDIA_VISIBLE_DEVICES={word}"), double.report.directory) == first
     assert double.called == 1
 
 
@@ -304,33 +311,33 @@ def test_a_known_uuid_starts_whatever_has_become_of_nvml(mode: str, double: Doub
     [("sleep", "did not answer within 1 seconds"), ("crash", "crashed (SIGSEGV)"), ("lie-count", "answers wrongly")],
 )
 def test_a_start_that_needs_nvml_fails_within_the_limit_by_name(
-    mode: str, words: str, double: Double, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    mode: str, words: str, double: NvmlDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(mig_devices.MigDevices.__init__.__kwdefaults__, "timeout", 1.0)
     double.set(mode)
-    made = bundle(tmp_path / "b", spec(f"NVIDIA_VISIBLE_DEVICES={double.report.gpus[2].mig[0].uuid}"))
-    before = look(made)
+    made = make_bundle(tmp_path / "b", container_spec(f"NVIDIA_VISIBLE_DEVICES={double.report.gpus[2].mig[0].uuid}"))
+    before = snapshot_tree(made)
     began = time.monotonic()
     with pytest.raises(Fault) as caught:
-        inject(made, settings(double.report.directory))
+        inject_in_process(made, host_config(double.report.directory))
     assert time.monotonic() - began < 5
     text = str(caught.value)
     assert words in text
     assert "NVML" in text
     assert "NVIDIA_VISIBLE_DEVICES" in text
     assert "This machine has 0:0 to 0:6, 2:0 to 2:3" in text, "how to do without NVML is not said"
-    assert look(made) == before
+    assert snapshot_tree(made) == before
 
 
 def test_requirements_are_asked_of_the_hosts_own_nvml(tmp_path: Path) -> None:
-    if not compiler():
-        lacking("NVML's answers; there is no C compiler for its double")
+    if not find_compiler():
+        skip_or_fail("NVML's answers; there is no C compiler for its double")
     host = host_tree.build_host(tmp_path / "host", model="NVIDIA Z9000 of a coming year")
-    made = bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_ARCH=arch>=8.0"))
+    made = make_bundle(tmp_path / "b", container_spec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_ARCH=arch>=8.0"))
     with pytest.raises(Fault, match="NVML does not answer: Function Not Found"):
-        inject(made, settings(host.directory))
-    double = Double(host)
-    inject(made, settings(host.directory))
+        inject_in_process(made, host_config(host.directory))
+    double = NvmlDouble(host)
+    inject_in_process(made, host_config(host.directory))
     assert double.called == 1
 
 
@@ -358,7 +365,7 @@ def ask(capsys: pytest.CaptureFixture[str]) -> Ask:
     return run
 
 
-def test_list_shows_what_nvml_knows_and_leaves_no_trace(double: Double, ask: Ask, tmp_path: Path) -> None:
+def test_list_shows_what_nvml_knows_and_leaves_no_trace(double: NvmlDouble, ask: Ask, tmp_path: Path) -> None:
     document = ask("list", "--root", double.report.directory)
     assert document["nvml"] == {"answers": True, "reason": None}
     assert [gpu["memory"] for gpu in document["gpus"]] == [None, 40 << 30, None]
@@ -376,7 +383,7 @@ def test_list_shows_what_nvml_knows_and_leaves_no_trace(double: Double, ask: Ask
 
 
 @pytest.mark.parametrize("mode", ["crash", "lie-count"])
-def test_list_shows_the_rest_when_nvml_fails_and_says_why(mode: str, double: Double, ask: Ask) -> None:
+def test_list_shows_the_rest_when_nvml_fails_and_says_why(mode: str, double: NvmlDouble, ask: Ask) -> None:
     double.set(mode)
     document = ask("list", "--root", double.report.directory)
     assert document["nvml"]["answers"] is False
@@ -388,7 +395,7 @@ def test_list_shows_the_rest_when_nvml_fails_and_says_why(mode: str, double: Dou
     assert line.count("NVML") == 1
 
 
-def test_list_shows_what_nvml_knows_of_the_gpus_that_it_knows(double: Double, ask: Ask) -> None:
+def test_list_shows_what_nvml_knows_of_the_gpus_that_it_knows(double: NvmlDouble, ask: Ask) -> None:
     double.set("lost")
     document = ask("list", "--root", double.report.directory)
     assert document["nvml"] == {"answers": True, "reason": "answers, but not for GPU 1 (GPU is lost)"}
@@ -398,7 +405,7 @@ def test_list_shows_what_nvml_knows_of_the_gpus_that_it_knows(double: Double, as
     assert "NVML           answers, but not for GPU 1 (GPU is lost)\n" in text
 
 
-def test_list_does_not_ask_nvml_when_told_not_to(double: Double, ask: Ask) -> None:
+def test_list_does_not_ask_nvml_when_told_not_to(double: NvmlDouble, ask: Ask) -> None:
     document = ask("list", "--root", double.report.directory, "--no-nvml")
     assert document["nvml"] == {"answers": False, "reason": "not queried"}
     assert len(document["gpus"][0]["mig"]) == 7
@@ -408,7 +415,7 @@ def test_list_does_not_ask_nvml_when_told_not_to(double: Double, ask: Ask) -> No
 def test_explain_tells_of_each_mig_device_whether_and_why(
     report: host_tree.SimulatedHost, ask: Ask, tmp_path: Path
 ) -> None:
-    made = bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=0:1,1"))
+    made = make_bundle(tmp_path / "b", container_spec("NVIDIA_VISIBLE_DEVICES=0:1,1"))
     document = ask("explain", "--bundle", str(made), "--root", report.directory)
     first, second, third = document["gpus"]
     assert (first["given"], second["given"], third["given"]) == (True, True, False)
@@ -427,7 +434,7 @@ def test_explain_tells_of_each_mig_device_whether_and_why(
 
 def test_explain_without_mig_devices_says_nothing_of_them(ask: Ask, tmp_path: Path) -> None:
     host = host_tree.build_host(tmp_path / "host")
-    made = bundle(tmp_path / "b", spec("NVIDIA_VISIBLE_DEVICES=0"))
+    made = make_bundle(tmp_path / "b", container_spec("NVIDIA_VISIBLE_DEVICES=0"))
     assert "MIG" not in ask("explain", "--bundle", str(made), "--root", host.directory, form="text")
 
 
@@ -460,12 +467,12 @@ def test_simulate_refuses_what_no_gpu_can_be_divided_into(words: list[str], tmp_
 # --- the way of the shim -----------------------------------------------------------------------------
 
 
-def test_the_shim_asks_once_for_many_starts_and_then_never(double: Double, tmp_path: Path) -> None:
+def test_the_shim_asks_once_for_many_starts_and_then_never(double: NvmlDouble, tmp_path: Path) -> None:
     shim = Shim(tmp_path / "shim", Path(double.report.directory))
     part = double.report.gpus[0].mig[6]
     for count in range(3):
-        made = bundle(tmp_path / f"b{count}", spec(f"NVIDIA_VISIBLE_DEVICES={part.uuid}"))
+        made = make_bundle(tmp_path / f"b{count}", container_spec(f"NVIDIA_VISIBLE_DEVICES={part.uuid}"))
         done = shim.create(made)
         assert (done.returncode, done.stderr) == (0, "")
-        assert set(devices(shim.spec())) - CONTROL == {"/dev/nvidia1", cap(1, 13), cap(1, 13, 0)}
+        assert set(list_device_numbers(shim.spec())) - CONTROL == {"/dev/nvidia1", cap(1, 13), cap(1, 13, 0)}
     assert double.called == 1

@@ -22,15 +22,15 @@ from gpu_oci_hook.simulate import host_tree
 from support.bundles import (
     PROC,
     Spec,
-    allowed,
-    bundle,
-    destinations,
-    devices,
-    inject,
-    nodes_needed,
-    read,
-    settings,
-    spec,
+    container_spec,
+    host_config,
+    inject_in_process,
+    list_allowed_numbers,
+    list_device_numbers,
+    list_mount_destinations,
+    make_bundle,
+    read_spec,
+    user_namespace_param,
 )
 
 GPU0 = "NVIDIA_VISIBLE_DEVICES=0"
@@ -62,15 +62,15 @@ def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def given(tmp_path: Path, config: Config, *env: str, **more: Any) -> Spec:
     """The config.json of a container after the shim; done twice, which must change nothing."""
-    made = bundle(tmp_path / "b", spec(*env, **more))
-    first = inject(made, config)
-    assert inject(made, config) == first
+    made = make_bundle(tmp_path / "b", container_spec(*env, **more))
+    first = inject_in_process(made, config)
+    assert inject_in_process(made, config) == first
     return first
 
 
 def planned(tmp_path: Path, config: Config, *env: str, **more: Any) -> Outcome:
-    made = bundle(tmp_path / "b", spec(*env, **more))
-    return pipeline.prepare_injection(spec(*env, **more), config, str(made), state_dir.StateCache())
+    made = make_bundle(tmp_path / "b", container_spec(*env, **more))
+    return pipeline.prepare_injection(container_spec(*env, **more), config, str(made), state_dir.StateCache())
 
 
 def withheld(outcome: Outcome) -> dict[str, str]:
@@ -93,24 +93,24 @@ def why(outcome: Outcome, text: str) -> str:
 def test_a_container_gets_exactly_the_channels_it_asks_for(
     said: str, numbers: list[int], host: Path, tmp_path: Path
 ) -> None:
-    after = given(tmp_path, settings(host), GPU0, f"NVIDIA_IMEX_CHANNELS={said}")
-    assert {path: numbers for path, numbers in devices(after).items() if "imex" in path} == {
+    after = given(tmp_path, host_config(host), GPU0, f"NVIDIA_IMEX_CHANNELS={said}")
+    assert {path: numbers for path, numbers in list_device_numbers(after).items() if "imex" in path} == {
         f"{CHANNELS}{number}": (234, number) for number in numbers
     }
-    assert [rule for rule in allowed(after) if rule[0] == 234] == [(234, number) for number in numbers]
+    assert [rule for rule in list_allowed_numbers(after) if rule[0] == 234] == [(234, number) for number in numbers]
 
 
 def test_a_mount_asks_for_a_channel(host: Path, tmp_path: Path) -> None:
     mounts = [
         {"source": "/dev/null", "destination": f"/var/run/nvidia-container-devices/{name}"} for name in ("0", "imex/2")
     ]
-    after = given(tmp_path, settings(host), mounts=mounts)
-    assert f"{CHANNELS}2" in devices(after) and "/dev/nvidia1" in devices(after)
+    after = given(tmp_path, host_config(host), mounts=mounts)
+    assert f"{CHANNELS}2" in list_device_numbers(after) and "/dev/nvidia1" in list_device_numbers(after)
 
 
 def test_channels_go_with_the_driver_alone_too(host: Path, tmp_path: Path) -> None:
-    after = given(tmp_path, settings(host), "NVIDIA_VISIBLE_DEVICES=none", "NVIDIA_IMEX_CHANNELS=0")
-    assert f"{CHANNELS}0" in devices(after) and "/dev/nvidia0" not in devices(after)
+    after = given(tmp_path, host_config(host), "NVIDIA_VISIBLE_DEVICES=none", "NVIDIA_IMEX_CHANNELS=0")
+    assert f"{CHANNELS}0" in list_device_numbers(after) and "/dev/nvidia0" not in list_device_numbers(after)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_a_channel_that_is_not_there_is_an_error_that_lists_those_that_are(
     said: str, sentence: str, host: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(Fault) as caught:
-        given(tmp_path, settings(host), GPU0, f"NVIDIA_IMEX_CHANNELS={said}")
+        given(tmp_path, host_config(host), GPU0, f"NVIDIA_IMEX_CHANNELS={said}")
     assert sentence in str(caught.value)
     assert str(caught.value).startswith(f"NVIDIA_IMEX_CHANNELS={said} (process.env[2]): ")
 
@@ -134,9 +134,9 @@ def test_all_channels_of_a_host_without_any_is_an_error_for_who_asks_and_none_fo
     bare: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(Fault, match="this host has no IMEX channel") as caught:
-        given(tmp_path, settings(bare), GPU0, "NVIDIA_IMEX_CHANNELS=all")
+        given(tmp_path, host_config(bare), GPU0, "NVIDIA_IMEX_CHANNELS=all")
     assert "/dev/nvidia-caps-imex-channels has none" in str(caught.value)
-    outcome = planned(tmp_path, settings(bare, imex_channels="always"), GPU0)
+    outcome = planned(tmp_path, host_config(bare, imex_channels="always"), GPU0)
     assert withheld(outcome)["IMEX channels"] == '[inject] imex-channels = "always", but this host has none'
 
 
@@ -146,7 +146,7 @@ def test_a_driver_without_imex_is_named_as_the_reason(tmp_path: Path) -> None:
     table.chmod(0o644)
     table.write_text(table.read_text().replace("234 nvidia-caps-imex-channels\n", ""))
     with pytest.raises(Fault, match="no nvidia-caps-imex-channels in /proc/devices: this driver has no IMEX"):
-        given(tmp_path, settings(tmp_path / "h"), GPU0, "NVIDIA_IMEX_CHANNELS=0")
+        given(tmp_path, host_config(tmp_path / "h"), GPU0, "NVIDIA_IMEX_CHANNELS=0")
 
 
 def test_a_stale_channel_is_none(tmp_path: Path) -> None:
@@ -155,17 +155,17 @@ def test_a_stale_channel_is_none(tmp_path: Path) -> None:
     for name, number in (("channel1", os.makedev(230, 1)), ("channel2", os.makedev(234, 9))):
         os.mknod(tmp_path / "h/dev/nvidia-caps-imex-channels" / name, stat.S_IFCHR | 0o666, number)
     (tmp_path / "h/dev/nvidia-caps-imex-channels/channel3").write_text("")
-    after = given(tmp_path, settings(tmp_path / "h"), GPU0, "NVIDIA_IMEX_CHANNELS=all")
-    assert [path for path in devices(after) if "imex" in path] == [f"{CHANNELS}0"]
+    after = given(tmp_path, host_config(tmp_path / "h"), GPU0, "NVIDIA_IMEX_CHANNELS=all")
+    assert [path for path in list_device_numbers(after) if "imex" in path] == [f"{CHANNELS}0"]
     for number, reason in ((1, "belongs to no module"), (2, "it is another channel"), (3, "not a character device")):
         with pytest.raises(Fault, match=reason):
-            given(tmp_path, settings(tmp_path / "h"), GPU0, f"NVIDIA_IMEX_CHANNELS={number}")
+            given(tmp_path, host_config(tmp_path / "h"), GPU0, f"NVIDIA_IMEX_CHANNELS={number}")
 
 
-@pytest.mark.parametrize("kind", [nodes_needed("user namespace")])
+@pytest.mark.parametrize("kind", [user_namespace_param("user namespace")])
 def test_in_a_user_namespace_channels_are_bound(kind: str, host: Path, tmp_path: Path) -> None:
     linux = {"namespaces": [{"type": "user"}, {"type": "mount"}]}
-    after = given(tmp_path, settings(host), GPU0, "NVIDIA_IMEX_CHANNELS=2", linux=linux)
+    after = given(tmp_path, host_config(host), GPU0, "NVIDIA_IMEX_CHANNELS=2", linux=linux)
     bound = {mount["destination"]: mount["source"] for mount in after["mounts"]}
     assert bound[f"{CHANNELS}2"] == f"{host}{CHANNELS}2"
 
@@ -192,25 +192,27 @@ NODES = {
 @pytest.mark.parametrize("by", ["env", "config"])
 def test_a_feature_brings_its_nodes_and_no_other(feature: str, by: str, host: Path, tmp_path: Path) -> None:
     env = [f"NVIDIA_{feature.upper()}=enabled"] if by == "env" else []
-    config = settings(host, **({feature: "always"} if by == "config" else {}))
+    config = host_config(host, **({feature: "always"} if by == "config" else {}))
     after = given(tmp_path, config, GPU0, *env)
-    others = {path: numbers for path, numbers in devices(after).items() if numbers[0] not in (195, 510)}
+    others = {path: numbers for path, numbers in list_device_numbers(after).items() if numbers[0] not in (195, 510)}
     assert others == NODES[feature]
-    assert set(NODES[feature].values()) <= set(allowed(after))
+    assert set(NODES[feature].values()) <= set(list_allowed_numbers(after))
 
 
 def test_gpudirect_storage_brings_its_configuration_and_udevs_data_to_be_read_only(host: Path, tmp_path: Path) -> None:
-    after = given(tmp_path, settings(host), GPU0, "NVIDIA_GDS=enabled")
+    after = given(tmp_path, host_config(host), GPU0, "NVIDIA_GDS=enabled")
     mounts = {mount["destination"]: mount for mount in after["mounts"]}
     for path in ("/etc/cufile.json", "/run/udev"):
         assert mounts[path]["source"] == f"{host}{path}" and "ro" in mounts[path]["options"]
-    assert not {"/etc/cufile.json", "/run/udev"} & set(destinations(given(tmp_path / "c", settings(host), GPU0)))
+    assert not {"/etc/cufile.json", "/run/udev"} & set(
+        list_mount_destinations(given(tmp_path / "c", host_config(host), GPU0))
+    )
 
 
 def test_files_of_a_feature_are_optional_and_its_nodes_are_not(host: Path, tmp_path: Path) -> None:
     host_tree.build_host(tmp_path / "h", features=("gds",))
     (tmp_path / "h/etc/cufile.json").unlink()
-    outcome = planned(tmp_path, settings(tmp_path / "h"), GPU0, "NVIDIA_GDS=enabled")
+    outcome = planned(tmp_path, host_config(tmp_path / "h"), GPU0, "NVIDIA_GDS=enabled")
     assert withheld(outcome)["/etc/cufile.json"] == "the host has none (GPUDirect Storage)"
     assert why(outcome, "/dev/nvidia-fs0") == "GPUDirect Storage: NVIDIA_GDS=enabled (process.env[2])"
 
@@ -228,16 +230,16 @@ def test_a_feature_that_the_host_lacks_is_an_error_that_says_what_is_missing_and
     feature: str, missing: str, bare: Path, tmp_path: Path
 ) -> None:
     with pytest.raises(Fault) as caught:
-        given(tmp_path, settings(bare), GPU0, f"NVIDIA_{feature.upper()}=enabled")
+        given(tmp_path, host_config(bare), GPU0, f"NVIDIA_{feature.upper()}=enabled")
     assert missing in str(caught.value) and "This host has none of gds, mofed" in str(caught.value)
     other = "gdrcopy" if feature != "gdrcopy" else "gds"
     host_tree.build_host(tmp_path / "h", features=(other,))
     with pytest.raises(Fault, match=f"This host has {other} \\({next(iter(NODES[other]))}"):
-        given(tmp_path, settings(tmp_path / "h"), GPU0, f"NVIDIA_{feature.upper()}=enabled")
+        given(tmp_path, host_config(tmp_path / "h"), GPU0, f"NVIDIA_{feature.upper()}=enabled")
 
 
 def test_a_feature_that_the_administrator_gives_stops_no_start_where_it_is_missing(bare: Path, tmp_path: Path) -> None:
-    outcome = planned(tmp_path, settings(bare, gds="always"), GPU0)
+    outcome = planned(tmp_path, host_config(bare, gds="always"), GPU0)
     assert withheld(outcome)["GPUDirect Storage"].startswith(
         '[inject] gds = "always", but /dev/nvidia-fs*: no nvidia-fs'
     )
@@ -250,7 +252,7 @@ def test_a_stale_node_of_a_feature_is_not_given(tmp_path: Path) -> None:
     node.unlink()
     os.mknod(node, stat.S_IFCHR | 0o666, os.makedev(510, 0))
     with pytest.raises(Fault, match=r"/dev/gdrdrv: its number 510:0 belongs to nvidia-uvm"):
-        given(tmp_path, settings(tmp_path / "h"), GPU0, "NVIDIA_GDRCOPY=enabled")
+        given(tmp_path, host_config(tmp_path / "h"), GPU0, "NVIDIA_GDRCOPY=enabled")
 
 
 def test_a_node_whose_number_is_another_misc_devices_by_now_does_not_count(tmp_path: Path) -> None:
@@ -259,10 +261,12 @@ def test_a_node_whose_number_is_another_misc_devices_by_now_does_not_count(tmp_p
     table = tmp_path / "h/proc/misc"
     table.unlink()
     table.write_text("121 rdma_cm\n122 vhost-net\n")
-    after = given(tmp_path, settings(tmp_path / "h"), GPU0, "NVIDIA_MOFED=enabled")
-    assert "/dev/infiniband/uverbs0" in devices(after) and "/dev/infiniband/rdma_cm" not in devices(after)
-    assert (10, 122) not in allowed(after)
-    outcome = planned(tmp_path / "c", settings(tmp_path / "h"), GPU0, "NVIDIA_MOFED=enabled")
+    after = given(tmp_path, host_config(tmp_path / "h"), GPU0, "NVIDIA_MOFED=enabled")
+    assert "/dev/infiniband/uverbs0" in list_device_numbers(
+        after
+    ) and "/dev/infiniband/rdma_cm" not in list_device_numbers(after)
+    assert (10, 122) not in list_allowed_numbers(after)
+    outcome = planned(tmp_path / "c", host_config(tmp_path / "h"), GPU0, "NVIDIA_MOFED=enabled")
     assert "its number 10:122 belongs to vhost-net" in withheld(outcome)["/dev/infiniband/rdma_cm"]
 
 
@@ -271,36 +275,36 @@ def test_switches_that_control_nothing_do_not_match_their_neighbours(tmp_path: P
     host_tree.build_host(tmp_path / "h", features=("nvswitch",))
     for number in (0, 1):
         (tmp_path / f"h/dev/nvidia-nvswitch{number}").unlink()
-    after = given(tmp_path, settings(tmp_path / "h"), GPU0, "NVIDIA_NVSWITCH=enabled")
-    assert [path for path in devices(after) if "nvswitch" in path] == ["/dev/nvidia-nvswitchctl"]
+    after = given(tmp_path, host_config(tmp_path / "h"), GPU0, "NVIDIA_NVSWITCH=enabled")
+    assert [path for path in list_device_numbers(after) if "nvswitch" in path] == ["/dev/nvidia-nvswitchctl"]
 
 
 @pytest.mark.parametrize("target", ["/", "..", "/etc", "/dev", "/proc", "/usr/lib"])
 def test_an_image_does_not_choose_where_a_directory_of_the_hosts_goes(target: str, host: Path, tmp_path: Path) -> None:
     """As the root of the container it would take everything that the runtime makes there, on the host."""
-    made = bundle(tmp_path / "b", spec(GPU0, "NVIDIA_GDS=enabled"))
+    made = make_bundle(tmp_path / "b", container_spec(GPU0, "NVIDIA_GDS=enabled"))
     (made / "rootfs/run/udev").symlink_to(target)
-    outcome = pipeline.prepare_injection(read(made), settings(host), str(made), state_dir.StateCache())
+    outcome = pipeline.prepare_injection(read_spec(made), host_config(host), str(made), state_dir.StateCache())
     assert "a link of the image leads from /run/udev to /" in withheld(outcome)["/run/udev"]
-    after = inject(made, settings(host))
+    after = inject_in_process(made, host_config(host))
     assert not [mount for mount in after["mounts"] if mount["source"].endswith("/run/udev")]
-    assert inject(made, settings(host)) == after
+    assert inject_in_process(made, host_config(host)) == after
 
 
 def test_a_directory_of_the_hosts_may_go_where_a_link_leads_to_an_empty_one(host: Path, tmp_path: Path) -> None:
-    made = bundle(tmp_path / "b", spec(GPU0, "NVIDIA_GDS=enabled"))
+    made = make_bundle(tmp_path / "b", container_spec(GPU0, "NVIDIA_GDS=enabled"))
     (made / "rootfs/run/udev").symlink_to("/srv/udev")
     (made / "rootfs/srv/udev").mkdir(parents=True)
-    assert "/srv/udev" in destinations(inject(made, settings(host)))
+    assert "/srv/udev" in list_mount_destinations(inject_in_process(made, host_config(host)))
 
 
 def test_the_fabric_managers_socket_goes_in_with_utility(host: Path, tmp_path: Path) -> None:
     place = "/run/nvidia-fabricmanager/socket"
-    after = given(tmp_path, settings(host), GPU0)
+    after = given(tmp_path, host_config(host), GPU0)
     mount = next(mount for mount in after["mounts"] if mount["destination"] == place)
     assert mount["source"] == f"{host}{place}" and "ro" not in mount["options"] and "noexec" in mount["options"]
-    compute = given(tmp_path / "c", settings(host), GPU0, "NVIDIA_DRIVER_CAPABILITIES=compute")
-    assert place not in destinations(compute)
+    compute = given(tmp_path / "c", host_config(host), GPU0, "NVIDIA_DRIVER_CAPABILITIES=compute")
+    assert place not in list_mount_destinations(compute)
 
 
 # --- MPS -------------------------------------------------------------------------------------------
@@ -324,11 +328,11 @@ def mounted(after: Spec) -> dict[str, str]:
 def test_the_configured_pipes_are_where_clients_look_or_where_the_container_says_that_it_looks(
     mps: Path, tmp_path: Path
 ) -> None:
-    config = settings(mps, mps_pipe_directory="/srv/mps/pipe")
+    config = host_config(mps, mps_pipe_directory="/srv/mps/pipe")
     assert mounted(given(tmp_path / "1", config, GPU0))["/tmp/nvidia-mps"] == f"{mps}/srv/mps/pipe"
     after = mounted(given(tmp_path / "2", config, GPU0, f"{PIPE}=/srv/mps/pipe"))
     assert after["/srv/mps/pipe"] == f"{mps}/srv/mps/pipe" and "/tmp/nvidia-mps" not in after
-    slash = settings(mps, mps_pipe_directory="/srv/mps/pipe/")
+    slash = host_config(mps, mps_pipe_directory="/srv/mps/pipe/")
     assert mounted(given(tmp_path / "5", slash, GPU0, f"{PIPE}=/srv/mps/pipe")) == after
     assert "/tmp/nvidia-mps" not in mounted(given(tmp_path / "3", config, GPU0, f"{PIPE}=")), "the container wants none"
     assert "/tmp/nvidia-mps" not in mounted(given(tmp_path / "4", config, GPU0, "NVIDIA_DRIVER_CAPABILITIES=utility"))
@@ -336,7 +340,10 @@ def test_the_configured_pipes_are_where_clients_look_or_where_the_container_says
 
 def test_a_container_never_names_a_directory_of_the_host(mps: Path, tmp_path: Path) -> None:
     (mps / "tmp/nvidia-mps").mkdir()
-    for config in (settings(mps), settings(mps, mps_pipe_directory="/srv/mps/pipe", mps_log_directory="/srv/mps/log")):
+    for config in (
+        host_config(mps),
+        host_config(mps, mps_pipe_directory="/srv/mps/pipe", mps_log_directory="/srv/mps/log"),
+    ):
         words = (f"{PIPE}=/srv/other", f"{LOG}=/srv/other")
         outcome = planned(tmp_path, config, GPU0, *words)
         assert "a container cannot choose the directory that is mounted" in withheld(outcome)["MPS pipes"]
@@ -345,14 +352,16 @@ def test_a_container_never_names_a_directory_of_the_host(mps: Path, tmp_path: Pa
 
 
 def test_logs_and_shared_memory_go_in_where_they_are_configured(mps: Path, tmp_path: Path) -> None:
-    config = settings(mps, mps_pipe_directory="/srv/mps/pipe", mps_log_directory="/srv/mps/log", mps_shm="/srv/mps/shm")
+    config = host_config(
+        mps, mps_pipe_directory="/srv/mps/pipe", mps_log_directory="/srv/mps/log", mps_shm="/srv/mps/shm"
+    )
     shm = {"destination": "/dev/shm", "type": "tmpfs", "source": "shm"}
     after = given(tmp_path / "1", config, GPU0, f"{LOG}=/var/log/nvidia-mps", mounts=[shm])
     assert mounted(after)["/var/log/nvidia-mps"] == f"{mps}/srv/mps/log"
     over = [mount["source"] for mount in after["mounts"] if mount["destination"] == "/dev/shm"]
     assert over == [f"{mps}/srv/mps/shm"], "the engine's own gives way"
     assert "/var/log/nvidia-mps" not in mounted(given(tmp_path / "2", config, GPU0)), "nobody has asked for logs"
-    outcome = planned(tmp_path, settings(mps, mps_pipe_directory="/srv/mps/pipe"), GPU0, f"{LOG}=/x")
+    outcome = planned(tmp_path, host_config(mps, mps_pipe_directory="/srv/mps/pipe"), GPU0, f"{LOG}=/x")
     assert withheld(outcome)["MPS logs"] == f"{LOG} is set, but [inject] mps-log-directory is not"
 
 
@@ -364,13 +373,13 @@ def test_a_configured_directory_that_is_missing_or_a_strangers_is_withheld_with_
     for path, reason in (
         ("/srv/none", "is missing"), ("/srv/other", "belongs to user 12345"), ("/srv/link", "is not a directory"),
     ):  # fmt: skip
-        outcome = planned(tmp_path, settings(mps, mps_pipe_directory=path), GPU0)
+        outcome = planned(tmp_path, host_config(mps, mps_pipe_directory=path), GPU0)
         assert reason in withheld(outcome)["/tmp/nvidia-mps"]
         assert any("[inject] mps-pipe-directory is not used" in warning for warning in outcome.plan.warnings)
 
 
 def test_no_sockets_means_no_mps(mps: Path, tmp_path: Path) -> None:
-    config = settings(mps, mps_pipe_directory="/srv/mps/pipe", sockets=False)
+    config = host_config(mps, mps_pipe_directory="/srv/mps/pipe", sockets=False)
     assert "/tmp/nvidia-mps" not in mounted(given(tmp_path, config, GPU0))
 
 
@@ -380,28 +389,28 @@ PRIVILEGED = {"capabilities": {"bounding": ["CAP_SYS_ADMIN"]}}
 
 
 def managing(tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch) -> Spec:
-    made = spec(f"NVIDIA_VISIBLE_DEVICES={MANAGEMENT_DEVICE}", mounts=[PROC])
+    made = container_spec(f"NVIDIA_VISIBLE_DEVICES={MANAGEMENT_DEVICE}", mounts=[PROC])
     made["process"].update(PRIVILEGED)
     monkeypatch.setattr(pipeline, "_read_visible_params", lambda _: b"ModifyDeviceFiles: 1\n")
-    return inject(bundle(tmp_path / "m", made), config)
+    return inject_in_process(make_bundle(tmp_path / "m", made), config)
 
 
 def test_a_management_container_gets_every_node_and_every_file(
     host: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    after = managing(tmp_path, settings(host), monkeypatch)
+    after = managing(tmp_path, host_config(host), monkeypatch)
     there = {
         "/" + str(path.relative_to(host))
         for path in (host / "dev").rglob("*")
         if path.is_char_device() and "nvidia" in str(path.relative_to(host))
     }
     assert len(there) > 12
-    assert there <= set(devices(after))
-    assert set(devices(after).values()) <= set(allowed(after))
-    assert "/dev/gdrdrv" not in devices(after), "no device of the driver's"
+    assert there <= set(list_device_numbers(after))
+    assert set(list_device_numbers(after).values()) <= set(list_allowed_numbers(after))
+    assert "/dev/gdrdrv" not in list_device_numbers(after), "no device of the driver's"
     for name in ("nvidia-smi", "nvidia-persistenced", "nvidia-cuda-mps-control"):
-        assert f"/usr/bin/{name}" in destinations(after)
-    assert "/lib/firmware/nvidia/550.163.01/gsp_ga10x.bin" in "".join(destinations(after))
+        assert f"/usr/bin/{name}" in list_mount_destinations(after)
+    assert "/lib/firmware/nvidia/550.163.01/gsp_ga10x.bin" in "".join(list_mount_destinations(after))
     assert not after.get("hooks"), "ModifyDeviceFiles is left alone"
 
 
@@ -410,8 +419,8 @@ def test_a_management_container_gets_the_nodes_of_a_stale_module_withheld(
 ) -> None:
     host_tree.build_host(tmp_path / "h")
     os.mknod(tmp_path / "h/dev/nvidia-vgpu0", stat.S_IFCHR | 0o666, os.makedev(8, 0))
-    after = managing(tmp_path, settings(tmp_path / "h"), monkeypatch)
-    assert "/dev/nvidia-vgpu0" not in devices(after)
+    after = managing(tmp_path, host_config(tmp_path / "h"), monkeypatch)
+    assert "/dev/nvidia-vgpu0" not in list_device_numbers(after)
 
 
 # --- the administrator's own files -----------------------------------------------------------------
@@ -470,7 +479,7 @@ def test_files_of_every_kind_can_be_added(site: Path, tmp_path: Path) -> None:
     assert "ro" in mounts["/opt/site/data"]["options"]
     assert "ro" not in mounts["/opt/site/socket"]["options"]
     assert mounts["/usr/local/nvidia/lib64/libsite.so.1.2"]["source"] == f"{site}/opt/site/libsite.so.1.2"
-    assert devices(after)["/dev/special"] == (300, 7) and (300, 7) in allowed(after)
+    assert list_device_numbers(after)["/dev/special"] == (300, 7) and (300, 7) in list_allowed_numbers(after)
     cache = (tmp_path / "b/rootfs/etc/ld.so.cache").read_bytes()
     assert b"/usr/local/nvidia/lib64/libsite.so.1\0" in cache and b"/usr/local/nvidia/lib64/libsite.so\0" in cache
     outcome = planned(tmp_path, config, GPU0)
@@ -518,7 +527,7 @@ def test_a_library_for_another_machine_is_not_added(site: Path, tmp_path: Path) 
     assert "it is for armhf" in withheld(outcome)["/opt/site/arm.so"]
     assert "needs capability compat32" in withheld(outcome)["/opt/site/small.so"]
     more = given(tmp_path, with_file(site, text), GPU0, "NVIDIA_DRIVER_CAPABILITIES=compute,compat32")
-    assert "/usr/local/nvidia/lib/small.so" in destinations(more)
+    assert "/usr/local/nvidia/lib/small.so" in list_mount_destinations(more)
 
 
 def test_a_link_in_an_addition_does_not_leave_the_hosts_root(site: Path, tmp_path: Path) -> None:
@@ -541,21 +550,23 @@ def test_a_link_in_an_addition_does_not_leave_the_hosts_root(site: Path, tmp_pat
 def test_what_the_administrator_removes_is_withheld_with_the_reason(
     pattern: str, gone: str, bare: Path, tmp_path: Path
 ) -> None:
-    config = settings(bare, remove=(pattern,))
+    config = host_config(bare, remove=(pattern,))
     outcome = planned(tmp_path, config, GPU0)
     assert withheld(outcome)[gone] == f'[inject] remove = "{pattern}" of the configuration'
-    assert not [path for path in destinations(given(tmp_path, config, GPU0)) if path.endswith(gone)]
+    assert not [path for path in list_mount_destinations(given(tmp_path, config, GPU0)) if path.endswith(gone)]
 
 
 def test_a_removed_library_does_not_come_back_because_another_needs_it(bare: Path, tmp_path: Path) -> None:
-    config = settings(bare, remove=("libnvidia-glcore.so*",))
+    config = host_config(bare, remove=("libnvidia-glcore.so*",))
     after = given(tmp_path, config, GPU0, "NVIDIA_DRIVER_CAPABILITIES=graphics")
-    assert not [path for path in destinations(after) if "libnvidia-glcore" in path]
-    assert [path for path in destinations(after) if "libGLX_nvidia" in path]
+    assert not [path for path in list_mount_destinations(after) if "libnvidia-glcore" in path]
+    assert [path for path in list_mount_destinations(after) if "libGLX_nvidia" in path]
 
 
 def test_a_removal_that_hurts_or_hits_nothing_is_a_warning(bare: Path, tmp_path: Path) -> None:
-    outcome = planned(tmp_path, settings(bare, remove=("libcuda.so.1", "libmistyped.so", "video:libcuda.so.1")), GPU0)
+    outcome = planned(
+        tmp_path, host_config(bare, remove=("libcuda.so.1", "libmistyped.so", "video:libcuda.so.1")), GPU0
+    )
     text = "\n".join(outcome.plan.warnings)
     assert "libcuda.so.1 is removed, and compute cannot work without it" in text
     assert '[inject] remove = "libmistyped.so" of the configuration matches no file of this driver' in text

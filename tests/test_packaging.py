@@ -18,7 +18,7 @@ import pytest
 
 from gpu_oci_hook.config.keys import KEYS
 from gpu_oci_hook.request.capabilities import KNOWN_CAPABILITIES
-from support.bundles import lacking
+from support.bundles import skip_or_fail
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -153,7 +153,7 @@ def test_the_units_options_come_from_a_file_that_may_be_missing_and_are_options_
 
 def test_systemd_itself_reads_the_units(tmp_path: Path) -> None:
     if not shutil.which("systemd-analyze"):
-        lacking("systemd's units by systemd itself; it is not installed")
+        skip_or_fail("systemd's units by systemd itself; it is not installed")
     for path in UNITS:
         text = path.read_text().replace(RUNTIME.replace("runtime", "hook"), "/bin/true")
         (tmp_path / path.name).write_text(text)

@@ -33,7 +33,16 @@ from gpu_oci_hook.inject import pipeline
 from gpu_oci_hook.reporting import failure
 from gpu_oci_hook.shim import main
 from gpu_oci_hook.simulate import host_tree
-from support.bundles import DEV, PROC, bundle, inject, look, settings, spec, write
+from support.bundles import (
+    DEV,
+    PROC,
+    container_spec,
+    host_config,
+    inject_in_process,
+    make_bundle,
+    snapshot_tree,
+    write_spec,
+)
 
 SCHEMA = json.loads((Path(cli.__file__).parent / "explain.schema.json").read_text())
 PATIENCE = 30
@@ -180,11 +189,11 @@ class World:
         """
         path = made / "config.json"
         before = path.read_bytes()
-        victim = look(self.victim)
-        own = settings_ or settings(self.host)
+        victim = snapshot_tree(self.victim)
+        own = settings_ or host_config(self.host)
         with Guard(made, self.root / "state"), soon():
             try:
-                inject(made, own)
+                inject_in_process(made, own)
             except Fault as fault:
                 assert path.read_bytes() == before
                 text = failure.describe_error(fault)
@@ -196,11 +205,11 @@ class World:
                 after = path.read_bytes()
                 result = json.loads(after)
                 try:
-                    inject(made, own)
+                    inject_in_process(made, own)
                 except Fault:
                     assert not stable
                 assert path.read_bytes() == after or not stable, "a second time changed something"
-        assert look(self.victim) == victim, "the host was touched"
+        assert snapshot_tree(self.victim) == victim, "the host was touched"
         assert not (made / "config.json.gpu-oci-hook-new").exists()
         return result
 
@@ -267,7 +276,7 @@ NAMES = ["vendor.com/dev=a", "vendor.com/dev=a,nvidia.com/gpu=0", "nvidia.com/gp
 @st.composite
 def specs(draw: st.DrawFn) -> Any:
     """A config.json near a right one, with any part of it replaced by anything, left out or doubled."""
-    made: Any = spec(GPU0, *draw(st.lists(WORDS, max_size=4)), mounts=draw(st.lists(MOUNT, max_size=5)))
+    made: Any = container_spec(GPU0, *draw(st.lists(WORDS, max_size=4)), mounts=draw(st.lists(MOUNT, max_size=5)))
     if draw(st.booleans()):
         made["annotations"] = draw(st.dictionaries(NOTES, st.sampled_from(NAMES) | JSON, max_size=4))
     for _ in range(draw(st.integers(0, 3))):
@@ -302,7 +311,7 @@ def _inside(directory: Path, made: Any) -> bool:
 @examples(max_examples=250, **SLOW)
 def test_any_config_json(world: World, made: Any) -> None:
     with world.place() as place:
-        directory = bundle(place / "bundle", made)
+        directory = make_bundle(place / "bundle", made)
         assume(_inside(directory, made))
         after = world.start(directory)
         if after is not None and isinstance(made, dict):
@@ -313,10 +322,10 @@ def test_any_config_json(world: World, made: Any) -> None:
 @examples(max_examples=200, **SLOW)
 def test_any_bytes_in_config_json(world: World, data: st.DataObject) -> None:
     """The shim's own reading comes first: it takes the bytes for a request or not."""
-    good = json.dumps(spec(GPU0, ALL, mounts=[PROC, DEV])).encode()
+    good = json.dumps(container_spec(GPU0, ALL, mounts=[PROC, DEV])).encode()
     text = mutated(data, good)
     with world.place() as place:
-        directory = bundle(place / "bundle", {})
+        directory = make_bundle(place / "bundle", {})
         (directory / "config.json").write_bytes(text)
         found = read_config_json(str(directory / "config.json"))
         assert found == text
@@ -353,8 +362,8 @@ def test_explain_never_fails_without_a_sentence_and_its_json_is_valid(
     world: World, made: Any, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with world.place() as place:
-        directory = bundle(place / "bundle", made)
-        before = look(directory)
+        directory = make_bundle(place / "bundle", made)
+        before = snapshot_tree(directory)
         for form in ("json", "text", "diff"):
             capsys.readouterr()
             with Guard(), soon():
@@ -369,7 +378,7 @@ def test_explain_never_fails_without_a_sentence_and_its_json_is_valid(
                 jsonschema.validate(json.loads(printed.out), SCHEMA)
             elif form == "text":
                 assert printed.out or printed.err
-        assert look(directory) == before
+        assert snapshot_tree(directory) == before
 
 
 # --- the machine ----------------------------------------------------------------------------------------
@@ -408,8 +417,10 @@ def spoil(world: World, host: Path, name: str, data: st.DataObject) -> None:
     path = host / name
     with spoilt(path, mutated(data, path.read_bytes())), world.place() as place:
         for number in range(2):
-            config_json = spec("NVIDIA_VISIBLE_DEVICES=all", ALL, "NVIDIA_REQUIRE_CUDA=cuda>=12.0", mounts=[PROC])
-            world.start(bundle(place / f"b{number}", config_json), settings(host))
+            config_json = container_spec(
+                "NVIDIA_VISIBLE_DEVICES=all", ALL, "NVIDIA_REQUIRE_CUDA=cuda>=12.0", mounts=[PROC]
+            )
+            world.start(make_bundle(place / f"b{number}", config_json), host_config(host))
             shutil.rmtree(world.root / "state", ignore_errors=True)
 
 
@@ -434,14 +445,14 @@ def test_any_loader_cache_and_any_library_on_the_host(
 def test_any_memory(world: World, data: st.DataObject) -> None:
     """The memory is ours alone, but a disk may damage it: that costs a search."""
     with world.place() as place:
-        world.start(bundle(place / "first", spec(GPU0)))
+        world.start(make_bundle(place / "first", container_spec(GPU0)))
         (path,) = [
             path for path in (world.root / "state").iterdir() if path.name.startswith("inventory") and path.suffix == ""
         ]
         good = path.read_bytes()
         path.write_bytes(mutated(data, good))
         try:
-            world.start(bundle(place / "second", spec(GPU0)))
+            world.start(make_bundle(place / "second", container_spec(GPU0)))
         finally:
             path.write_bytes(good)
 
@@ -462,7 +473,7 @@ def test_any_config_file(world: World, data: st.DataObject) -> None:
         path.unlink()
     found.load_modules, found.log_file = False, ""
     with world.place() as place:
-        world.start(bundle(place / "bundle", spec(GPU0)), found)
+        world.start(make_bundle(place / "bundle", container_spec(GPU0)), found)
 
 
 # --- images -----------------------------------------------------------------------------------------------
@@ -531,7 +542,7 @@ def test_any_image(world: World, image: list[tuple[str, str, str]], made: list[A
         rootfs.mkdir(parents=True)
         for path, kind, text in image:
             make(rootfs, path, kind, text, world)
-        write(place / "bundle", spec("NVIDIA_VISIBLE_DEVICES=0", ALL, mounts=made))
+        write_spec(place / "bundle", container_spec("NVIDIA_VISIBLE_DEVICES=0", ALL, mounts=made))
         after = world.start(place / "bundle", stable=not any(kind == "link" for _, kind, _ in image))
         if after is not None:
             for mount in after["mounts"]:
@@ -543,7 +554,7 @@ def test_any_image(world: World, image: list[tuple[str, str, str]], made: list[A
 def test_any_loader_cache_in_the_image(world: World, data: st.DataObject) -> None:
     good = (world.host / "etc/ld.so.cache").read_bytes()
     with world.place() as place:
-        directory = bundle(place / "bundle", spec(GPU0))
+        directory = make_bundle(place / "bundle", container_spec(GPU0))
         (directory / "rootfs/etc/ld.so.cache").write_bytes(mutated(data, good))
         assert world.start(directory) is not None
 
@@ -551,9 +562,9 @@ def test_any_loader_cache_in_the_image(world: World, data: st.DataObject) -> Non
 def test_nesting_as_deep_as_can_be(world: World) -> None:
     """Neither our own reading nor our own writing runs out of stack."""
     with world.place() as place:
-        directory = bundle(place / "bundle", {})
+        directory = make_bundle(place / "bundle", {})
         for depth in (100, 300, 500, 700, 900, 950, 980, 990, 1000, 5000, 100000):
-            text = json.dumps(spec(GPU0))[:-1] + ',"odd":' + "[" * depth + "]" * depth + "}"
+            text = json.dumps(container_spec(GPU0))[:-1] + ',"odd":' + "[" * depth + "]" * depth + "}"
             (directory / "config.json").write_text(text)
             world.start(directory)
             for form in ("json", "diff", "text"):

@@ -26,7 +26,7 @@ from gpu_oci_hook.inject import pipeline
 from gpu_oci_hook.model.edits import PrepareDirectory
 from gpu_oci_hook.request.environment import MANAGEMENT_DEVICE
 from gpu_oci_hook.simulate import feature_files, host_tree
-from support.bundles import PROC, bundle, settings, spec
+from support.bundles import PROC, container_spec, host_config, make_bundle
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can make device nodes")
 
@@ -354,12 +354,12 @@ class Hosts:
         where, words = CONTAINERS[name]
         host = self.host(where)
         env = [word.replace("caps=", "NVIDIA_DRIVER_CAPABILITIES=") for word in words if word != "privileged"]
-        made = spec(*env, mounts=[PROC])
+        made = container_spec(*env, mounts=[PROC])
         if "privileged" in words:
             made["process"]["capabilities"] = {"bounding": ["CAP_SYS_ADMIN"]}
-        place = bundle(self.root / "bundles" / name, made)
+        place = make_bundle(self.root / "bundles" / name, made)
         try:
-            outcome = pipeline.prepare_injection(made, settings(host), str(place), state_dir.StateCache())
+            outcome = pipeline.prepare_injection(made, host_config(host), str(place), state_dir.StateCache())
         except Fault as fault:
             self.plans[name] = [f"error {fault}"]
             return self.plans[name]

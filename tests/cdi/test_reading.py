@@ -20,8 +20,8 @@ from gpu_oci_hook.formats import json_lines
 from gpu_oci_hook.formats.json_lines import join_json_path
 from support import podman_cases
 from support.podman_cases import CASES
-from support.spec_mutations import text_mutated
-from support.valid_specs import BROUGHT, FULL, small
+from support.spec_mutations import mutate_text
+from support.valid_specs import FULL_SPEC, SPECS_BY_VERSION, minimal_spec
 
 NOBODY = 65534
 
@@ -79,7 +79,7 @@ def test_what_engines_read_differently_than_it_looks_has_a_finding(name: str) ->
         assert document.findings == []
 
 
-@pytest.mark.parametrize("spec", [*BROUGHT.values(), FULL])
+@pytest.mark.parametrize("spec", [*SPECS_BY_VERSION.values(), FULL_SPEC])
 @pytest.mark.parametrize("indent", [None, 1, "\t"])
 def test_json_and_yaml_are_the_same(spec: dict[str, Any], indent: int | str | None) -> None:
     text = json.dumps(spec, indent=indent)
@@ -102,9 +102,9 @@ def paths(value: object, where: str = "") -> list[str]:
 
 @pytest.mark.parametrize("file", ["x.json", "x.yaml"])
 def test_every_value_has_a_line(file: str) -> None:
-    document = parsed(json.dumps(FULL, indent=1), file)
-    assert sorted(document.line_numbers) == sorted(paths(FULL))
-    text = json.dumps(FULL, indent=1).split("\n")
+    document = parsed(json.dumps(FULL_SPEC, indent=1), file)
+    assert sorted(document.line_numbers) == sorted(paths(FULL_SPEC))
+    text = json.dumps(FULL_SPEC, indent=1).split("\n")
     for path, line in document.line_numbers.items():
         key = path.rpartition(".")[2]
         if key.isalpha():
@@ -117,7 +117,7 @@ def test_every_value_has_a_line(file: str) -> None:
 
 def test_json_and_yaml_have_the_same_lines() -> None:
     for indent in (1, None, 4):
-        text = json.dumps(FULL, indent=indent)
+        text = json.dumps(FULL_SPEC, indent=indent)
         assert parsed(text, "x.json").line_numbers == yaml_tree.parse_yaml_document(text, "x").line_numbers
 
 
@@ -199,7 +199,7 @@ def test_what_engines_read_otherwise_than_people_is_a_warning(text: str, said: s
 
 
 def test_a_backslash_before_a_slash_is_no_escaped_slash() -> None:
-    assert parsed(json.dumps(small(env=["A=\\/", "B=\\\\"])), "x.json").findings == []
+    assert parsed(json.dumps(minimal_spec(env=["A=\\/", "B=\\\\"])), "x.json").findings == []
 
 
 # --- bounds -----------------------------------------------------------------------------------------
@@ -235,8 +235,12 @@ HOSTILE: dict[str, tuple[str, bytes, str]] = {
     "a long number": ("x.yaml", b"cdiVersion: " + b"1" * 4_000_000, ""),
     "a long number in JSON": ("x.json", b'{"cdiVersion": ' + b"1" * 4_000_000 + b"}", ""),
     "a long key": ("x.json", b'{"' + b"k" * 4_000_000 + b'": 1}', ""),
-    "a long name": ("x.json", json.dumps(small() | {"kind": "v" * 1_000_000 + "/c!"}).encode(), ""),
-    "a long annotation key": ("x.json", json.dumps(small() | {"annotations": {"a." * 500_000: "b"}}).encode(), ""),
+    "a long name": ("x.json", json.dumps(minimal_spec() | {"kind": "v" * 1_000_000 + "/c!"}).encode(), ""),
+    "a long annotation key": (
+        "x.json",
+        json.dumps(minimal_spec() | {"annotations": {"a." * 500_000: "b"}}).encode(),
+        "",
+    ),
     "100 MB": ("x.yaml", b"#" * 100_000_000, "is larger than 4 MiB"),
     "100 MB of JSON": ("x.json", b'{"a":"' + b"x" * 100_000_000 + b'"}', "is larger than 4 MiB"),
     "4 MiB of comments": ("x.yaml", b"#\n" * 2_000_000, "is empty"),
@@ -294,7 +298,7 @@ def test_the_bound_of_values_leaves_room_for_the_largest_machine() -> None:
     node = {"path": "/dev/nvidia-caps/nvidia-cap123", "hostPath": "/dev/x", "permissions": "rw"}
     devices = [{"name": f"{n}", "containerEdits": {"deviceNodes": [node] * 6}} for n in range(16 * 7 * 2 + 34)]
     mounts = [{"hostPath": f"/l/{n}", "containerPath": f"/l/{n}", "options": ["ro", "nosuid"]} for n in range(300)]
-    spec = small("0.5.0") | {"devices": devices, "containerEdits": {"mounts": mounts}}
+    spec = minimal_spec("0.5.0") | {"devices": devices, "containerEdits": {"mounts": mounts}}
     for text, file in ((json.dumps(spec, indent=2), "x.json"), (yaml.safe_dump(spec), "x.yaml")):
         document = parsed(text, file)
         assert document.data == spec and document.findings == []
@@ -334,11 +338,11 @@ def test_an_odd_file_is_the_same_without_libyaml(plain: Any, name: str) -> None:
 
 def test_mutations_of_a_file_are_the_same_without_libyaml(plain: Any) -> None:
     chance = random.Random(4)
-    start = podman_cases.yaml(
+    start = podman_cases.yaml_file(
         "env: [A=b, 'c d', \"e\\tf\"]\n    mounts:\n    - hostPath: /a # b\n      containerPath: |\n       x"
     )
     for _ in range(1500):
-        text = text_mutated(start, chance)
+        text = mutate_text(start, chance)
         assert plain(text) == outcome(text), text
 
 
@@ -346,10 +350,10 @@ def test_mutations_of_a_file_are_the_same_without_libyaml(plain: Any) -> None:
 
 
 def test_a_file_is_read(tmp_path: Path) -> None:
-    (tmp_path / "real.txt").write_text(json.dumps(small()))
+    (tmp_path / "real.txt").write_text(json.dumps(minimal_spec()))
     (tmp_path / "x.json").symlink_to("real.txt")
     document = reading.read_spec_file(str(tmp_path / "x.json"))
-    assert (document.data, document.findings) == (small(), [])
+    assert (document.data, document.findings) == (minimal_spec(), [])
 
 
 @pytest.mark.parametrize(
@@ -398,7 +402,7 @@ def test_what_is_no_file_is_a_finding_at_once(tmp_path: Path, kind: str, said: s
 def test_a_file_of_roots_alone_is_there_and_not_readable_by_others(tmp_path: Path) -> None:
     tmp_path.chmod(0o755)
     file = tmp_path / "x.yaml"
-    file.write_text(yaml.safe_dump(small()))
+    file.write_text(yaml.safe_dump(minimal_spec()))
     file.chmod(0o600)
     for above in file.parents:
         if above.is_relative_to("/tmp/") and above.stat().st_uid == os.geteuid() and above != Path("/tmp"):

@@ -13,8 +13,8 @@ from gpu_oci_hook.cdi.registry import scan, spec_dirs
 from gpu_oci_hook.cdi.spec import reading
 from gpu_oci_hook.cdi.spec.reading import read_spec_file
 from gpu_oci_hook.host.root import Host
-from support.spec_dirs import DIRECTORIES, Memory, put, spec
-from support.spec_dirs import registry as make_registry
+from support.fake_cache import FakeCache
+from support.spec_dirs import DIRECTORIES, make_registry, make_spec, write_host_file
 
 A, B = "vendor.com/dev=a", "vendor.com/dev=b"
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can give files away")
@@ -28,13 +28,13 @@ def test_no_directory_and_an_empty_one_have_no_devices(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("there", ["etc/cdi", "var/run/cdi"])
 def test_one_directory_is_enough(tmp_path: Path, there: str) -> None:
-    path = put(tmp_path, f"{there}/x.json", spec("a"))
+    path = write_host_file(tmp_path, f"{there}/x.json", make_spec("a"))
     assert make_registry(tmp_path).find_device_file(A) == str(path)
 
 
 def test_a_later_directory_wins_and_gives_way_again(tmp_path: Path) -> None:
-    first = put(tmp_path, "etc/cdi/x.json", spec("a", "b"))
-    second = put(tmp_path, "var/run/cdi/y.json", spec("a"))
+    first = write_host_file(tmp_path, "etc/cdi/x.json", make_spec("a", "b"))
+    second = write_host_file(tmp_path, "var/run/cdi/y.json", make_spec("a"))
     found = make_registry(tmp_path)
     assert (found.find_device_file(A), found.find_device_file(B)) == (str(second), str(first))
     second.unlink()
@@ -43,8 +43,8 @@ def test_a_later_directory_wins_and_gives_way_again(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("directory", ["etc/cdi", "var/run/cdi"])
 def test_a_device_in_two_files_of_one_directory_is_nobodys(tmp_path: Path, directory: str) -> None:
-    one = put(tmp_path, f"{directory}/1.json", spec("a", "b"))
-    two = put(tmp_path, f"{directory}/2.json", spec("a", "c"))
+    one = write_host_file(tmp_path, f"{directory}/1.json", make_spec("a", "b"))
+    two = write_host_file(tmp_path, f"{directory}/2.json", make_spec("a", "c"))
     assert make_registry(tmp_path).list_device_names() == [B, "vendor.com/dev=c"]
     looked = scan.SpecScan(Host(str(tmp_path)), DIRECTORIES)
     assert [file.path for file in looked.conflicts[A]] == [str(one), str(two)]
@@ -53,30 +53,30 @@ def test_a_device_in_two_files_of_one_directory_is_nobodys(tmp_path: Path, direc
 def test_a_conflict_is_not_settled_by_a_later_directory(tmp_path: Path) -> None:
     """As in the reference library, whose list of conflicts knows no priorities; podman 4.3 does so too."""
     for path in ("etc/cdi/1.json", "etc/cdi/2.json", "var/run/cdi/3.json"):
-        put(tmp_path, path, spec("a"))
+        write_host_file(tmp_path, path, make_spec("a"))
     assert make_registry(tmp_path).list_device_names() == []
 
 
 def test_the_same_name_of_two_kinds_is_no_conflict(tmp_path: Path) -> None:
-    put(tmp_path, "etc/cdi/1.json", spec("a"))
-    put(tmp_path, "etc/cdi/2.json", spec("a", kind="vendor.com/other"))
+    write_host_file(tmp_path, "etc/cdi/1.json", make_spec("a"))
+    write_host_file(tmp_path, "etc/cdi/2.json", make_spec("a", kind="vendor.com/other"))
     assert make_registry(tmp_path).list_device_names() == [A, "vendor.com/other=a"]
 
 
 @pytest.mark.parametrize("name", ["x.yml", "x.json.bak", "x", "x.JSON", "sub/x.json", "x.yaml/x.json"])
 def test_only_json_and_yaml_files_of_the_directory_itself_are_read(tmp_path: Path, name: str) -> None:
-    put(tmp_path, f"etc/cdi/{name}", spec("a"))
+    write_host_file(tmp_path, f"etc/cdi/{name}", make_spec("a"))
     assert make_registry(tmp_path).list_device_names() == []
 
 
 @pytest.mark.parametrize("name", ["x.json", "x.yaml", ".json", ".hidden.yaml", "a b.json"])
 def test_these_are_read(tmp_path: Path, name: str) -> None:
-    put(tmp_path, f"etc/cdi/{name}", spec("a"))
+    write_host_file(tmp_path, f"etc/cdi/{name}", make_spec("a"))
     assert make_registry(tmp_path).list_device_names() == [A]
 
 
 def test_a_linked_file_counts_and_a_linked_directory_does_not(tmp_path: Path) -> None:
-    put(tmp_path, "opt/real/x.json", spec("a"))
+    write_host_file(tmp_path, "opt/real/x.json", make_spec("a"))
     (tmp_path / "etc/cdi").mkdir(parents=True)
     (tmp_path / "etc/cdi/x.json").symlink_to("/opt/real/x.json")  # inside the host's root
     assert make_registry(tmp_path).list_device_names() == [A]
@@ -87,7 +87,7 @@ def test_a_linked_file_counts_and_a_linked_directory_does_not(tmp_path: Path) ->
 
 
 def test_links_above_a_directory_are_followed(tmp_path: Path) -> None:
-    put(tmp_path, "run/cdi/x.json", spec("a"))
+    write_host_file(tmp_path, "run/cdi/x.json", make_spec("a"))
     (tmp_path / "var").mkdir()
     (tmp_path / "var/run").symlink_to("/run")
     assert make_registry(tmp_path).find_device_file(A) == f"{tmp_path}/var/run/cdi/x.json"
@@ -97,26 +97,26 @@ BROKEN = {
     "not json": "{",
     "a list": "[]",
     "empty": "",
-    "an unknown field": spec("z") | {"new": 1},
-    "no devices": spec(),
-    "an unknown version": spec("z") | {"cdiVersion": "9.0.0"},
-    "the same name twice": spec("z", "z"),
+    "an unknown field": make_spec("z") | {"new": 1},
+    "no devices": make_spec(),
+    "an unknown version": make_spec("z") | {"cdiVersion": "9.0.0"},
+    "the same name twice": make_spec("z", "z"),
     "no edits": {"cdiVersion": "0.5.0", "kind": "vendor.com/dev", "devices": [{"name": "z", "containerEdits": {}}]},
 }
 
 
 @pytest.mark.parametrize("what", BROKEN)
 def test_a_broken_neighbour_harms_nobody(tmp_path: Path, what: str) -> None:
-    put(tmp_path, "etc/cdi/x.json", spec("a"))
+    write_host_file(tmp_path, "etc/cdi/x.json", make_spec("a"))
     for name in ("0.json", "z.json"):
-        put(tmp_path, f"etc/cdi/{name}", BROKEN[what])
+        write_host_file(tmp_path, f"etc/cdi/{name}", BROKEN[what])
     assert make_registry(tmp_path).list_device_names() == [A]
     looked = scan.SpecScan(Host(str(tmp_path)), DIRECTORIES)
     assert [bool(file.errors) for file in looked.files] == [True, False, True]
 
 
 def test_what_is_no_file_harms_nobody_and_does_not_block(tmp_path: Path) -> None:
-    put(tmp_path, "etc/cdi/x.json", spec("a"))
+    write_host_file(tmp_path, "etc/cdi/x.json", make_spec("a"))
     os.mkfifo(tmp_path / "etc/cdi/fifo.json")
     (tmp_path / "etc/cdi/loop.json").symlink_to("loop.json")
     (tmp_path / "etc/cdi/nowhere.yaml").symlink_to("/nowhere")
@@ -130,7 +130,7 @@ def test_what_is_no_file_harms_nobody_and_does_not_block(tmp_path: Path) -> None
 @needs_root
 @pytest.mark.parametrize(("owner", "mode"), [(4807, 0o644), (0, 0o666), (0, 0o602)])
 def test_as_root_a_file_that_others_can_write_does_not_count(tmp_path: Path, owner: int, mode: int) -> None:
-    path = put(tmp_path, "etc/cdi/x.json", spec("a"))
+    path = write_host_file(tmp_path, "etc/cdi/x.json", make_spec("a"))
     os.chown(path, owner, 0)
     path.chmod(mode)
     assert make_registry(tmp_path).list_device_names() == []
@@ -143,8 +143,8 @@ def test_what_counts_is_whose_file_is_read_and_not_whose_lay_there_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Somebody who may write where a link leads exchanges root's file for another one between two looks."""
-    path = put(tmp_path, "etc/cdi/x.json", spec("a"))
-    theirs = put(tmp_path, "theirs", spec("evil"))
+    path = write_host_file(tmp_path, "etc/cdi/x.json", make_spec("a"))
+    theirs = write_host_file(tmp_path, "theirs", make_spec("evil"))
     os.chown(theirs, 4807, 0)
     read = read_spec_file
 
@@ -164,7 +164,7 @@ def test_a_directory_of_thousands_of_files_is_read_up_to_a_number_of_them(
     for module in (spec_dirs, scan):
         monkeypatch.setattr(module, "MAX_SPEC_FILES", 3)
     for name in "abcde":
-        put(tmp_path, f"etc/cdi/{name}.json", spec(name))
+        write_host_file(tmp_path, f"etc/cdi/{name}.json", make_spec(name))
     assert make_registry(tmp_path).list_device_names() == [f"vendor.com/dev={name}" for name in "abc"]
     looked = scan.SpecScan(Host(str(tmp_path)), DIRECTORIES)
     assert "5 CDI files" in looked.problems[0].text
@@ -178,8 +178,8 @@ def parts(root: Path, *names: str) -> list[tuple[str, str]]:
 
 
 def test_a_files_own_edits_come_once_before_its_first_device(tmp_path: Path) -> None:
-    put(tmp_path, "etc/cdi/1.json", spec("a", "b") | {"containerEdits": {"env": ["F=1"]}})
-    put(tmp_path, "etc/cdi/2.json", spec("c"))
+    write_host_file(tmp_path, "etc/cdi/1.json", make_spec("a", "b") | {"containerEdits": {"env": ["F=1"]}})
+    write_host_file(tmp_path, "etc/cdi/2.json", make_spec("c"))
     device = "devices[{}].containerEdits"
     assert parts(tmp_path, B, "vendor.com/dev=c", A) == [
         ("1.json", "containerEdits"),
@@ -191,7 +191,7 @@ def test_a_files_own_edits_come_once_before_its_first_device(tmp_path: Path) -> 
 
 
 def test_a_name_twice_is_one(tmp_path: Path) -> None:
-    put(tmp_path, "etc/cdi/1.json", spec("a"))
+    write_host_file(tmp_path, "etc/cdi/1.json", make_spec("a"))
     assert len(parts(tmp_path, A, A)) == 2
 
 
@@ -219,8 +219,8 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_second_look_reads_no_file(tmp_path: Path, old: None, scans: list[int]) -> None:
-    memory = Memory()
-    put(tmp_path, "etc/cdi/1.json", spec("a"))
+    memory = FakeCache(lockable=False)
+    write_host_file(tmp_path, "etc/cdi/1.json", make_spec("a"))
     first = make_registry(tmp_path, memory)
     assert len(scans) == 1
     second = make_registry(tmp_path, memory)
@@ -230,10 +230,10 @@ def test_a_second_look_reads_no_file(tmp_path: Path, old: None, scans: list[int]
 
 
 CHANGES = {
-    "a new file": lambda root: put(root, "etc/cdi/2.json", spec("b")),
-    "a file in the other directory": lambda root: put(root, "var/run/cdi/2.json", spec("b")),
-    "another content": lambda root: put(root, "etc/cdi/1.json", spec("a", "c")),
-    "another content of the same size": lambda root: put(root, "etc/cdi/1.json", spec("b")),
+    "a new file": lambda root: write_host_file(root, "etc/cdi/2.json", make_spec("b")),
+    "a file in the other directory": lambda root: write_host_file(root, "var/run/cdi/2.json", make_spec("b")),
+    "another content": lambda root: write_host_file(root, "etc/cdi/1.json", make_spec("a", "c")),
+    "another content of the same size": lambda root: write_host_file(root, "etc/cdi/1.json", make_spec("b")),
     "a file gone": lambda root: (root / "etc/cdi/1.json").unlink(),
     "another mode": lambda root: (root / "etc/cdi/1.json").chmod(0o600),
     "another name": lambda root: (root / "etc/cdi/1.json").rename(root / "etc/cdi/3.json"),
@@ -244,9 +244,9 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_any_change_is_noticed(tmp_path: Path, old: None, change: str) -> None:
-    memory = Memory()
-    put(tmp_path, "new", spec("q"))
-    put(tmp_path, "etc/cdi/1.json", spec("a"))
+    memory = FakeCache(lockable=False)
+    write_host_file(tmp_path, "new", make_spec("q"))
+    write_host_file(tmp_path, "etc/cdi/1.json", make_spec("a"))
     before = spec_dirs.read_spec_dir_signatures(Host(str(tmp_path)), DIRECTORIES)
     make_registry(tmp_path, memory)
     CHANGES[change](tmp_path)
@@ -255,25 +255,25 @@ def test_any_change_is_noticed(tmp_path: Path, old: None, change: str) -> None:
 
 
 def test_what_lies_beside_the_spec_files_is_no_change(tmp_path: Path) -> None:
-    put(tmp_path, "etc/cdi/1.json", spec("a"))
+    write_host_file(tmp_path, "etc/cdi/1.json", make_spec("a"))
     before = spec_dirs.read_spec_dir_signatures(Host(str(tmp_path)), DIRECTORIES)
-    put(tmp_path, "etc/cdi/README", "x")
+    write_host_file(tmp_path, "etc/cdi/README", "x")
     assert spec_dirs.read_spec_dir_signatures(Host(str(tmp_path)), DIRECTORIES) == before
 
 
 def test_a_file_of_this_very_moment_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its next change could leave its status as it is: clocks of file systems tick some hundred times a second."""
     monkeypatch.setattr(scan, "_SETTLE_TIME_NS", 1 << 62)
-    memory = Memory()
-    put(tmp_path, "etc/cdi/1.json", spec("a"))
+    memory = FakeCache(lockable=False)
+    write_host_file(tmp_path, "etc/cdi/1.json", make_spec("a"))
     make_registry(tmp_path, memory)
     assert not memory.blobs
 
 
 @pytest.mark.parametrize("damage", [b"", b"\0", b"(", b"N", b"i\1\0\0\0"])
 def test_a_damaged_memory_costs_time_and_nothing_else(tmp_path: Path, old: None, damage: bytes) -> None:
-    memory = Memory()
-    put(tmp_path, "etc/cdi/1.json", spec("a"))
+    memory = FakeCache(lockable=False)
+    write_host_file(tmp_path, "etc/cdi/1.json", make_spec("a"))
     make_registry(tmp_path, memory)
     (name,) = memory.blobs
     memory.blobs[name] = damage
@@ -281,9 +281,9 @@ def test_a_damaged_memory_costs_time_and_nothing_else(tmp_path: Path, old: None,
 
 
 def test_other_directories_have_a_memory_of_their_own(tmp_path: Path, old: None) -> None:
-    memory = Memory()
-    put(tmp_path, "etc/cdi/1.json", spec("a"))
-    put(tmp_path, "opt/cdi/1.json", spec("b"))
+    memory = FakeCache(lockable=False)
+    write_host_file(tmp_path, "etc/cdi/1.json", make_spec("a"))
+    write_host_file(tmp_path, "opt/cdi/1.json", make_spec("b"))
     assert make_registry(tmp_path, memory).list_device_names() == [A]
     assert make_registry(tmp_path, memory, ("/opt/cdi",)).list_device_names() == [B]
     assert make_registry(tmp_path, memory).list_device_names() == [A]

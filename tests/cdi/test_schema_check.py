@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from gpu_oci_hook.cdi.spec import schema_check, validation, versions
 from gpu_oci_hook.formats import cdi_names
-from support.spec_mutations import mutated
-from support.valid_specs import BROUGHT, FULL, changed, small
+from support.spec_mutations import mutate_spec
+from support.valid_specs import FULL_SPEC, SPECS_BY_VERSION, minimal_spec, with_change
 
 WHOLE = schema_check.load_full_schema()
 
@@ -75,10 +75,10 @@ def test_a_ref_and_what_stands_beside_it_never_say_the_same_keyword() -> None:
             assert not {key for key in rule if key in schema_check.CHECKED_KEYWORDS} & set(below)
 
 
-@pytest.mark.parametrize("brought", BROUGHT)
+@pytest.mark.parametrize("brought", SPECS_BY_VERSION)
 @pytest.mark.parametrize("version", versions.KNOWN_VERSIONS)
 def test_a_file_of_one_version_is_right_for_that_schema_and_newer_content_is_wrong(brought: str, version: str) -> None:
-    spec = changed(BROUGHT[brought], "cdiVersion", to=version)
+    spec = with_change(SPECS_BY_VERSION[brought], "cdiVersion", to=version)
     old = schema_check.parse_cdi_version(version) < schema_check.parse_cdi_version(brought)
     gone = brought == "0.7.0" and version == "1.1.0"  # enableCMT
     needs_nothing = brought in ("0.8.0", "1.0.0")
@@ -88,8 +88,8 @@ def test_a_file_of_one_version_is_right_for_that_schema_and_newer_content_is_wro
 
 
 def test_the_file_with_every_field_is_right_and_has_every_field() -> None:
-    assert ORACLES["1.1.0"].is_valid(FULL)
-    text = json.dumps(FULL)
+    assert ORACLES["1.1.0"].is_valid(FULL_SPEC)
+    text = json.dumps(FULL_SPEC)
     for name, one in WHOLE["$defs"].items():
         for field, rule in one.get("properties", {}).items():
             assert f'"{field}"' in text or "x-until" in rule, (name, field)
@@ -97,11 +97,11 @@ def test_the_file_with_every_field_is_right_and_has_every_field() -> None:
 
 def test_hand_checks_and_schema_agree_on_every_mutation_of_good_files() -> None:
     chance = random.Random(4)
-    good = [*BROUGHT.values(), FULL]
+    good = [*SPECS_BY_VERSION.values(), FULL_SPEC]
     wrong = 0
     judge = oracle(WHOLE)
     for _ in range(6000):
-        spec = mutated(chance.choice(good), chance)
+        spec = mutate_spec(chance.choice(good), chance)
         assert agrees(spec, WHOLE, judge), spec
         version = chance.choice(versions.KNOWN_VERSIONS)
         assert agrees(spec, schema_check.build_version_schema(version), ORACLES[version]), (version, spec)
@@ -111,9 +111,9 @@ def test_hand_checks_and_schema_agree_on_every_mutation_of_good_files() -> None:
 
 def test_no_mutation_of_good_files_is_more_than_findings() -> None:
     chance = random.Random(5)
-    good = [*BROUGHT.values(), FULL]
+    good = [*SPECS_BY_VERSION.values(), FULL_SPEC]
     for _ in range(6000):
-        spec = mutated(chance.choice(good), chance)
+        spec = mutate_spec(chance.choice(good), chance)
         for maximum in ("", chance.choice(versions.KNOWN_VERSIONS)):
             found = validation.validate_spec(spec, "x", maximum=maximum)
             assert all(str(one) and one.level in ("error", "warning", "info") for one in found)
@@ -124,7 +124,7 @@ def test_a_file_without_findings_is_right_for_the_schema_of_the_version_that_it_
     chance = random.Random(6)
     seen = 0
     for _ in range(6000):
-        spec = mutated(chance.choice([*BROUGHT.values(), FULL]), chance)
+        spec = mutate_spec(chance.choice([*SPECS_BY_VERSION.values(), FULL_SPEC]), chance)
         found = validation.validate_spec(spec, "x")
         if not found and isinstance(spec, dict):
             seen += 1
@@ -134,7 +134,7 @@ def test_a_file_without_findings_is_right_for_the_schema_of_the_version_that_it_
 
 @given(st.text(alphabet="aZ0_-.:/=\n é", max_size=6))
 def test_the_grammar_of_names_is_the_hot_modules(text: str) -> None:
-    spec = small("0.6.0") | {"kind": text}
+    spec = minimal_spec("0.6.0") | {"kind": text}
     assert ORACLES["0.6.0"].is_valid(spec) == (cdi_names.parse_cdi_kind(text) is not None)
-    spec = changed(small("0.6.0"), "devices", 0, "name", to=text)
+    spec = with_change(minimal_spec("0.6.0"), "devices", 0, "name", to=text)
     assert ORACLES["0.6.0"].is_valid(spec) == cdi_names.is_device_name(text)

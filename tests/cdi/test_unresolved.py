@@ -19,7 +19,8 @@ from gpu_oci_hook.cdi.registry.scan import SpecScan
 from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.simulate import host_tree
-from support.spec_dirs import DIRECTORIES, Memory, put, spec
+from support.fake_cache import FakeCache
+from support.spec_dirs import DIRECTORIES, make_spec, write_host_file
 
 NAME = "nvidia.com/gpu=0"
 GPU = "nvidia.com/gpu"
@@ -29,7 +30,9 @@ def asked(root: Path, name: str = NAME, directories: tuple[str, ...] = DIRECTORI
     """The cause, with the host's root taken out of its words."""
     scan = SpecScan(Host(str(root)), directories)
     assert name not in scan.winners, "it resolves"
-    found = unresolved.find_unresolved_cause(name, scan, Config(), OwnDevices(scan.host, Config(), Memory()))
+    found = unresolved.find_unresolved_cause(
+        name, scan, Config(), OwnDevices(scan.host, Config(), FakeCache(lockable=False))
+    )
     words = [text.replace(str(root), "") for text in (found.text, found.hint)]
     return unresolved_query.UnresolvedCause(
         found.code, tuple(path.replace(str(root), "") for path in found.files), *words
@@ -37,74 +40,76 @@ def asked(root: Path, name: str = NAME, directories: tuple[str, ...] = DIRECTORI
 
 
 def unknown_field(root: Path) -> None:
-    put(root, "etc/cdi/x.json", spec("0", kind=GPU, env=["A=1"], newField=1))
+    write_host_file(root, "etc/cdi/x.json", make_spec("0", kind=GPU, env=["A=1"], newField=1))
 
 
 def newer_field(root: Path) -> None:
-    put(root, "etc/cdi/x.json", spec("0", kind=GPU, env=["A=1"], additionalGids=[44]))
+    write_host_file(root, "etc/cdi/x.json", make_spec("0", kind=GPU, env=["A=1"], additionalGids=[44]))
 
 
 def no_edits(root: Path) -> None:
-    data = spec("0", kind=GPU)
+    data = make_spec("0", kind=GPU)
     del data["devices"][0]["containerEdits"]
-    put(root, "etc/cdi/x.json", data)
+    write_host_file(root, "etc/cdi/x.json", data)
 
 
 def empty_edits(root: Path) -> None:
-    put(root, "etc/cdi/x.yaml", f"cdiVersion: 0.5.0\nkind: {GPU}\ndevices: [{{name: '0', containerEdits: {{}}}}]\n")
+    write_host_file(
+        root, "etc/cdi/x.yaml", f"cdiVersion: 0.5.0\nkind: {GPU}\ndevices: [{{name: '0', containerEdits: {{}}}}]\n"
+    )
 
 
 def conflict(root: Path) -> None:
-    put(root, "etc/cdi/x.json", spec("0", kind=GPU))
-    put(root, "etc/cdi/y.json", spec("0", kind=GPU))
+    write_host_file(root, "etc/cdi/x.json", make_spec("0", kind=GPU))
+    write_host_file(root, "etc/cdi/y.json", make_spec("0", kind=GPU))
 
 
 def conflict_below(root: Path) -> None:
     conflict(root)
-    put(root, "var/run/cdi/z.json", spec("0", kind=GPU))
+    write_host_file(root, "var/run/cdi/z.json", make_spec("0", kind=GPU))
 
 
 def suffix(root: Path) -> None:
-    put(root, "etc/cdi/nvidia.yml", spec("0", kind=GPU))
+    write_host_file(root, "etc/cdi/nvidia.yml", make_spec("0", kind=GPU))
 
 
 def copy_kept(root: Path) -> None:
-    put(root, "etc/cdi/nvidia.yaml.bak", spec("0", kind=GPU))
+    write_host_file(root, "etc/cdi/nvidia.yaml.bak", make_spec("0", kind=GPU))
 
 
 def only_all(root: Path) -> None:
-    put(root, "etc/cdi/nvidia.json", spec("all", kind=GPU))
+    write_host_file(root, "etc/cdi/nvidia.json", make_spec("all", kind=GPU))
 
 
 def only_uuids(root: Path) -> None:
-    put(root, "etc/cdi/nvidia.json", spec("GPU-1111", "GPU-2222", kind=GPU))
+    write_host_file(root, "etc/cdi/nvidia.json", make_spec("GPU-1111", "GPU-2222", kind=GPU))
 
 
 def other_kind(root: Path) -> None:
-    put(root, "etc/cdi/m.json", spec("0", kind="management.nvidia.com/gpu"))
+    write_host_file(root, "etc/cdi/m.json", make_spec("0", kind="management.nvidia.com/gpu"))
 
 
 def not_scanned(root: Path) -> None:
-    put(root, "run/cdi/nvidia.json", spec("0", kind=GPU))
+    write_host_file(root, "run/cdi/nvidia.json", make_spec("0", kind=GPU))
     (root / "var/run").mkdir(parents=True)
 
 
 def subdirectory(root: Path) -> None:
-    put(root, "etc/cdi/gpus/nvidia.json", spec("0", kind=GPU))
+    write_host_file(root, "etc/cdi/gpus/nvidia.json", make_spec("0", kind=GPU))
 
 
 def linked_directory(root: Path) -> None:
-    put(root, "opt/cdi/nvidia.json", spec("0", kind=GPU))
+    write_host_file(root, "opt/cdi/nvidia.json", make_spec("0", kind=GPU))
     (root / "etc").mkdir()
     (root / "etc/cdi").symlink_to("/opt/cdi")
 
 
 def broken(root: Path) -> None:
-    put(root, "etc/cdi/nvidia.yaml", "cdiVersion: [")
+    write_host_file(root, "etc/cdi/nvidia.yaml", "cdiVersion: [")
 
 
 def nothing(root: Path) -> None:
-    put(root, "etc/cdi/x.json", spec("a", kind="vendor.com/dev", env=["A=1"]))
+    write_host_file(root, "etc/cdi/x.json", make_spec("a", kind="vendor.com/dev", env=["A=1"]))
 
 
 # What is there, the word of the cause, what the sentence has.
@@ -183,8 +188,8 @@ print(json.dumps(find_unresolved_cause(sys.argv[2], scan, Config(), own_devices)
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can become another user")
 @pytest.mark.parametrize("what", ["file", "directory"])
 def test_what_this_user_may_not_read_is_told_so(shared: Path, what: str) -> None:  # (a)
-    path = put(shared, "etc/cdi/nvidia.yaml", spec("0", kind=GPU))
-    put(shared, "var/run/cdi/other.json", spec("all", kind=GPU))
+    path = write_host_file(shared, "etc/cdi/nvidia.yaml", make_spec("0", kind=GPU))
+    write_host_file(shared, "var/run/cdi/other.json", make_spec("all", kind=GPU))
     (path if what == "file" else path.parent).chmod(0o600 if what == "file" else 0o700)
     # Our code may lie where that user cannot go: it is imported first.
     code = LOOK.replace("scan =", "__import__('os').setuid(4807)\nscan =", 1)
@@ -200,8 +205,8 @@ def test_what_this_user_may_not_read_is_told_so(shared: Path, what: str) -> None
 
 
 def test_a_later_directory_that_wins_is_no_fault(tmp_path: Path) -> None:  # (e), as `cdi resolve` tells it
-    first = put(tmp_path, "etc/cdi/x.json", spec("0", kind=GPU))
-    second = put(tmp_path, "var/run/cdi/x.json", spec("0", kind=GPU))
+    first = write_host_file(tmp_path, "etc/cdi/x.json", make_spec("0", kind=GPU))
+    second = write_host_file(tmp_path, "var/run/cdi/x.json", make_spec("0", kind=GPU))
     scan = SpecScan(Host(str(tmp_path)), DIRECTORIES)
     assert scan.winners[NAME][0].path == str(second)
     assert [file.path for file in scan.shadowed[NAME]] == [str(first)]
@@ -213,12 +218,12 @@ def test_what_is_no_name_is_told_so(tmp_path: Path, name: str) -> None:
 
 
 def test_a_mistyped_device_has_its_neighbour_named(tmp_path: Path) -> None:
-    put(tmp_path, "etc/cdi/x.json", spec("left", "right"))
+    write_host_file(tmp_path, "etc/cdi/x.json", make_spec("left", "right"))
     assert asked(tmp_path, "vendor.com/dev=rihgt").hint == "Use vendor.com/dev=right"
 
 
 def test_hundreds_of_devices_are_not_all_told(tmp_path: Path) -> None:
-    put(tmp_path, "etc/cdi/x.json", spec(*(f"d{number}" for number in range(500))))
+    write_host_file(tmp_path, "etc/cdi/x.json", make_spec(*(f"d{number}" for number in range(500))))
     found = asked(tmp_path, "vendor.com/dev=none")
     assert "and 492 more" in found.text
     assert len(found.text) < 500
@@ -234,7 +239,7 @@ def test_who_wanted_one_gpu_that_is_not_there_is_told_which_are_and_never_to_tak
     host = with_gpus(tmp_path)
     for devices in ([], ["all"], ["0", "1", "2", "3", "all"]):
         if devices:
-            put(host, "etc/cdi/nvidia.yaml", spec(*devices, kind=GPU))
+            write_host_file(host, "etc/cdi/nvidia.yaml", make_spec(*devices, kind=GPU))
         found = asked(host, "nvidia.com/gpu=9")
         assert found.code == ("device" if devices else "absent")
         assert found.text.endswith(", and there is no GPU 9")
@@ -250,39 +255,41 @@ def test_a_word_that_names_no_gpu_is_no_reason_to_write_a_file(tmp_path: Path) -
 @pytest.mark.parametrize(("device", "there"), [("gpu0", "0"), ("0", "gpu0"), ("gpu0", "GPU-44b97862")])
 def test_another_name_of_the_same_gpu_is_proposed(tmp_path: Path, device: str, there: str) -> None:
     host = with_gpus(tmp_path)
-    gpu = OwnDevices(Host(str(host)), Config(), Memory()).gpus[0]
+    gpu = OwnDevices(Host(str(host)), Config(), FakeCache(lockable=False)).gpus[0]
     there = gpu.uuid if there.startswith("GPU-") else there
-    put(host, "etc/cdi/nvidia.yaml", spec("all", "3", there, kind=GPU))
+    write_host_file(host, "etc/cdi/nvidia.yaml", make_spec("all", "3", there, kind=GPU))
     assert asked(host, f"nvidia.com/gpu={device}").hint == f"Use nvidia.com/gpu={there}"
 
 
 def test_a_file_of_ours_that_lacks_a_gpu_of_this_machine_is_to_be_regenerated(tmp_path: Path) -> None:
     host = with_gpus(tmp_path)
-    put(host, "etc/cdi/nvidia.yaml", spec("0", "1", "all", kind=GPU))
+    write_host_file(host, "etc/cdi/nvidia.yaml", make_spec("0", "1", "all", kind=GPU))
     found = asked(host, "nvidia.com/gpu=3")
     assert found.hint == "Regenerate it: gpu-oci-hook cdi generate --output /etc/cdi/nvidia.yaml"
-    put(host, "etc/cdi/nvidia.yaml", spec("0", "1", kind=GPU))
+    write_host_file(host, "etc/cdi/nvidia.yaml", make_spec("0", "1", kind=GPU))
     assert asked(host, "nvidia.com/gpu=all").hint == found.hint
-    put(host, "etc/cdi/nvidia.yaml", f"# gpu-oci-hook hook create-container\n{json.dumps(spec('0', kind=GPU))}")
+    write_host_file(
+        host, "etc/cdi/nvidia.yaml", f"# gpu-oci-hook hook create-container\n{json.dumps(make_spec('0', kind=GPU))}"
+    )
     wanted = "Regenerate it: gpu-oci-hook cdi refresh --device all,none --output /etc/cdi/nvidia.yaml"
     assert asked(host, "nvidia.com/gpu=1").hint == wanted
 
 
 def test_where_only_all_is_defined_it_is_listed_and_proposed(tmp_path: Path) -> None:
     host = with_gpus(tmp_path)
-    put(host, "etc/cdi/nvidia.yaml", spec("all", kind=GPU))
+    write_host_file(host, "etc/cdi/nvidia.yaml", make_spec("all", kind=GPU))
     found = asked(host)
     assert "only nvidia.com/gpu=all" in found.text
     assert found.hint.startswith("Use nvidia.com/gpu=all for all devices. For 0 alone regenerate it: ")
 
 
 def test_a_number_is_no_mistyped_other_number(tmp_path: Path) -> None:
-    put(tmp_path, "etc/cdi/x.json", spec("0", "1", "all"))
+    write_host_file(tmp_path, "etc/cdi/x.json", make_spec("0", "1", "all"))
     assert asked(tmp_path, "vendor.com/dev=10").hint == "Use one of them"
 
 
 def test_a_device_called_yes_without_quotes_is_told_with_its_line(tmp_path: Path) -> None:
-    put(
+    write_host_file(
         tmp_path, "etc/cdi/a.yaml",
         "cdiVersion: 0.5.0\nkind: acme.com/nic\ndevices:\n- name: a\n  containerEdits: {env: [A=1]}\n"
         "- name: yes\n  containerEdits: {env: [A=1]}\n",
@@ -300,7 +307,7 @@ def test_the_management_device_needs_no_file_here_and_one_of_its_own_elsewhere(
 ) -> None:
     host = with_gpus(tmp_path)
     if file:
-        put(host, "etc/cdi/nvidia-management.yaml", spec(*file, kind=GPU))
+        write_host_file(host, "etc/cdi/nvidia-management.yaml", make_spec(*file, kind=GPU))
     found = asked(host, "management.nvidia.com/gpu=all")
     name = "management.nvidia.com-gpu.yaml" if file else "nvidia-management.yaml"  # nothing is replaced
     assert f"gpu-oci-hook cdi generate --mode management --output /etc/cdi/{name}" in found.hint
@@ -318,7 +325,7 @@ def test_the_runtimes_own_kind_is_not_for_engines(tmp_path: Path) -> None:
     found = asked(host, "runtime.nvidia.com/gpu=0")
     assert "engines need nvidia.com/gpu=0" in found.text
     assert "gpu-oci-hook cdi generate --output /etc/cdi/nvidia.yaml" in found.hint
-    put(host, "etc/cdi/nvidia.yaml", spec("0", kind=GPU))
+    write_host_file(host, "etc/cdi/nvidia.yaml", make_spec("0", kind=GPU))
     assert asked(host, "runtime.nvidia.com/gpu=0").hint == ("Use nvidia.com/gpu=0, which /etc/cdi/nvidia.yaml defines")
     assert "there is no GPU 9" in asked(host, "runtime.nvidia.com/gpu=9").text
 
@@ -338,7 +345,7 @@ def test_the_runtimes_own_kind_is_not_for_engines(tmp_path: Path) -> None:
 def test_a_mistyped_kind_has_the_right_one_told_and_another_vendors_is_none(
     tmp_path: Path, name: str, meant: str
 ) -> None:
-    put(tmp_path, "etc/cdi/x.json", spec("a"))
+    write_host_file(tmp_path, "etc/cdi/x.json", make_spec("a"))
     found = asked(tmp_path, name)
     assert ("Did you mean" in found.hint) == bool(meant)
     assert not meant or found.hint == f"Did you mean {meant}?"

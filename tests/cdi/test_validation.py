@@ -9,7 +9,7 @@ import pytest
 
 from gpu_oci_hook.cdi.spec import reading, validation
 from gpu_oci_hook.cdi.spec.finding import Finding
-from support.valid_specs import BROUGHT, FULL, Spec, changed, small
+from support.valid_specs import FULL_SPEC, SPECS_BY_VERSION, Spec, minimal_spec, with_change
 
 EDITS = "devices[0].containerEdits"
 
@@ -25,25 +25,25 @@ def only(spec: object, **more: Any) -> Finding:
 
 def device(**values: Any) -> Spec:
     """A file with a device node that has these values, too."""
-    return small("0.5.0", deviceNodes=[{"path": "/dev/null", **values}])
+    return minimal_spec("0.5.0", deviceNodes=[{"path": "/dev/null", **values}])
 
 
 def hook(**values: Any) -> Spec:
-    return small(hooks=[{"hookName": "prestart", "path": "/usr/bin/x", **values}])
+    return minimal_spec(hooks=[{"hookName": "prestart", "path": "/usr/bin/x", **values}])
 
 
 def rdt(**values: Any) -> Spec:
-    return small("1.1.0", intelRdt=values)
+    return minimal_spec("1.1.0", intelRdt=values)
 
 
 def net(*pairs: tuple[str, str]) -> Spec:
-    return small("1.1.0", netDevices=[{"hostInterfaceName": host, "name": name} for host, name in pairs])
+    return minimal_spec("1.1.0", netDevices=[{"hostInterfaceName": host, "name": name} for host, name in pairs])
 
 
 GOOD: dict[str, Spec] = {
-    "an environment variable": small(env=["BAR=BARVALUE1"]),
-    "a variable without a value": small(env=["BAR="]),
-    "a variable with an equals sign in its value": small(env=["BAR=a=b"]),
+    "an environment variable": minimal_spec(env=["BAR=BARVALUE1"]),
+    "a variable without a value": minimal_spec(env=["BAR="]),
+    "a variable with an equals sign in its value": minimal_spec(env=["BAR=a=b"]),
     "a device, path only": device(),
     "a device, path and type": device(type="c"),
     "a device of any type": device(type=""),
@@ -52,8 +52,8 @@ GOOD: dict[str, Spec] = {
     "a FIFO": device(type="p"),
     "an unbuffered device": device(type="u", major=1, minor=2),
     "the greatest device numbers": device(type="c", major=2**63 - 1, minor=0, uid=2**32 - 1, gid=0, fileMode=2**32 - 1),
-    "a mount": small(mounts=[{"hostPath": "/dev/vendorctl", "containerPath": "/dev/vendorctl"}]),
-    "every stage of hooks": small(
+    "a mount": minimal_spec(mounts=[{"hostPath": "/dev/vendorctl", "containerPath": "/dev/vendorctl"}]),
+    "every stage of hooks": minimal_spec(
         hooks=[
             {"hookName": name, "path": "/usr/local/bin/hook", "args": ["--verbose"], "env": ["A=b"]}
             for name in ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
@@ -65,17 +65,17 @@ GOOD: dict[str, Spec] = {
     "a long class of Intel RDT": rdt(closID="x" * 4095),
     "Intel RDT schemata": rdt(schemata=["MB:0=70"], enableMonitoring=True),
     "network devices": net(("eth0", "net0"), ("eth1", "net1")),
-    "additional groups": small("0.7.0", additionalGids=[5, 6, 5]),
-    "empty edits of the file": small() | {"containerEdits": {}},
-    "a device with nothing but groups": small("0.7.0", additionalGids=[1]),
-    "a version with a v": small("v0.3.0"),
-    "a version newer than needed": small("1.0.0"),
-    "an annotation with a domain": small("0.6.0") | {"annotations": {"vendor.com/Key_1.x": "anything\n"}},
-    "an annotation with a domain in capitals": small("0.6.0") | {"annotations": {"Vendor.com/key": ""}},
-    "the longest annotation": small("0.6.0") | {"annotations": {f"{'a' * 253}/{'b' * 63}": ""}},
-    "the most annotations": small("0.6.0") | {"annotations": {"key": "v" * ((256 << 10) - 3)}},
-    "a device's name that begins with a digit": changed(small("0.5.0"), "devices", 0, "name", to="0:1"),
-    "a long device name, which only the prose forbids": changed(small(), "devices", 0, "name", to="x" * 64),
+    "additional groups": minimal_spec("0.7.0", additionalGids=[5, 6, 5]),
+    "empty edits of the file": minimal_spec() | {"containerEdits": {}},
+    "a device with nothing but groups": minimal_spec("0.7.0", additionalGids=[1]),
+    "a version with a v": minimal_spec("v0.3.0"),
+    "a version newer than needed": minimal_spec("1.0.0"),
+    "an annotation with a domain": minimal_spec("0.6.0") | {"annotations": {"vendor.com/Key_1.x": "anything\n"}},
+    "an annotation with a domain in capitals": minimal_spec("0.6.0") | {"annotations": {"Vendor.com/key": ""}},
+    "the longest annotation": minimal_spec("0.6.0") | {"annotations": {f"{'a' * 253}/{'b' * 63}": ""}},
+    "the most annotations": minimal_spec("0.6.0") | {"annotations": {"key": "v" * ((256 << 10) - 3)}},
+    "a device's name that begins with a digit": with_change(minimal_spec("0.5.0"), "devices", 0, "name", to="0:1"),
+    "a long device name, which only the prose forbids": with_change(minimal_spec(), "devices", 0, "name", to="x" * 64),
 }
 
 
@@ -84,23 +84,27 @@ def test_nothing_is_said_of(name: str) -> None:
     assert found(GOOD[name]) == []
 
 
-@pytest.mark.parametrize("version", BROUGHT)
+@pytest.mark.parametrize("version", SPECS_BY_VERSION)
 def test_nothing_is_said_of_what_a_version_brought_but_that_a_field_is_gone(version: str) -> None:
     said = ["enableCMT was in CDI up to 1.0.0: engines that read later versions refuse the file"]
-    assert [text for _, _, text in found(BROUGHT[version])] == (said if version == "0.7.0" else [])
+    assert [text for _, _, text in found(SPECS_BY_VERSION[version])] == (said if version == "0.7.0" else [])
 
 
 def test_nothing_is_said_of_a_file_with_every_field() -> None:
-    assert found(FULL) == []
+    assert found(FULL_SPEC) == []
 
 
 BAD: dict[str, tuple[Spec, str, str]] = {
-    "an empty variable": (small(env=[""]), f"{EDITS}.env[0]", '"" is not NAME=value'),
-    "a variable without a name": (small(env=["=foo"]), f"{EDITS}.env[0]", '"=foo" is not NAME=value'),
-    "a variable without an assignment": (small(env=["A=b", "FOO"]), f"{EDITS}.env[1]", '"FOO" is not NAME=value'),
-    "a NUL in a variable": (small(env=["A=\0"]), f"{EDITS}.env[0]", "has a NUL character"),
+    "an empty variable": (minimal_spec(env=[""]), f"{EDITS}.env[0]", '"" is not NAME=value'),
+    "a variable without a name": (minimal_spec(env=["=foo"]), f"{EDITS}.env[0]", '"=foo" is not NAME=value'),
+    "a variable without an assignment": (
+        minimal_spec(env=["A=b", "FOO"]),
+        f"{EDITS}.env[1]",
+        '"FOO" is not NAME=value',
+    ),
+    "a NUL in a variable": (minimal_spec(env=["A=\0"]), f"{EDITS}.env[0]", "has a NUL character"),
     "a device with an empty path": (device(path=""), f"{EDITS}.deviceNodes[0].path", "is empty"),
-    "a device without a path": (small(deviceNodes=[{"type": "c"}]), f"{EDITS}.deviceNodes[0]", "has no path"),
+    "a device without a path": (minimal_spec(deviceNodes=[{"type": "c"}]), f"{EDITS}.deviceNodes[0]", "has no path"),
     "a device of a wrong type": (device(type="f"), f"{EDITS}.deviceNodes[0].type", '"f" is not known'),
     "a device with wrong permissions": (
         device(permissions="to land"),
@@ -131,22 +135,26 @@ BAD: dict[str, tuple[Spec, str, str]] = {
         "must be a whole number, is true or false",
     ),
     "a mount with an empty host path": (
-        small(mounts=[{"hostPath": "", "containerPath": "/a"}]),
+        minimal_spec(mounts=[{"hostPath": "", "containerPath": "/a"}]),
         f"{EDITS}.mounts[0].hostPath",
         "is empty",
     ),
     "a mount with an empty container path": (
-        small(mounts=[{"hostPath": "/a", "containerPath": ""}]),
+        minimal_spec(mounts=[{"hostPath": "/a", "containerPath": ""}]),
         f"{EDITS}.mounts[0].containerPath",
         "is empty",
     ),
     "a mount without a container path": (
-        small(mounts=[{"hostPath": "/a"}]),
+        minimal_spec(mounts=[{"hostPath": "/a"}]),
         f"{EDITS}.mounts[0]",
         "has no containerPath",
     ),
-    "a mount that is null": (small(mounts=[None]), f"{EDITS}.mounts[0]", "must be a mapping, is null"),
-    "mounts that are no list": (small(mounts={}, env=["A=b"]), f"{EDITS}.mounts", "must be a list, is a mapping"),
+    "a mount that is null": (minimal_spec(mounts=[None]), f"{EDITS}.mounts[0]", "must be a mapping, is null"),
+    "mounts that are no list": (
+        minimal_spec(mounts={}, env=["A=b"]),
+        f"{EDITS}.mounts",
+        "must be a list, is a mapping",
+    ),
     "a hook with an empty path": (hook(path=""), f"{EDITS}.hooks[0].path", "is empty"),
     "a hook of an unknown name": (
         hook(hookName="misCreateRuntime"),
@@ -175,97 +183,117 @@ BAD: dict[str, tuple[Spec, str, str]] = {
         f"{EDITS}.netDevices[1].name",
         f'"a" is the name of {EDITS}.netDevices[0] already',
     ),
-    "a negative group": (small("0.7.0", additionalGids=[-1]), f"{EDITS}.additionalGids[0]", "-1 is not 0 or more"),
-    "no devices": (small() | {"devices": []}, "devices", "is an empty list"),
-    "missing devices": (changed(small(), "devices", remove=True), "", "has no devices"),
-    "a device that is null": (small() | {"devices": [None]}, "devices[0]", "must be a mapping, is null"),
+    "a negative group": (
+        minimal_spec("0.7.0", additionalGids=[-1]),
+        f"{EDITS}.additionalGids[0]",
+        "-1 is not 0 or more",
+    ),
+    "no devices": (minimal_spec() | {"devices": []}, "devices", "is an empty list"),
+    "missing devices": (with_change(minimal_spec(), "devices", remove=True), "", "has no devices"),
+    "a device that is null": (minimal_spec() | {"devices": [None]}, "devices[0]", "must be a mapping, is null"),
     "a device without edits": (
-        changed(small(), "devices", 0, "containerEdits", remove=True),
+        with_change(minimal_spec(), "devices", 0, "containerEdits", remove=True),
         "devices[0]",
         "has no containerEdits",
     ),
     "empty edits of a device": (
-        changed(small(), "devices", 0, "containerEdits", to={}),
+        with_change(minimal_spec(), "devices", 0, "containerEdits", to={}),
         EDITS,
         "has no edits: engines refuse the whole file",
     ),
     "edits of a device that are empty lists": (
-        changed(small(), "devices", 0, "containerEdits", to={"env": [], "mounts": []}),
+        with_change(minimal_spec(), "devices", 0, "containerEdits", to={"env": [], "mounts": []}),
         EDITS,
         "has no edits: engines refuse the whole file",
     ),
     "edits that are a list, as in the specification's example": (
-        small() | {"containerEdits": [{"env": ["A=b"]}]},
+        minimal_spec() | {"containerEdits": [{"env": ["A=b"]}]},
         "containerEdits",
         "must be a mapping, is a list",
     ),
     "two devices of one name": (
-        small() | {"devices": small()["devices"] * 2},
+        minimal_spec() | {"devices": minimal_spec()["devices"] * 2},
         "devices[1].name",
         '"dev" is the name of devices[0] already: engines refuse the whole file',
     ),
-    "an empty device name": (changed(small(), "devices", 0, "name", to=""), "devices[0].name", '"" is not letters'),
-    "a device name with a slash": (changed(small(), "devices", 0, "name", to="a/b"), "devices[0].name", '"a/b" is not'),
+    "an empty device name": (
+        with_change(minimal_spec(), "devices", 0, "name", to=""),
+        "devices[0].name",
+        '"" is not letters',
+    ),
+    "a device name with a slash": (
+        with_change(minimal_spec(), "devices", 0, "name", to="a/b"),
+        "devices[0].name",
+        '"a/b" is not',
+    ),
     "a device name that ends in a dash": (
-        changed(small(), "devices", 0, "name", to="a-"),
+        with_change(minimal_spec(), "devices", 0, "name", to="a-"),
         "devices[0].name",
         '"a-" is',
     ),
-    "a kind without a class": (small() | {"kind": "vendor.com"}, "kind", '"vendor.com" is not vendor/class'),
+    "a kind without a class": (minimal_spec() | {"kind": "vendor.com"}, "kind", '"vendor.com" is not vendor/class'),
     "a kind with two slashes": (
-        small() | {"kind": "vendor.com/aa/bb"},
+        minimal_spec() | {"kind": "vendor.com/aa/bb"},
         "kind",
         '"vendor.com/aa/bb" is not vendor/class',
     ),
-    "a vendor that begins with a digit": (small() | {"kind": "0v.com/class"}, "kind", '"0v.com/class" is not'),
-    "no kind": (changed(small(), "kind", remove=True), "", "has no kind"),
-    "no version": (changed(small(), "cdiVersion", remove=True), "", "has no cdiVersion"),
+    "a vendor that begins with a digit": (minimal_spec() | {"kind": "0v.com/class"}, "kind", '"0v.com/class" is not'),
+    "no kind": (with_change(minimal_spec(), "kind", remove=True), "", "has no kind"),
+    "no version": (with_change(minimal_spec(), "cdiVersion", remove=True), "", "has no cdiVersion"),
     "an unknown version": (
-        small("0.9.0"),
+        minimal_spec("0.9.0"),
         "cdiVersion",
         '"0.9.0" is no version of CDI that is known (0.3.0 to 1.1.0)',
     ),
     "a version that nobody accepts": (
-        small("0.2.0"),
+        minimal_spec("0.2.0"),
         "cdiVersion",
         '"0.2.0" is less than 0.3.0, the least that engines accept',
     ),
-    "another version that nobody accepts": (small("v0.1.0"), "cdiVersion", '"v0.1.0" is less than 0.3.0'),
-    "a version that is a number": (small() | {"cdiVersion": 1}, "cdiVersion", "must be text, is a whole number"),
-    "an unknown field": (small() | {"foo": 1}, "foo", "is no field that engines know here: they refuse the whole file"),
-    "an unknown field of a device": (changed(small(), "devices", 0, "foo", to=1), "devices[0].foo", "is no field"),
+    "another version that nobody accepts": (minimal_spec("v0.1.0"), "cdiVersion", '"v0.1.0" is less than 0.3.0'),
+    "a version that is a number": (minimal_spec() | {"cdiVersion": 1}, "cdiVersion", "must be text, is a whole number"),
+    "an unknown field": (
+        minimal_spec() | {"foo": 1},
+        "foo",
+        "is no field that engines know here: they refuse the whole file",
+    ),
+    "an unknown field of a device": (
+        with_change(minimal_spec(), "devices", 0, "foo", to=1),
+        "devices[0].foo",
+        "is no field",
+    ),
     "an unknown field of a mount": (
-        small(mounts=[{"hostPath": "/a", "containerPath": "/a", "readonly": True}]),
+        minimal_spec(mounts=[{"hostPath": "/a", "containerPath": "/a", "readonly": True}]),
         f"{EDITS}.mounts[0].readonly",
         "is no field",
     ),
     "an annotation that is a number": (
-        small("0.6.0") | {"annotations": {"a": 1}},
+        minimal_spec("0.6.0") | {"annotations": {"a": 1}},
         "annotations.a",
         "must be text, is a whole number",
     ),
     "an annotation with an empty key": (
-        small("0.6.0") | {"annotations": {"": "b"}},
+        minimal_spec("0.6.0") | {"annotations": {"": "b"}},
         'annotations[""]',
         '"" is not a name of up to 63 letters',
     ),
     "an annotation with two slashes": (
-        small("0.6.0") | {"annotations": {"a/b/c": "d"}},
+        minimal_spec("0.6.0") | {"annotations": {"a/b/c": "d"}},
         'annotations["a/b/c"]',
         '"a/b/c" is not a name',
     ),
     "an annotation with a long name": (
-        small("0.6.0") | {"annotations": {"b" * 64: ""}},
+        minimal_spec("0.6.0") | {"annotations": {"b" * 64: ""}},
         f"annotations.{'b' * 64}",
         '"bbb',
     ),
     "an annotation with an odd domain": (
-        small("0.6.0") | {"annotations": {"a_b/c": ""}},
+        minimal_spec("0.6.0") | {"annotations": {"a_b/c": ""}},
         'annotations["a_b/c"]',
         '"a_b/c" is not a name',
     ),
     "too many annotations": (
-        small("0.6.0") | {"annotations": {"key": "é" * (128 << 10)}},
+        minimal_spec("0.6.0") | {"annotations": {"key": "é" * (128 << 10)}},
         "annotations",
         "262147 bytes of keys and values are more than 262144",
     ),
@@ -298,31 +326,39 @@ DOUBTFUL: dict[str, tuple[Spec, str, str]] = {
     ),
     "a relative hook": (hook(path="x"), f"{EDITS}.hooks[0].path", '"x" is not an absolute path'),
     "a relative mount point": (
-        small(mounts=[{"hostPath": "/a", "containerPath": "a"}]),
+        minimal_spec(mounts=[{"hostPath": "/a", "containerPath": "a"}]),
         f"{EDITS}.mounts[0].containerPath",
         '"a" is not an absolute path',
     ),
     "a relative source": (
-        small(mounts=[{"hostPath": "a", "containerPath": "/a"}]),
+        minimal_spec(mounts=[{"hostPath": "a", "containerPath": "/a"}]),
         f"{EDITS}.mounts[0].hostPath",
         '"a" is not an absolute path',
     ),
     "a hook without time": (hook(timeout=0), f"{EDITS}.hooks[0].timeout", "0 is not more than 0 seconds"),
     "a hook with less than no time": (hook(timeout=-1), f"{EDITS}.hooks[0].timeout", "-1 is not more than 0 seconds"),
-    "group 0": (small("0.7.0", additionalGids=[0]), f"{EDITS}.additionalGids[0]", "0 is not another group than 0"),
+    "group 0": (
+        minimal_spec("0.7.0", additionalGids=[0]),
+        f"{EDITS}.additionalGids[0]",
+        "0 is not another group than 0",
+    ),
     "a mode that looks octal": (
         device(fileMode=666),
         f"{EDITS}.deviceNodes[0].fileMode",
         "666 is a decimal number, the mode 1232",
     ),
-    "a class of one letter": (small() | {"kind": "vendor.com/c"}, "kind", '"vendor.com/c" has a part of one letter'),
+    "a class of one letter": (
+        minimal_spec() | {"kind": "vendor.com/c"},
+        "kind",
+        '"vendor.com/c" has a part of one letter',
+    ),
     "annotations that differ by case": (
-        small("0.6.0") | {"annotations": {"a": "", "A": ""}},
+        minimal_spec("0.6.0") | {"annotations": {"a": "", "A": ""}},
         "annotations.A",
         'differs from "a" only by case',
     ),
     "an empty list of a later version": (
-        small(env=["A=b"], netDevices=[]),
+        minimal_spec(env=["A=b"], netDevices=[]),
         f"{EDITS}.netDevices",
         "netDevices came with CDI 1.1.0: engines that read up to 0.3.0 refuse it, even empty",
     ),
@@ -358,15 +394,17 @@ def test_a_field_that_needs_more_than_the_file_declares_is_an_error_with_both_ve
     )
 
 
-@pytest.mark.parametrize("version", [version for version in BROUGHT if version not in ("0.3.0", "0.8.0", "1.0.0")])
+@pytest.mark.parametrize(
+    "version", [version for version in SPECS_BY_VERSION if version not in ("0.3.0", "0.8.0", "1.0.0")]
+)
 def test_what_a_version_brought_is_an_error_in_a_file_that_declares_less(version: str) -> None:
-    said = found(changed(BROUGHT[version], "cdiVersion", to="0.3.0"))
+    said = found(with_change(SPECS_BY_VERSION[version], "cdiVersion", to="0.3.0"))
     assert {level for level, _, text in said if "needs >=" in text} == {"error"}
     assert all(text.startswith(("field needs >= ", "enableCMT")) for _, _, text in said) and said
 
 
 def test_a_digit_first_and_a_dot_in_the_class_say_so_in_words() -> None:
-    spec = changed(small(), "devices", 0, "name", to="0") | {"kind": "a.com/b.c"}
+    spec = with_change(minimal_spec(), "devices", 0, "name", to="0") | {"kind": "a.com/b.c"}
     assert [text for _, _, text in found(spec)] == [
         "a dot in the class needs >= 0.6.0, and the file declares 0.3.0",
         "a device name that begins with a digit needs >= 0.5.0, and the file declares 0.3.0",
@@ -374,7 +412,7 @@ def test_a_digit_first_and_a_dot_in_the_class_say_so_in_words() -> None:
 
 
 def test_several_features_ask_for_the_version_that_serves_all() -> None:
-    spec = small("0.3.0", additionalGids=[1], mounts=[{"hostPath": "/a", "containerPath": "/a", "type": "bind"}])
+    spec = minimal_spec("0.3.0", additionalGids=[1], mounts=[{"hostPath": "/a", "containerPath": "/a", "type": "bind"}])
     cures = {one.hint.partition(",")[0] for one in validation.validate_spec(spec, "x")}
     assert cures == {"Declare 0.7.0"}
 
@@ -382,14 +420,14 @@ def test_several_features_ask_for_the_version_that_serves_all() -> None:
 # --- an engine that reads less ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("version", BROUGHT)
+@pytest.mark.parametrize("version", SPECS_BY_VERSION)
 def test_a_file_is_right_for_engines_that_read_what_it_declares(version: str) -> None:
-    levels = {level for level, _, _ in found(BROUGHT[version], maximum=version)}
+    levels = {level for level, _, _ in found(SPECS_BY_VERSION[version], maximum=version)}
     assert levels <= {"warning"}
 
 
 def test_an_engine_that_reads_less_refuses_the_version_and_each_field() -> None:
-    said = validation.validate_spec(FULL, "x", maximum="0.5.0", reader="podman 4.3")
+    said = validation.validate_spec(FULL_SPEC, "x", maximum="0.5.0", reader="podman 4.3")
     assert {one.level for one in said} == {"error"}
     assert [(one.where, one.text.partition(":")[0]) for one in said] == [
         ("cdiVersion", "1.1.0 is more than podman 4.3 reads"),
@@ -406,11 +444,11 @@ def test_an_engine_that_reads_less_refuses_the_version_and_each_field() -> None:
 
 
 def test_a_file_that_declares_too_much_may_declare_less() -> None:
-    assert only(small("0.7.0"), maximum="0.5.0").hint == "Declare 0.3.0: the content needs no more"
+    assert only(minimal_spec("0.7.0"), maximum="0.5.0").hint == "Declare 0.3.0: the content needs no more"
 
 
 def test_an_empty_field_is_unknown_to_an_engine_that_reads_less() -> None:
-    spec = small("0.5.0", env=["A=b"], additionalGids=[])
+    spec = minimal_spec("0.5.0", env=["A=b"], additionalGids=[])
     said = [text for level, _, text in found(spec, maximum="0.6.0") if level == "error"]
     assert said == [
         "additionalGids is no field that an engine that reads CDI up to 0.6.0 knows: it refuses the whole file"
@@ -418,12 +456,12 @@ def test_an_empty_field_is_unknown_to_an_engine_that_reads_less() -> None:
 
 
 def test_old_engines_do_not_know_the_letter_before_a_version() -> None:
-    assert only(small("v0.5.0"), maximum="0.5.0").text.endswith('does not know the letter "v"')
-    assert found(small("v0.5.0"), maximum="0.6.0") == []
+    assert only(minimal_spec("v0.5.0"), maximum="0.5.0").text.endswith('does not know the letter "v"')
+    assert found(minimal_spec("v0.5.0"), maximum="0.6.0") == []
 
 
 def test_a_field_that_is_gone_is_an_error_for_an_engine_that_does_not_know_it_any_more() -> None:
-    spec = small("0.7.0", intelRdt={"enableCMT": True})
+    spec = minimal_spec("0.7.0", intelRdt={"enableCMT": True})
     assert [level for level, _, _ in found(spec, maximum="1.0.0")] == ["warning"]
     assert [level for level, _, _ in found(spec, maximum="1.1.0")] == ["warning", "error"]
 
@@ -434,11 +472,11 @@ def test_a_field_that_is_gone_is_an_error_for_an_engine_that_does_not_know_it_an
 @pytest.mark.parametrize(
     ("spec", "cure"),
     [
-        (small() | {"containerEdit": {}}, "Did you mean containerEdits?"),
-        (small() | {"mounts": []}, "It belongs in containerEdits"),
-        (small() | {"hostPath": "/a"}, "It belongs in deviceNodes or mounts"),
-        (small() | {"closID": "a"}, "It belongs in intelRdt"),
-        (small() | {"zzzzz": 1}, "Remove it"),
+        (minimal_spec() | {"containerEdit": {}}, "Did you mean containerEdits?"),
+        (minimal_spec() | {"mounts": []}, "It belongs in containerEdits"),
+        (minimal_spec() | {"hostPath": "/a"}, "It belongs in deviceNodes or mounts"),
+        (minimal_spec() | {"closID": "a"}, "It belongs in intelRdt"),
+        (minimal_spec() | {"zzzzz": 1}, "Remove it"),
         (hook(hookName="createcontainer"), "Did you mean createContainer?"),
         (device(type="f"), "One of b, c, u, p"),
         (device(fileMode=660), "For 0660 write 432"),
@@ -461,7 +499,7 @@ def test_findings_come_in_the_order_of_the_file_with_their_lines() -> None:
 
 
 def test_the_same_is_not_said_twice() -> None:
-    said = validation.validate_spec(FULL, "x", maximum="0.3.0")
+    said = validation.validate_spec(FULL_SPEC, "x", maximum="0.3.0")
     assert len(said) == len(set(said))
 
 
@@ -479,7 +517,7 @@ def test_the_same_is_not_said_twice() -> None:
     ],
 )
 def test_a_mount_that_no_runtime_makes_is_told_apart_from_what_engines_refuse(mount: Spec, wrong: bool) -> None:
-    spec = small("0.5.0", mounts=[{"hostPath": "/a", "containerPath": "/a", **mount}])
+    spec = minimal_spec("0.5.0", mounts=[{"hostPath": "/a", "containerPath": "/a", **mount}])
     assert found(spec) == []
     told = validation.find_unmountable_mounts(spec, "x.json")
     assert [(one.level, one.where, one.hint) for one in told] == (

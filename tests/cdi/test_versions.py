@@ -8,17 +8,17 @@ import pytest
 
 from gpu_oci_hook.cdi.spec import versions
 from gpu_oci_hook.errors import Fault
-from support.valid_specs import BROUGHT, FULL, changed, small
+from support.valid_specs import FULL_SPEC, SPECS_BY_VERSION, minimal_spec, with_change
 
 
 def common(**edits: Any) -> dict[str, Any]:
-    return small() | {"containerEdits": edits}
+    return minimal_spec() | {"containerEdits": edits}
 
 
 @pytest.mark.parametrize(
     ("doc", "spec", "version", "why"),
     [
-        ("no version-specific features", small(), "0.3.0", ""),
+        ("no version-specific features", minimal_spec(), "0.3.0", ""),
         ("mount type", common(mounts=[{"type": "bind"}]), "0.4.0", "containerEdits.mounts[0].type: type"),
         ("empty mount type", common(mounts=[{"type": ""}]), "0.3.0", ""),
         ("a node's type is none of a mount", common(deviceNodes=[{"type": "c"}]), "0.3.0", ""),
@@ -31,20 +31,20 @@ def common(**edits: Any) -> dict[str, Any]:
         ("empty host path", common(deviceNodes=[{"hostPath": ""}]), "0.3.0", ""),
         (
             "numeric device name",
-            changed(small(), "devices", 0, "name", to="0example"),
+            with_change(minimal_spec(), "devices", 0, "name", to="0example"),
             "0.5.0",
             "devices[0].name: a device name that begins with a digit",
         ),
-        ("annotation", small() | {"annotations": {"a/b": "c"}}, "0.6.0", "annotations: annotations"),
-        ("empty annotations", small() | {"annotations": {}}, "0.3.0", ""),
+        ("annotation", minimal_spec() | {"annotations": {"a/b": "c"}}, "0.6.0", "annotations: annotations"),
+        ("empty annotations", minimal_spec() | {"annotations": {}}, "0.3.0", ""),
         (
             "annotation of a device",
-            changed(small(), "devices", 0, "annotations", to={"a": "b"}),
+            with_change(minimal_spec(), "devices", 0, "annotations", to={"a": "b"}),
             "0.6.0",
             "devices[0].annotations: annotations",
         ),
-        ("dot in class", small() | {"kind": "a.com/b.c"}, "0.6.0", "kind: a dot in the class"),
-        ("dot in vendor", small() | {"kind": "a.com/b"}, "0.3.0", ""),
+        ("dot in class", minimal_spec() | {"kind": "a.com/b.c"}, "0.6.0", "kind: a dot in the class"),
+        ("dot in vendor", minimal_spec() | {"kind": "a.com/b"}, "0.3.0", ""),
         ("additional GIDs", common(additionalGids=[1]), "0.7.0", "containerEdits.additionalGids: additionalGids"),
         ("empty additional GIDs", common(additionalGids=[]), "0.3.0", ""),
         ("Intel RDT", common(intelRdt={}), "0.7.0", "containerEdits.intelRdt: intelRdt"),
@@ -62,11 +62,11 @@ def common(**edits: Any) -> dict[str, Any]:
         ("no network device", common(netDevices=[]), "0.3.0", ""),
         (
             "device-scoped feature",
-            small(additionalGids=[1]),
+            minimal_spec(additionalGids=[1]),
             "0.7.0",
             "devices[0].containerEdits.additionalGids: additionalGids",
         ),
-        ("newest feature wins", FULL, "1.1.0", "devices[0].containerEdits.netDevices: netDevices"),
+        ("newest feature wins", FULL_SPEC, "1.1.0", "devices[0].containerEdits.netDevices: netDevices"),
         ("not a file", ["a"], "0.3.0", ""),
         ("wrong everywhere", {"devices": 3, "annotations": 1, "containerEdits": [{"env": 1}]}, "0.6.0", None),
     ],
@@ -78,7 +78,9 @@ def test_the_least_version_is_that_of_what_is_used(doc: str, spec: object, versi
 
 
 def test_of_several_reasons_for_one_version_the_first_in_the_file_is_named() -> None:
-    spec = small(deviceNodes=[{"path": "/a"}, {"path": "/b", "hostPath": "/c"}, {"path": "/d", "hostPath": "/e"}])
+    spec = minimal_spec(
+        deviceNodes=[{"path": "/a"}, {"path": "/b", "hostPath": "/c"}, {"path": "/d", "hostPath": "/e"}]
+    )
     assert versions.find_minimum_version(spec) == (
         "0.5.0",
         "devices[0].containerEdits.deviceNodes[1].hostPath: hostPath",
@@ -86,9 +88,9 @@ def test_of_several_reasons_for_one_version_the_first_in_the_file_is_named() -> 
     assert len(versions.find_versioned_features(spec)) == 2
 
 
-@pytest.mark.parametrize("version", BROUGHT)
+@pytest.mark.parametrize("version", SPECS_BY_VERSION)
 def test_what_a_version_brought_needs_it(version: str) -> None:
-    assert versions.find_minimum_version(BROUGHT[version])[0] == {"0.8.0": "0.3.0", "1.0.0": "0.3.0"}.get(
+    assert versions.find_minimum_version(SPECS_BY_VERSION[version])[0] == {"0.8.0": "0.3.0", "1.0.0": "0.3.0"}.get(
         version, version
     )
 

@@ -9,7 +9,7 @@ import pytest
 from test_explain_command import validated
 
 from gpu_oci_hook.simulate import boards, host_tree
-from support.bundles import bundle, spec
+from support.bundles import container_spec, make_bundle
 from support.command_line import Command
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can make device nodes")
@@ -53,7 +53,7 @@ def test_list_says_what_became_of_each_line_and_each_store(command: Command, tmp
 
 def test_explain_says_what_the_machine_is(command: Command, board: tuple[str, int, Path], tmp_path: Path) -> None:
     layout, count, host = board
-    made = bundle(tmp_path / "b", spec(ALL))
+    made = make_bundle(tmp_path / "b", container_spec(ALL))
     answer = command("explain", "--root", host, "--bundle", made, "--format", "json")
     document = validated(answer, "explain")
     assert document["platform"]["name"] == {"wsl": "wsl", "jetson": "tegra"}[layout]
@@ -68,7 +68,7 @@ def test_explain_says_what_the_machine_is(command: Command, board: tuple[str, in
 
 def test_explain_of_a_refused_container_says_what_the_machine_is_too(command: Command, tmp_path: Path) -> None:
     host_tree.build_host(tmp_path / "h", layout="jetson", gpus=0)
-    made = bundle(tmp_path / "b", spec(ALL))
+    made = make_bundle(tmp_path / "b", container_spec(ALL))
     answer = command("explain", "--root", tmp_path / "h", "--bundle", made, "--format", "json")
     document = validated(answer, "explain")
     assert answer.status == 1

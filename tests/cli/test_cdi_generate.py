@@ -16,7 +16,7 @@ from gpu_oci_hook.cli import cdi_generate, cdi_recipe, cdi_refresh
 from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.formats.program_names import LAUNCHER_MARKER
 from gpu_oci_hook.simulate import host_tree
-from support.command_line import Answer, Command
+from support.command_line import Command, CommandResult
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can make device nodes")
 
@@ -48,7 +48,7 @@ def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def generate(command: Command, host: Path) -> Command:
     """`cdi generate` about the host, with a hook that is there."""
 
-    def call(*words: object) -> Answer:
+    def call(*words: object) -> CommandResult:
         return command("cdi", "generate", "--root", host, "--hook", "/bin/true", *words)
 
     return call
@@ -58,7 +58,7 @@ def generate(command: Command, host: Path) -> Command:
 def refresh(command: Command, host: Path) -> Command:
     """`cdi refresh` about the host, with a hook that is there."""
 
-    def call(*words: object) -> Answer:
+    def call(*words: object) -> CommandResult:
         return command("cdi", "refresh", "--root", host, "--hook", "/bin/true", *words)
 
     return call
@@ -243,7 +243,7 @@ def test_another_vendors_file_is_not_replaced_unless_somebody_insists(
 # --- the hook's program ----------------------------------------------------------------------------------------------
 
 
-def hook_of(answer: Answer) -> str:
+def hook_of(answer: CommandResult) -> str:
     return str(yaml.safe_load(answer.out)["containerEdits"]["hooks"][0]["path"])
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from gpu_oci_hook import cli
 from gpu_oci_hook.simulate import host_tree
-from support.command_line import Answer, Command
-from support.spec_dirs import put, spec
+from support.command_line import Command, CommandResult
+from support.spec_dirs import make_spec, write_host_file
 
 SCHEMAS = Path(cli.__file__).parent
 
@@ -23,7 +23,7 @@ def host(tmp_path: Path) -> Path:
     return tmp_path / "host"
 
 
-def document(answer: Answer, name: str) -> dict[str, Any]:
+def document(answer: CommandResult, name: str) -> dict[str, Any]:
     found: dict[str, Any] = json.loads(answer.out)
     schema = json.loads((SCHEMAS / f"{name}.schema.json").read_text())
     jsonschema.Draft202012Validator.check_schema(schema)
@@ -44,13 +44,15 @@ def test_list_of_a_host_without_files_says_where_it_looked(command: Command, hos
 
 
 def test_list_tells_devices_winners_readers_and_problems(command: Command, host: Path) -> None:
-    put(host, "etc/cdi/a.json", spec("a", "b"))
-    put(host, "run/cdi/a.yaml", spec("a"))
-    put(host, "etc/cdi/c.json", spec("b"))
-    put(host, "etc/cdi/new.json", {**spec("n", kind="v.com/new", additionalGids=[4]), "cdiVersion": "0.7.0"})
+    write_host_file(host, "etc/cdi/a.json", make_spec("a", "b"))
+    write_host_file(host, "run/cdi/a.yaml", make_spec("a"))
+    write_host_file(host, "etc/cdi/c.json", make_spec("b"))
+    write_host_file(
+        host, "etc/cdi/new.json", {**make_spec("n", kind="v.com/new", additionalGids=[4]), "cdiVersion": "0.7.0"}
+    )
     mount = {"hostPath": "/none", "containerPath": "/x", "type": "bind"}
-    put(host, "etc/cdi/old.json", spec("o", kind="v.com/old", mounts=[mount]))
-    put(host, "etc/cdi/zz.json", "{")
+    write_host_file(host, "etc/cdi/old.json", make_spec("o", kind="v.com/old", mounts=[mount]))
+    write_host_file(host, "etc/cdi/zz.json", "{")
     answer = command("cdi", "list", *words(host))
     assert answer.status == 0
     rows = {line.split()[0]: line for line in answer.out.splitlines() if line.strip()}
@@ -71,7 +73,7 @@ def test_list_tells_devices_winners_readers_and_problems(command: Command, host:
 
 
 def test_resolve_shows_the_edits_the_file_and_its_readers(command: Command, host: Path) -> None:
-    put(host, "etc/cdi/a.json", {**spec("a"), "containerEdits": {"env": ["F=1"]}})
+    write_host_file(host, "etc/cdi/a.json", {**make_spec("a"), "containerEdits": {"env": ["F=1"]}})
     answer = command("cdi", "resolve", *words(host), "vendor.com/dev=a")
     assert answer.status == 0
     lines = [line.split() for line in answer.out.splitlines()]
@@ -88,15 +90,15 @@ def test_resolve_shows_the_edits_the_file_and_its_readers(command: Command, host
 
 
 def test_resolve_says_which_directory_wins(command: Command, host: Path) -> None:  # R09 (e)
-    put(host, "etc/cdi/x.yaml", spec("0", kind="nvidia.com/gpu"))
-    put(host, "run/cdi/x.yaml", spec("0", kind="nvidia.com/gpu"))
+    write_host_file(host, "etc/cdi/x.yaml", make_spec("0", kind="nvidia.com/gpu"))
+    write_host_file(host, "run/cdi/x.yaml", make_spec("0", kind="nvidia.com/gpu"))
     answer = command("cdi", "resolve", *words(host), "nvidia.com/gpu=0")
     assert answer.status == 0
     assert f"later directory wins: {host}/var/run/cdi/x.yaml" in answer.out
 
 
 def test_resolve_of_what_nobody_has_fails_with_the_cause(command: Command, host: Path) -> None:
-    put(host, "etc/cdi/a.json", spec("a", "all"))
+    write_host_file(host, "etc/cdi/a.json", make_spec("a", "all"))
     answer = command("cdi", "resolve", *words(host), "vendor.com/dev=0", "vendor.com/dev=a")
     assert answer.status == 1
     assert answer.err == ""
@@ -121,7 +123,9 @@ def test_resolve_of_our_own_kind_tells_what_the_runtime_gives_without_a_file(com
 def test_r07_resolve_says_that_a_file_is_of_another_driver(command: Command, host: Path) -> None:
     library = "/usr/lib/x86_64-linux-gnu/libcuda.so.550.54.14"
     mounts = [{"hostPath": library, "containerPath": library, "options": ["ro", "nosuid", "nodev", "bind"]}]
-    path = put(host, "etc/cdi/nvidia.yaml", {**spec("0", kind="nvidia.com/gpu"), "containerEdits": {"mounts": mounts}})
+    path = write_host_file(
+        host, "etc/cdi/nvidia.yaml", {**make_spec("0", kind="nvidia.com/gpu"), "containerEdits": {"mounts": mounts}}
+    )
     answer = command("cdi", "resolve", *words(host), "nvidia.com/gpu=0")
     assert answer.status == 1
     assert "spec written for 550.54.14, running driver 555.42.02, 1 missing path" in answer.out
@@ -129,7 +133,7 @@ def test_r07_resolve_says_that_a_file_is_of_another_driver(command: Command, hos
 
 
 def test_resolve_shows_a_node_that_cannot_be_given(command: Command, host: Path) -> None:
-    put(host, "etc/cdi/a.json", spec("a", deviceNodes=[{"path": "/dev/none"}]))
+    write_host_file(host, "etc/cdi/a.json", make_spec("a", deviceNodes=[{"path": "/dev/none"}]))
     answer = command("cdi", "resolve", *words(host), "vendor.com/dev=a")
     assert answer.status == 1
     assert "1 missing path: /dev/none" in answer.out
@@ -138,8 +142,8 @@ def test_resolve_shows_a_node_that_cannot_be_given(command: Command, host: Path)
 def test_other_directories_can_be_named_and_are_not_looked_for_below_the_host_root(
     command: Command, host: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    put(tmp_path, "one/a.json", spec("a"))
-    put(tmp_path, "two/a.json", spec("a"))
+    write_host_file(tmp_path, "one/a.json", make_spec("a"))
+    write_host_file(tmp_path, "two/a.json", make_spec("a"))
     more = ("--spec-dir", f"{tmp_path}/one", "--spec-dir", f"{tmp_path}/two")
     answer = command("cdi", "resolve", *words(host, *more), "vendor.com/dev=a")
     assert answer.status == 0
@@ -150,9 +154,9 @@ def test_other_directories_can_be_named_and_are_not_looked_for_below_the_host_ro
     assert f"no CDI file defines a device; looked in {tmp_path}/none\n" == answer.out
     # What the files name is still looked for on the host.
     mount = {"hostPath": "/etc/of-host", "containerPath": "/x", "options": ["bind"]}
-    put(tmp_path, "one/a.json", spec("a", mounts=[mount]))
+    write_host_file(tmp_path, "one/a.json", make_spec("a", mounts=[mount]))
     assert "1 missing path" in command("cdi", "resolve", *words(host, *more[:2]), "vendor.com/dev=a").out
-    put(host, "etc/of-host", "")
+    write_host_file(host, "etc/of-host", "")
     assert command("cdi", "resolve", *words(host, *more[:2]), "vendor.com/dev=a").status == 0
 
 
@@ -165,7 +169,7 @@ def test_the_advice_for_a_simulated_host_names_a_place_where_engines_look(comman
 def test_resolve_of_a_file_that_does_not_fit_says_why_and_the_cure_and_stops(command: Command, host: Path) -> None:
     library = "/usr/lib/libnvidia-x.so.550.54.14"
     mounts = [{"hostPath": library, "containerPath": library, "options": ["bind"]}]
-    put(host, "etc/cdi/nvidia.yaml", spec("0", kind="nvidia.com/gpu", mounts=mounts, env=["SECRET=1"]))
+    write_host_file(host, "etc/cdi/nvidia.yaml", make_spec("0", kind="nvidia.com/gpu", mounts=mounts, env=["SECRET=1"]))
     answer = command("cdi", "resolve", *words(host), "nvidia.com/gpu=0")
     assert answer.status == 1
     lines = answer.out.splitlines()
@@ -176,9 +180,11 @@ def test_resolve_of_a_file_that_does_not_fit_says_why_and_the_cure_and_stops(com
 def test_resolve_of_a_mount_that_no_runtime_makes_fails_with_the_missing_word_and_with_a_missing_path(
     command: Command, host: Path
 ) -> None:
-    put(host, "etc/there", "")
+    write_host_file(host, "etc/there", "")
     for path in ("/etc/there", "/none"):
-        put(host, "etc/cdi/a.json", spec("a", mounts=[{"hostPath": path, "containerPath": "/x", "type": "bind"}]))
+        write_host_file(
+            host, "etc/cdi/a.json", make_spec("a", mounts=[{"hostPath": path, "containerPath": "/x", "type": "bind"}])
+        )
         answer = command("cdi", "resolve", *words(host), "vendor.com/dev=a")
         assert answer.status == 1
         assert ("has neither bind nor rbind" if path == "/etc/there" else "1 missing path: /none") in answer.out
@@ -186,13 +192,13 @@ def test_resolve_of_a_mount_that_no_runtime_makes_fails_with_the_missing_word_an
 
 
 def test_resolve_shows_a_hook_in_a_short_line(command: Command, host: Path) -> None:
-    put(host, "hook", "").chmod(0o755)
+    write_host_file(host, "hook", "").chmod(0o755)
     args = ["hook", "hook", "create-container", *[word for number in range(60) for word in ("--link", f"a{number}::b")]]
     hooks = [
         {"hookName": "createContainer", "path": "/hook", "args": args},
         {"hookName": "poststop", "path": "/hook", "args": ["hook", "one"]},
     ]
-    put(host, "etc/cdi/a.json", spec("a", hooks=hooks))
+    write_host_file(host, "etc/cdi/a.json", make_spec("a", hooks=hooks))
     answer = command("cdi", "resolve", *words(host), "vendor.com/dev=a")
     assert answer.status == 0
     assert f"createContainer: {host}/hook hook create-container with 120 arguments\n" in answer.out
@@ -204,8 +210,8 @@ def test_resolve_shows_a_hook_in_a_short_line(command: Command, host: Path) -> N
 def test_list_tells_an_error_with_its_line_and_a_cause_once_as_validate_does(command: Command, host: Path) -> None:
     mounts = "".join(f"    - {{hostPath: /none{n}, containerPath: /x, options: [bind]}}\n" for n in range(9))
     text = f"cdiVersion: 0.5.0\nkind: v.com/dd\ndevices:\n- name: a\n  containerEdits:\n    mounts:\n{mounts}"
-    first = put(host, "etc/cdi/a.yaml", text)
-    second = put(host, "etc/cdi/b.yaml", f"{text}    newField: 1\n")
+    first = write_host_file(host, "etc/cdi/a.yaml", text)
+    second = write_host_file(host, "etc/cdi/b.yaml", f"{text}    newField: 1\n")
     for answer in (command("cdi", "list", *words(host)), command("cdi", "validate", *words(host), str(first.parent))):
         lines = [line.removeprefix("- ") for line in answer.out.splitlines() if "devices[0]" in line]
         missing = [line for line in lines if line.startswith(f"{first}:7: devices[0].containerEdits.mounts[0]")]
@@ -230,14 +236,14 @@ def test_resolve_knows_mig_devices(command: Command, tmp_path: Path) -> None:
 
 
 def test_the_configuration_names_the_directories(command: Command, host: Path, tmp_path: Path) -> None:
-    put(host, "opt/cdi/a.json", spec("a"))
+    write_host_file(host, "opt/cdi/a.json", make_spec("a"))
     config = tmp_path / "config.toml"
     config.write_text(f'[host]\nroot = "{host}"\n[cdi]\nspec-dirs = ["/opt/cdi"]\n')
     assert "vendor.com/dev=a" in command("cdi", "list", "--config", str(config)).out
 
 
 def test_names_and_files_with_odd_letters_do_not_reach_the_terminal(command: Command, host: Path) -> None:
-    put(host, "etc/cdi/a\x1b[31m.json", "{")
+    write_host_file(host, "etc/cdi/a\x1b[31m.json", "{")
     for answer in (
         command("cdi", "list", *words(host)),
         command("cdi", "resolve", *words(host), "vendor.com/dev=\x1b[31m"),

@@ -16,12 +16,12 @@ from gpu_oci_hook.config import load
 from gpu_oci_hook.inject import pipeline
 from gpu_oci_hook.model import outcome
 from gpu_oci_hook.simulate import host_tree
-from support.command_line import Answer, Command
+from support.command_line import Command, CommandResult
 
 SCHEMAS = Path(__file__).parents[2] / "src/gpu_oci_hook/cli"
 
 
-def validated(answer: Answer, name: str) -> dict[str, Any]:
+def validated(answer: CommandResult, name: str) -> dict[str, Any]:
     """The JSON document of an answer, held against the shipped schema."""
     document: dict[str, Any] = json.loads(answer.out)
     schema = json.loads((SCHEMAS / f"{name}.schema.json").read_text())

@@ -15,7 +15,7 @@ import pytest
 
 from support.e2e import engines, host, images, machine
 from support.e2e.matrix import MATRIX
-from support.e2e.requirements import need
+from support.e2e.requirements import require_programs
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -38,7 +38,7 @@ def workspace() -> Iterator[Path]:
     """A directory that an unprivileged user can enter, with a short name for sockets; emptied of processes
     and mounts at the end.
     """
-    need("gcc", "busybox", "runc")
+    require_programs("gcc", "busybox", "runc")
     remembered = Path("/run/gpu-oci-hook")
     before = set(remembered.glob("*"))
     directory = Path(tempfile.mkdtemp(prefix="gpu-oci-e2e-"))
@@ -54,40 +54,40 @@ def workspace() -> Iterator[Path]:
 @pytest.fixture(scope="session")
 def image(workspace: Path) -> Path:
     """The standard image's root file system."""
-    return images.glibc(workspace / "image")
+    return images.build_glibc_image(workspace / "image")
 
 
 @pytest.fixture(scope="session")
 def simulated(workspace: Path) -> host.SimulatedHost:
     """The simulated host with two GPUs."""
-    return host.build(workspace / "host")
+    return host.build_host(workspace / "host")
 
 
 @pytest.fixture(scope="session")
-def runtime(workspace: Path) -> host.Runtime:
+def runtime(workspace: Path) -> host.InstalledRuntime:
     """The installed runtime."""
     directory = workspace / "runtime"
     directory.mkdir()
-    return host.Runtime(directory)
+    return host.InstalledRuntime(directory)
 
 
 @pytest.fixture(scope="session")
-def runtime_for(runtime: host.Runtime, simulated: host.SimulatedHost) -> Callable[[str], Path]:
+def runtime_for(runtime: host.InstalledRuntime, simulated: host.SimulatedHost) -> Callable[[str], Path]:
     """Low-level runtime's name -> the runtime under test above it."""
     return lambda low_level: runtime.wrapper(low_level, simulated.root)
 
 
-@pytest.fixture(scope="session", params=engines.variants(), ids=lambda engine: engine.name.replace(" ", "-"))
+@pytest.fixture(scope="session", params=engines.list_engines(), ids=lambda engine: engine.name.replace(" ", "-"))
 def engine(
     request: pytest.FixtureRequest, workspace: Path, image: Path, runtime_for: Callable[[str], Path]
 ) -> Iterator[engines.Engine]:
     """Every engine in turn, started."""
     engine: engines.Engine = request.param
-    need(*engine.programs)
+    require_programs(*engine.programs)
     directory = Path(tempfile.mkdtemp(prefix="e-", dir=workspace))
     directory.chmod(0o755)
     try:
-        engine.start(engines.Place(directory, image, runtime_for))
+        engine.start(engines.EngineHome(directory, image, runtime_for))
         yield engine
     finally:
         try:

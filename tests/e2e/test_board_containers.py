@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from gpu_oci_hook.simulate import host_tree
-from support.e2e.engines import ByHand, Place, Request
-from support.e2e.host import Runtime
-from support.e2e.requirements import need
+from support.e2e.engines import BareRuntime, ContainerRequest, EngineHome
+from support.e2e.host import InstalledRuntime
+from support.e2e.requirements import require_programs
 
 ALL = ["NVIDIA_VISIBLE_DEVICES=all"]
 ORIN = {
@@ -28,12 +28,14 @@ ORIN = {
 class Board:
     """One simulated machine and the runtime by hand above it."""
 
-    def __init__(self, layout: str, count: int, root: Path, image: Path, runtime: Runtime) -> None:
+    def __init__(self, layout: str, count: int, root: Path, image: Path, runtime: InstalledRuntime) -> None:
         host_tree.build_host(root / f"{layout}-{count}", layout=layout, gpus=count, driver="580.95.05")
         place = root / f"hand-{layout}-{count}"
         place.mkdir()
-        self.hand = ByHand("runc", "v1", "create")
-        self.hand.start(Place(place, image, lambda low_level: runtime.wrapper(low_level, root / f"{layout}-{count}")))
+        self.hand = BareRuntime("runc", "v1", "create")
+        self.hand.start(
+            EngineHome(place, image, lambda low_level: runtime.wrapper(low_level, root / f"{layout}-{count}"))
+        )
 
     def probe(
         self,
@@ -49,13 +51,15 @@ class Board:
         for flag, values in (("--node", nodes), ("--make", make), ("--library", libraries)):
             for value in values:
                 words += [flag, value]
-        found: dict[str, dict[str, str]] = json.loads(self.hand.run(Request(words, env, user=user)).check().stdout)
+        found: dict[str, dict[str, str]] = json.loads(
+            self.hand.run(ContainerRequest(words, env, user=user)).check().stdout
+        )
         return found
 
 
 @pytest.fixture(scope="module")
-def boards(workspace: Path, image: Path, runtime: Runtime) -> Iterator[dict[tuple[str, int], Board]]:
-    need("runc")
+def boards(workspace: Path, image: Path, runtime: InstalledRuntime) -> Iterator[dict[tuple[str, int], Board]]:
+    require_programs("runc")
     root = workspace / "boards"
     root.mkdir()
     made = {key: Board(*key, root, image, runtime) for key in (("wsl", 1), ("jetson", 1), ("jetson", 2))}
@@ -84,13 +88,13 @@ def test_a_container_on_windows_without_a_gpu_may_not_open_the_node(boards: dict
 
 
 def test_nvidia_smi_of_the_store_runs_by_its_name(boards: dict[tuple[str, int], Board]) -> None:
-    done = boards["wsl", 1].hand.run(Request(["/bin/sh", "-c", "nvidia-smi"], ALL)).check()
+    done = boards["wsl", 1].hand.run(ContainerRequest(["/bin/sh", "-c", "nvidia-smi"], ALL)).check()
     assert done.stdout == "nvidia-smi (simulated)\n"
 
 
 def test_a_later_ldconfig_keeps_the_store_known(boards: dict[tuple[str, int], Board]) -> None:
     script = "ldconfig && /probe --library libcuda.so.1 --library libdxcore.so"
-    done = boards["wsl", 1].hand.run(Request(["/bin/sh", "-c", script], ALL)).check()
+    done = boards["wsl", 1].hand.run(ContainerRequest(["/bin/sh", "-c", script], ALL)).check()
     assert json.loads(done.stdout)["libraries"] == {"libcuda.so.1": "ok", "libdxcore.so": "ok"}
 
 
@@ -138,6 +142,6 @@ def test_beside_a_discrete_gpu_each_container_opens_its_own(
 
 def test_an_unknown_gpu_fails_with_the_valid_ones(boards: dict[tuple[str, int], Board]) -> None:
     for key, known in ((("wsl", 1), "all GPUs that Windows shows"), (("jetson", 1), "Jetson AGX Orin")):
-        done = boards[key].hand.run(Request(["/bin/true"], ["NVIDIA_VISIBLE_DEVICES=3"]))
+        done = boards[key].hand.run(ContainerRequest(["/bin/true"], ["NVIDIA_VISIBLE_DEVICES=3"]))
         assert done.status != 0
         assert "there is no GPU 3" in done.text and known in done.text and "Traceback" not in done.text

@@ -12,9 +12,9 @@ import pytest
 
 from gpu_oci_hook.cdi.spec import mount_options
 from support.e2e import host, machine
-from support.e2e.engines import ByHand, Place, Request
-from support.e2e.hook_files import OK, PROBE, WAYS, Program, document
-from support.e2e.host import Runtime
+from support.e2e.engines import BareRuntime, ContainerRequest, EngineHome
+from support.e2e.hook_files import OK, PROBE, SPEC_MAKERS, HookProgram, build_spec_document
+from support.e2e.host import InstalledRuntime
 
 KIND = "vendor.com/nic"
 
@@ -22,7 +22,7 @@ KIND = "vendor.com/nic"
 @pytest.fixture(scope="module")
 def with_file(workspace: Path) -> host.SimulatedHost:
     """A simulated host of its own with a CDI file; the card's node is the zero device under another name."""
-    found = host.build(workspace / "cdi-host")
+    found = host.build_host(workspace / "cdi-host")
     (found.root / "etc/nic").write_text("of the host\n")
     hook = found.root / "hook"
     # It reads the container's state to its end: crun 1.8 fails with "Broken pipe" if a hook has ended before.
@@ -49,21 +49,21 @@ def with_file(workspace: Path) -> host.SimulatedHost:
 
 @pytest.fixture(params=[("runc", "v1"), ("runc", "v2"), ("crun", "v1"), ("crun", "v2")], ids="-".join)
 def hand(
-    request: pytest.FixtureRequest, workspace: Path, image: Path, runtime: Runtime, with_file: host.SimulatedHost,
+    request: pytest.FixtureRequest, workspace: Path, image: Path, runtime: InstalledRuntime, with_file: host.SimulatedHost,
     tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[ByHand]:  # fmt: skip
+) -> Iterator[BareRuntime]:  # fmt: skip
     low_level, cgroup = request.param
-    engine = ByHand(low_level, cgroup, "create")
+    engine = BareRuntime(low_level, cgroup, "create")
     directory = workspace / f"cdi-{low_level}-{cgroup}"
     directory.mkdir()
-    engine.start(Place(directory, image, lambda name: runtime.wrapper(name, with_file.root)))
+    engine.start(EngineHome(directory, image, lambda name: runtime.wrapper(name, with_file.root)))
     yield engine
     engine.stop()
     machine.remove_tree(directory)
 
 
 @pytest.mark.parametrize("more", ["", "nvidia.com/gpu=0,"], ids=["alone", "with-a-gpu"])
-def test_a_vendors_device_by_name(hand: ByHand, with_file: host.SimulatedHost, more: str) -> None:
+def test_a_vendors_device_by_name(hand: BareRuntime, with_file: host.SimulatedHost, more: str) -> None:
     witness = with_file.root / "hook-has-run"
     witness.unlink(missing_ok=True)
     script = (
@@ -71,7 +71,7 @@ def test_a_vendors_device_by_name(hand: ByHand, with_file: host.SimulatedHost, m
         "touch /etc/nic 2>/dev/null && echo writable; "
         "ls /dev | grep nvidia | head -n 1"
     )
-    done = hand.run(Request(["/bin/sh", "-c", script], [f"NVIDIA_VISIBLE_DEVICES={more}{KIND}=n"]))
+    done = hand.run(ContainerRequest(["/bin/sh", "-c", script], [f"NVIDIA_VISIBLE_DEVICES={more}{KIND}=n"]))
     assert done.status in (0, 1), done
     lines = done.stdout.split("\n")
     assert lines[:3] == ["yes", "of the host", "opened"], done
@@ -80,26 +80,26 @@ def test_a_vendors_device_by_name(hand: ByHand, with_file: host.SimulatedHost, m
     assert witness.read_text() == "1\n"
 
 
-def test_a_name_that_nobody_has_is_told(hand: ByHand) -> None:
-    done = hand.run(Request(["/bin/true"], [f"NVIDIA_VISIBLE_DEVICES={KIND}=other"]))
+def test_a_name_that_nobody_has_is_told(hand: BareRuntime) -> None:
+    done = hand.run(ContainerRequest(["/bin/true"], [f"NVIDIA_VISIBLE_DEVICES={KIND}=other"]))
     assert done.status != 0
     assert f"{KIND}=other is unresolvable" in done.text
     assert f"Use {KIND}=n" in done.text
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", SPEC_MAKERS)
 def test_a_file_of_a_generator_goes_through_our_resolver_and_its_hooks_through_our_program(
-    hand: ByHand, with_file: host.SimulatedHost, runtime: Runtime, tmp_path: Path, way: str
+    hand: BareRuntime, with_file: host.SimulatedHost, runtime: InstalledRuntime, tmp_path: Path, way: str
 ) -> None:
     """The file as NVIDIA's generator writes it ("theirs"), of a kind that is not planned in memory."""
-    program = Program(tmp_path / "program", runtime, with_file)
-    spec = document(program, way, with_file.root / "dev/nvidia0", kind="acme.com/gpu")
+    program = HookProgram(tmp_path / "program", runtime, with_file)
+    spec = build_spec_document(program, way, with_file.root / "dev/nvidia0", kind="acme.com/gpu")
     path = with_file.root / "etc/cdi/acme.json"
     path.write_text(json.dumps(spec))
     path.chmod(0o644)
     try:
         words = [*PROBE, "--node", "/dev/nvidia0", "--node", "/dev/nvidia1"]
-        done = hand.run(Request(words, ["NVIDIA_VISIBLE_DEVICES=acme.com/gpu=gpu0"]))
+        done = hand.run(ContainerRequest(words, ["NVIDIA_VISIBLE_DEVICES=acme.com/gpu=gpu0"]))
         answer = json.loads(done.check().stdout)
     finally:
         path.unlink()
@@ -122,10 +122,10 @@ def test_a_file_of_a_generator_goes_through_our_resolver_and_its_hooks_through_o
     ids=str,
 )
 def test_runtimes_make_a_mount_that_says_bind_in_its_options_and_no_other_of_the_hosts(
-    hand: ByHand, more: dict[str, object], starts: bool
+    hand: BareRuntime, more: dict[str, object], starts: bool
 ) -> None:
     """The runtime alone, without ours: what `apply.is_unmade` says of it."""
-    bundle = hand.bundle(Request(["/bin/true"]))
+    bundle = hand.bundle(ContainerRequest(["/bin/true"]))
     path = bundle / "config.json"
     spec = json.loads(path.read_text())
     mount = {"destination": "/made", "source": str(bundle), **more}

@@ -15,10 +15,10 @@ from test_matrix import CONTROL, LIBRARIES, parse, probe
 from test_real_driver import COULD_NOT_TALK, debian, fetch, runfile, version_of
 
 from support.e2e import host, images, machine
-from support.e2e.engines import Place, Podman, Request
+from support.e2e.engines import ContainerRequest, EngineHome, Podman
 from support.e2e.images import TRIPLE
-from support.e2e.machine import Done
-from support.e2e.requirements import need
+from support.e2e.machine import CommandResult
+from support.e2e.requirements import require_programs
 
 TARGET = "podman-4.3"
 KIND = "nvidia.com/gpu"
@@ -32,7 +32,7 @@ class CdiPodman(Podman):
     name = "podman with CDI files"
     cgroups = ""
 
-    def start(self, place: Place) -> None:
+    def start(self, place: EngineHome) -> None:
         layer = place.directory / "etc"
         for name in ("upper", "work"):
             (layer / name).mkdir(parents=True)
@@ -48,19 +48,19 @@ class CdiPodman(Podman):
         )
         super().start(place)
 
-    def device(self, name: str, *words: str, env: tuple[str, ...] = (), root: Path | None = None) -> Done:
+    def device(self, name: str, *words: str, env: tuple[str, ...] = (), root: Path | None = None) -> CommandResult:
         """Runs a container with a device of ours."""
-        return self.run(Request(list(words), env, devices=[f"{KIND}={name}"], root=root))
+        return self.run(ContainerRequest(list(words), env, devices=[f"{KIND}={name}"], root=root))
 
 
 @pytest.fixture(scope="session")
 def podman(workspace: Path, image: Path) -> Iterator[CdiPodman]:
     """podman, started."""
     engine = CdiPodman()
-    need(*engine.programs)
+    require_programs(*engine.programs)
     directory = workspace / "cdi-podman"
     directory.mkdir(mode=0o755)
-    engine.start(Place(directory, image, lambda low_level: Path(machine.program(low_level))))
+    engine.start(EngineHome(directory, image, lambda low_level: Path(machine.find_program(low_level))))
     yield engine
     engine.stop()
 
@@ -76,10 +76,10 @@ class CrunPodman(CdiPodman):
 def with_crun(workspace: Path, image: Path) -> Iterator[CdiPodman]:
     """podman with its own default runtime, started."""
     engine = CrunPodman()
-    need(*engine.programs, "crun")
+    require_programs(*engine.programs, "crun")
     directory = workspace / "cdi-crun"
     directory.mkdir(mode=0o755)
-    engine.start(Place(directory, image, lambda _: Path(machine.program("crun"))))
+    engine.start(EngineHome(directory, image, lambda _: Path(machine.find_program("crun"))))
     yield engine
     engine.stop()
 
@@ -87,22 +87,22 @@ def with_crun(workspace: Path, image: Path) -> Iterator[CdiPodman]:
 class Writer:
     """`gpu-oci-hook cdi`, as it is installed."""
 
-    def __init__(self, runtime: host.Runtime, directory: Path) -> None:
+    def __init__(self, runtime: host.InstalledRuntime, directory: Path) -> None:
         self.program = runtime.directory / "prefix/bin/gpu-oci-hook"
         self.config = directory / "writer.toml"
         self.config.write_text("")
 
-    def run(self, *words: str) -> Done:
+    def run(self, *words: str) -> CommandResult:
         """One of the commands of `cdi`."""
-        return machine.run([str(self.program), "cdi", *words], env={"GPU_OCI_HOOK_CONFIG": str(self.config)})
+        return machine.run_command([str(self.program), "cdi", *words], env={"GPU_OCI_HOOK_CONFIG": str(self.config)})
 
-    def generate(self, root: Path, path: Path, *words: str) -> Done:
+    def generate(self, root: Path, path: Path, *words: str) -> CommandResult:
         """Writes a file about a host."""
         return self.run("generate", "--root", str(root), "--output", str(path), "--hook", str(self.program), *words)
 
 
 @pytest.fixture(scope="session")
-def writer(runtime: host.Runtime, workspace: Path) -> Writer:
+def writer(runtime: host.InstalledRuntime, workspace: Path) -> Writer:
     """The installed program."""
     return Writer(runtime, workspace)
 
@@ -194,7 +194,7 @@ def test_numbers_that_changed_after_the_file_was_written_are_the_hosts_own(
     podman: CdiPodman, writer: Writer, file: Path, tmp_path: Path
 ) -> None:
     """R05: the file has no major of nvidia-uvm, so podman looks at the host's node."""
-    own = host.build(tmp_path / "own", gpus=1)
+    own = host.build_host(tmp_path / "own", gpus=1)
     writer.generate(own.root, file, "--target", TARGET).check()
     (own.root / "dev/nvidia-uvm").unlink()
     os.mknod(own.root / "dev/nvidia-uvm", 0o666 | 0o020000, os.makedev(509, 0))
@@ -222,17 +222,17 @@ def test_the_real_nvidia_smi_finds_its_library(
 ) -> None:
     packages = fetch("bookworm") / "files"
     version = version_of(packages)
-    simulated = host.build(tmp_path / "simulated", gpus=1, version=version)
+    simulated = host.build_host(tmp_path / "simulated", gpus=1, version=version)
     root = tmp_path / "host"
     root.mkdir()
     assert callable(layout)
     layout(packages, root)
     for name in ("proc", "dev", "sys"):
         if (simulated.root / name).exists():
-            machine.run(["cp", "-a", str(simulated.root / name), str(root)]).check()
+            machine.run_command(["cp", "-a", str(simulated.root / name), str(root)]).check()
     (root / "etc").mkdir(exist_ok=True)
     (root / "etc/ld.so.conf").write_text(f"/usr/lib/{TRIPLE}\n")
-    machine.run([machine.program("ldconfig"), "-r", str(root)]).check()
+    machine.run_command([machine.find_program("ldconfig"), "-r", str(root)]).check()
     writer.generate(root, file, "--target", TARGET).check()
     done = podman.device("all", "/usr/bin/nvidia-smi")
     assert done.status == COULD_NOT_TALK, done
@@ -241,10 +241,10 @@ def test_the_real_nvidia_smi_finds_its_library(
 def test_musl_has_its_libraries_too(
     podman: CdiPodman, written: Path, simulated: host.SimulatedHost, workspace: Path
 ) -> None:
-    need("musl-gcc")
+    require_programs("musl-gcc")
     root = workspace / "cdi-musl"
     if not root.exists():
-        images.musl(root)
+        images.build_musl_image(root)
     done = podman.device("0", "/bin/cat", f"/etc/ld-musl-{os.uname().machine}.path", root=root).check()
     assert "/usr/local/nvidia/lib64" in done.stdout.splitlines()
 

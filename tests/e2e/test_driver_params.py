@@ -16,36 +16,36 @@ from gpu_oci_hook.files.rootfs import Rootfs
 from gpu_oci_hook.model.edits import Plan
 from gpu_oci_hook.plan import build
 from support.e2e import machine
-from support.e2e.engines import ByHand, Place, Request
-from support.e2e.requirements import need
-from support.plan_input import facts
+from support.e2e.engines import BareRuntime, ContainerRequest, EngineHome
+from support.e2e.requirements import require_programs
+from support.plan_input import make_plan_input
 
 SHOW = "cat /proc/version; echo x >> /proc/version || echo closed; grep -c ' /proc/version ' /proc/self/mountinfo"
 
 
 @pytest.fixture(scope="module", params=["runc", "crun"])
-def hand(request: pytest.FixtureRequest, workspace: Path, image: Path) -> Iterator[ByHand]:
-    need(request.param)
-    engine = ByHand(request.param, "v1", "run")
+def hand(request: pytest.FixtureRequest, workspace: Path, image: Path) -> Iterator[BareRuntime]:
+    require_programs(request.param)
+    engine = BareRuntime(request.param, "v1", "run")
     directory = workspace / f"params-test-{request.param}"
     directory.mkdir()
-    engine.start(Place(directory, image, lambda name: Path(machine.program(name))))
+    engine.start(EngineHome(directory, image, lambda name: Path(machine.find_program(name))))
     yield engine
     engine.stop()
 
 
 @pytest.mark.parametrize("remapped", [False, True], ids=["plain", "user namespace"])
 def test_the_container_sees_our_parameters_and_cannot_change_them(
-    hand: ByHand, remapped: bool, monkeypatch: pytest.MonkeyPatch
+    hand: BareRuntime, remapped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "DRIVER_PARAMS", "/proc/version")
-    bundle = hand.bundle(Request(["/bin/sh", "-c", SHOW]))
+    bundle = hand.bundle(ContainerRequest(["/bin/sh", "-c", SHOW]))
     spec = json.loads((bundle / "config.json").read_text())
     if remapped:
         spec["linux"]["namespaces"].append({"type": "user"})
         whole = [{"containerID": 0, "hostID": 0, "size": 65536}]
         spec["linux"] |= {"uidMappings": whole, "gidMappings": whole}
-    made = facts("none", spec=spec)
+    made = make_plan_input("none", spec=spec)
     container = made.container
     container.spec = spec
     container.driver_params = b"A: 1\nModifyDeviceFiles: 1\n"

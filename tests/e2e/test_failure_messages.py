@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from support.e2e import engines, machine
-from support.e2e.engines import ByHand, Engine, Request
-from support.e2e.host import Runtime, SimulatedHost
+from support.e2e.engines import BareRuntime, ContainerRequest, Engine
+from support.e2e.host import InstalledRuntime, SimulatedHost
 
 CASES = {
     "unknown GPU": (["NVIDIA_VISIBLE_DEVICES=9"], ["NVIDIA_VISIBLE_DEVICES", "9"]),
@@ -40,7 +40,7 @@ LOST = ("unable to retrieve OCI runtime error", "no logs from conmon", "containe
 @pytest.mark.parametrize("case", CASES, ids=lambda name: name.replace(" ", "-"))
 def test_the_engine_user_sees_our_sentence(engine: Engine, case: str) -> None:
     env, words = CASES[case]
-    done = engine.run(Request(["/bin/true"], env))
+    done = engine.run(ContainerRequest(["/bin/true"], env))
     assert done.status == engine.refusal, done
     for word in words:
         assert word in done.text, done
@@ -48,25 +48,27 @@ def test_the_engine_user_sees_our_sentence(engine: Engine, case: str) -> None:
         assert text not in done.text, done
 
 
-def failing_bundle(place: engines.Place) -> tuple[ByHand, Path]:
+def failing_bundle(place: engines.EngineHome) -> tuple[BareRuntime, Path]:
     """A bundle that asks for a GPU that does not exist."""
-    hand = ByHand("runc", "v1", "run")
+    hand = BareRuntime("runc", "v1", "run")
     hand.start(place)
-    return hand, hand.bundle(Request(["/bin/true"], ["NVIDIA_VISIBLE_DEVICES=9"]))
+    return hand, hand.bundle(ContainerRequest(["/bin/true"], ["NVIDIA_VISIBLE_DEVICES=9"]))
 
 
 @pytest.fixture
-def place(workspace: Path, image: Path, runtime: Runtime, simulated: SimulatedHost, tmp_path: Path) -> engines.Place:
+def place(
+    workspace: Path, image: Path, runtime: InstalledRuntime, simulated: SimulatedHost, tmp_path: Path
+) -> engines.EngineHome:
     """A place for bundles by hand."""
-    return engines.Place(tmp_path, image, lambda low_level: runtime.wrapper(low_level, simulated.root))
+    return engines.EngineHome(tmp_path, image, lambda low_level: runtime.wrapper(low_level, simulated.root))
 
 
-def shim(place: engines.Place, *words: str) -> machine.Done:
+def shim(place: engines.EngineHome, *words: str) -> machine.CommandResult:
     """The shim itself with these words."""
-    return machine.run([str(place.runtime("runc")), "--root", str(place.directory / "state"), *words])
+    return machine.run_command([str(place.runtime("runc")), "--root", str(place.directory / "state"), *words])
 
 
-def test_one_json_line_in_the_log_and_the_same_text_on_stderr(place: engines.Place) -> None:
+def test_one_json_line_in_the_log_and_the_same_text_on_stderr(place: engines.EngineHome) -> None:
     _, bundle = failing_bundle(place)
     log = place.directory / "log.json"
     done = shim(place, "--log", str(log), "--log-format", "json", "create", "--bundle", str(bundle), "c1")
@@ -82,7 +84,7 @@ def test_one_json_line_in_the_log_and_the_same_text_on_stderr(place: engines.Pla
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_the_log_is_appended_to(place: engines.Place) -> None:
+def test_the_log_is_appended_to(place: engines.EngineHome) -> None:
     _, bundle = failing_bundle(place)
     log = place.directory / "log.json"
     log.write_text('{"level":"info","msg":"before"}\n')
@@ -90,7 +92,7 @@ def test_the_log_is_appended_to(place: engines.Place) -> None:
     assert [json.loads(line)["level"] for line in log.read_text().splitlines()] == ["info", "error"]
 
 
-def test_a_text_log_gets_a_text_line(place: engines.Place) -> None:
+def test_a_text_log_gets_a_text_line(place: engines.EngineHome) -> None:
     _, bundle = failing_bundle(place)
     log = place.directory / "log.txt"
     done = shim(place, "--log", f"file:{log}", "create", "--bundle", str(bundle), "c1")
@@ -101,7 +103,7 @@ def test_a_text_log_gets_a_text_line(place: engines.Place) -> None:
     assert not lines[0].startswith("{")
 
 
-def test_a_log_that_cannot_be_opened_leaves_stderr(place: engines.Place) -> None:
+def test_a_log_that_cannot_be_opened_leaves_stderr(place: engines.EngineHome) -> None:
     _, bundle = failing_bundle(place)
     done = shim(place, "--log", "/proc/nowhere/log", "--log-format", "json", "create", "--bundle", str(bundle), "c1")
     assert done.status == 1
@@ -109,7 +111,7 @@ def test_a_log_that_cannot_be_opened_leaves_stderr(place: engines.Place) -> None
     assert "Traceback" not in done.stderr
 
 
-def test_a_failure_leaves_the_bundle_alone(place: engines.Place) -> None:
+def test_a_failure_leaves_the_bundle_alone(place: engines.EngineHome) -> None:
     _, bundle = failing_bundle(place)
     before = (bundle / "config.json").read_bytes()
     names = sorted(path.name for path in bundle.iterdir())
@@ -119,14 +121,14 @@ def test_a_failure_leaves_the_bundle_alone(place: engines.Place) -> None:
 
 
 @pytest.mark.parametrize("words", [["--version"], ["features"], ["--help"], ["list"]], ids=" ".join)
-def test_everything_else_is_the_low_level_runtime(place: engines.Place, words: list[str]) -> None:
+def test_everything_else_is_the_low_level_runtime(place: engines.EngineHome, words: list[str]) -> None:
     ours = shim(place, *words)
-    theirs = machine.run([machine.program("runc"), "--root", str(place.directory / "state"), *words])
+    theirs = machine.run_command([machine.find_program("runc"), "--root", str(place.directory / "state"), *words])
     assert (ours.status, ours.stdout, ours.stderr) == (theirs.status, theirs.stdout, theirs.stderr)
 
 
-def test_silence_on_success(place: engines.Place, simulated: SimulatedHost) -> None:
-    hand = ByHand("runc", "v1", "run")
+def test_silence_on_success(place: engines.EngineHome, simulated: SimulatedHost) -> None:
+    hand = BareRuntime("runc", "v1", "run")
     hand.start(place)
-    done = hand.run(Request(["/bin/echo", "alone"], ["NVIDIA_VISIBLE_DEVICES=all"]))
+    done = hand.run(ContainerRequest(["/bin/echo", "alone"], ["NVIDIA_VISIBLE_DEVICES=all"]))
     assert (done.status, done.stdout, done.stderr) == (0, "alone\n", "")

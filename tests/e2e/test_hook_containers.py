@@ -21,34 +21,34 @@ import pytest
 from test_hostile_images import PATIENCE, RACER, fingerprint
 
 from support import cdi_edits
-from support.bundles import look
+from support.bundles import snapshot_tree
 from support.e2e import engines, images, machine
 from support.e2e.attacks import ATTACKS, LIBRARY, WATCHED
-from support.e2e.engines import ByHand, Place, Request
-from support.e2e.hook_files import OK, PROBE, WAYS, Program, document
-from support.e2e.host import Runtime, SimulatedHost
-from support.e2e.requirements import need
+from support.e2e.engines import BareRuntime, ContainerRequest, EngineHome
+from support.e2e.hook_files import OK, PROBE, SPEC_MAKERS, HookProgram, build_spec_document
+from support.e2e.host import InstalledRuntime, SimulatedHost
+from support.e2e.requirements import require_programs
 
 
 @pytest.fixture
-def program(tmp_path: Path, runtime: Runtime, simulated: SimulatedHost) -> Program:
-    return Program(tmp_path / "program", runtime, simulated)
+def program(tmp_path: Path, runtime: InstalledRuntime, simulated: SimulatedHost) -> HookProgram:
+    return HookProgram(tmp_path / "program", runtime, simulated)
 
 
 @pytest.fixture(scope="module", params=["runc", "crun"])
-def hand(request: pytest.FixtureRequest, workspace: Path, image: Path) -> Iterator[ByHand]:
+def hand(request: pytest.FixtureRequest, workspace: Path, image: Path) -> Iterator[BareRuntime]:
     """The runtime itself, without the shim."""
-    need(request.param)
-    engine = ByHand(request.param, "v1", "run")
+    require_programs(request.param)
+    engine = BareRuntime(request.param, "v1", "run")
     directory = workspace / f"hook-{request.param}"
     directory.mkdir()
-    engine.start(Place(directory, image, lambda name: Path(machine.program(name))))
+    engine.start(EngineHome(directory, image, lambda name: Path(machine.find_program(name))))
     yield engine
     engine.stop()
 
 
 def prepared(
-    hand: ByHand, program: Program, way: str, request: Request, nodes: dict[str, tuple[int, int]] | None = None,
+    hand: BareRuntime, program: HookProgram, way: str, request: ContainerRequest, nodes: dict[str, tuple[int, int]] | None = None,
     change: Callable[[dict[str, Any]], None] | None = None,
 ) -> Path:  # fmt: skip
     """A bundle with the edits in it."""
@@ -61,57 +61,57 @@ def prepared(
     return bundle
 
 
-def libraries(hand: ByHand, bundle: Path) -> dict[str, str]:
+def libraries(hand: BareRuntime, bundle: Path) -> dict[str, str]:
     """What dlopen answers in the container."""
     found: dict[str, str] = json.loads(hand.start_bundle(bundle).check().stdout)["libraries"]
     return found
 
 
 IMAGES: dict[str, Callable[[Path], Path]] = {
-    "glibc": images.glibc,
-    "musl": images.musl,
-    "distroless": images.distroless,
+    "glibc": images.build_glibc_image,
+    "musl": images.build_musl_image,
+    "distroless": images.build_distroless_image,
 }
 
 
 @pytest.mark.parametrize("read_only", [False, True], ids=["writable", "read-only"])
 @pytest.mark.parametrize("kind", IMAGES)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", SPEC_MAKERS)
 def test_the_loader_of_each_image_finds_the_libraries(
-    hand: ByHand, program: Program, tmp_path: Path, way: str, kind: str, read_only: bool
+    hand: BareRuntime, program: HookProgram, tmp_path: Path, way: str, kind: str, read_only: bool
 ) -> None:
     if kind == "musl":
-        need("musl-gcc")
+        require_programs("musl-gcc")
     root = IMAGES[kind](tmp_path / kind)
-    assert libraries(hand, prepared(hand, program, way, Request(PROBE, read_only=read_only, root=root))) == OK
+    assert libraries(hand, prepared(hand, program, way, ContainerRequest(PROBE, read_only=read_only, root=root))) == OK
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_later_ldconfig_in_the_container_does_no_harm(hand: ByHand, program: Program, way: str) -> None:
+@pytest.mark.parametrize("way", SPEC_MAKERS)
+def test_a_later_ldconfig_in_the_container_does_no_harm(hand: BareRuntime, program: HookProgram, way: str) -> None:
     script = f"/usr/sbin/ldconfig && exec {' '.join(PROBE)}"
-    bundle = prepared(hand, program, way, Request(["/bin/sh", "-c", script]))
+    bundle = prepared(hand, program, way, ContainerRequest(["/bin/sh", "-c", script]))
     assert libraries(hand, bundle) == OK
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_a_second_start_changes_nothing(hand: ByHand, program: Program, way: str) -> None:
-    bundle = prepared(hand, program, way, Request(PROBE))
+@pytest.mark.parametrize("way", SPEC_MAKERS)
+def test_a_second_start_changes_nothing(hand: BareRuntime, program: HookProgram, way: str) -> None:
+    bundle = prepared(hand, program, way, ContainerRequest(PROBE))
     assert libraries(hand, bundle) == OK
-    before = look(bundle / "rootfs")
+    before = snapshot_tree(bundle / "rootfs")
     assert libraries(hand, bundle) == OK
-    assert look(bundle / "rootfs") == before
+    assert snapshot_tree(bundle / "rootfs") == before
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", SPEC_MAKERS)
 def test_the_nodes_given_can_be_opened_and_others_not(
-    hand: ByHand, program: Program, simulated: SimulatedHost, way: str
+    hand: BareRuntime, program: HookProgram, simulated: SimulatedHost, way: str
 ) -> None:
     """Profile and rights agree: the mask has the GPU whose node opens."""
     program.errand.egl_profile = True
     first, second = simulated.cards
     major, minor = (int(part) for part in first.numbers.split(":"))
     words = ["/probe", "--node", first.node, "--make", second.numbers, "--library", "libcuda.so.1"]
-    bundle = prepared(hand, program, way, Request(words), {first.node: (major, minor)})
+    bundle = prepared(hand, program, way, ContainerRequest(words), {first.node: (major, minor)})
     answer = json.loads(hand.start_bundle(bundle).check().stdout)
     assert answer["nodes"] == {first.node: "ENXIO"}
     assert answer["made"] == {second.numbers: "EPERM"}
@@ -120,12 +120,14 @@ def test_the_nodes_given_can_be_opened_and_others_not(
     assert f'"EGLVisibleDGPUDevices", {1 << minor:#x}]' in profile.read_text()
 
 
-def test_links_by_path_lie_in_the_containers_own_dev(hand: ByHand, program: Program, simulated: SimulatedHost) -> None:
+def test_links_by_path_lie_in_the_containers_own_dev(
+    hand: BareRuntime, program: HookProgram, simulated: SimulatedHost
+) -> None:
     program.errand.drm_links = True
     drm = next((simulated.root / "sys/bus/pci/devices").glob("*/drm/card*/dev"))
     minor = int(drm.read_text().partition(":")[2])
     words = ["/bin/sh", "-c", "cd /dev/dri/by-path && for x in *; do echo $x $(readlink $x); done"]
-    bundle = prepared(hand, program, "ours", Request(words), {f"/dev/dri/{drm.parent.name}": (226, minor)})
+    bundle = prepared(hand, program, "ours", ContainerRequest(words), {f"/dev/dri/{drm.parent.name}": (226, minor)})
     done = hand.start_bundle(bundle).check()
     assert done.stdout == f"pci-{drm.parents[2].name}-card ../{drm.parent.name}\n"
     assert os.listdir(bundle / "rootfs/dev") == []
@@ -134,13 +136,13 @@ def test_links_by_path_lie_in_the_containers_own_dev(hand: ByHand, program: Prog
 # --- R01 ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", SPEC_MAKERS)
 def test_r01_nothing_of_the_images_environment_reaches_the_hook(
-    hand: ByHand, program: Program, tmp_path: Path, way: str
+    hand: BareRuntime, program: HookProgram, tmp_path: Path, way: str
 ) -> None:
     marker = tmp_path / "marker"
     env = ["PYTHONPATH=evil", "LD_PRELOAD=/x.so", "PROBE=1", "PYTHONHOME=/evil", "GPU_OCI_HOOK_CONFIG=/evil/c.toml"]
-    bundle = prepared(hand, program, way, Request(["/bin/true"], env))
+    bundle = prepared(hand, program, way, ContainerRequest(["/bin/true"], env))
     evil = bundle / "rootfs/evil"
     evil.mkdir()
     code = f"open({str(marker)!r}, 'w').close()\n"
@@ -162,20 +164,20 @@ SHOW = "cat /proc/version; echo x >> /proc/version || echo closed; grep -c ' /pr
 
 
 @pytest.fixture
-def hiding(tmp_path: Path, runtime: Runtime, simulated: SimulatedHost) -> Iterator[Program]:
+def hiding(tmp_path: Path, runtime: InstalledRuntime, simulated: SimulatedHost) -> Iterator[HookProgram]:
     """A program for which /proc/version is the file of the module's parameters."""
     text = simulated.root / "proc/version"
     text.write_bytes(b"A: 1\nModifyDeviceFiles: 1\n")
-    made = Program(tmp_path / "hiding", runtime, simulated, STAND_IN)
+    made = HookProgram(tmp_path / "hiding", runtime, simulated, STAND_IN)
     made.errand.hide_device_files = True
     yield made
     text.unlink()
 
 
 @pytest.mark.parametrize("remapped", [False, True], ids=["plain", "user namespace"])
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", SPEC_MAKERS)
 def test_the_container_sees_our_parameters_and_cannot_change_them(
-    hand: ByHand, hiding: Program, way: str, remapped: bool
+    hand: BareRuntime, hiding: HookProgram, way: str, remapped: bool
 ) -> None:
     def change(spec: dict[str, Any]) -> None:
         if remapped:
@@ -183,7 +185,7 @@ def test_the_container_sees_our_parameters_and_cannot_change_them(
             whole = [{"containerID": 0, "hostID": 0, "size": 65536}]
             spec["linux"] |= {"uidMappings": whole, "gidMappings": whole}
 
-    bundle = prepared(hand, hiding, way, Request(["/bin/sh", "-c", SHOW]), change=change)
+    bundle = prepared(hand, hiding, way, ContainerRequest(["/bin/sh", "-c", SHOW]), change=change)
     for _ in range(2):
         lines = hand.start_bundle(bundle).check().stdout.splitlines()
         assert lines == ["A: 1", "ModifyDeviceFiles: 0", "closed", "1"]
@@ -195,7 +197,7 @@ def test_the_container_sees_our_parameters_and_cannot_change_them(
 @pytest.mark.parametrize(
     ("kind", "said"), [("nothing", "does not show it"), ("made up", "no procfs"), ("link", "does not show it")]
 )
-def test_a_container_without_a_procfs_is_told(hiding: Program, tmp_path: Path, kind: str, said: str) -> None:
+def test_a_container_without_a_procfs_is_told(hiding: HookProgram, tmp_path: Path, kind: str, said: str) -> None:
     """Neither no /proc at all, nor one that the image has made up, nor one that leads elsewhere, is mounted on."""
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -209,15 +211,15 @@ def test_a_container_without_a_procfs_is_told(hiding: Program, tmp_path: Path, k
         (root / "proc").symlink_to(outside)
     config = {"root": {"path": "rootfs"}, "process": {"env": []}, "mounts": [], "hooks": {}}
     (tmp_path / "b/config.json").write_text(json.dumps(config))
-    before, mounts = look(tmp_path), Path("/proc/self/mountinfo").read_text()
+    before, mounts = snapshot_tree(tmp_path), Path("/proc/self/mountinfo").read_text()
     words = ["hook", "create-container", "--hide-device-files", "--root", str(hiding.host)]
-    done = cdi_edits.call(hiding.paths["ours"], words, json.dumps({"bundle": str(tmp_path / "b")}))
+    done = cdi_edits.call_hook(hiding.paths["ours"], words, json.dumps({"bundle": str(tmp_path / "b")}))
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (0, "", 1)
     assert said in done.stderr
-    assert (look(tmp_path), Path("/proc/self/mountinfo").read_text()) == (before, mounts)
+    assert (snapshot_tree(tmp_path), Path("/proc/self/mountinfo").read_text()) == (before, mounts)
 
 
-def test_a_container_that_shares_its_mounts_does_not_get_the_mount(hiding: Program, tmp_path: Path) -> None:
+def test_a_container_that_shares_its_mounts_does_not_get_the_mount(hiding: HookProgram, tmp_path: Path) -> None:
     """What is mounted in a shared mount would be seen on the host too."""
     (tmp_path / "b/rootfs/proc").mkdir(parents=True)
     config = {"root": {"path": "rootfs"}, "process": {"env": []}, "mounts": [], "hooks": {}}
@@ -230,12 +232,12 @@ def test_a_container_that_shares_its_mounts_does_not_get_the_mount(hiding: Progr
             f"mount --bind {root} {root}; mount --make-{how} {root}; mount -t proc proc {root}/proc; "
             f"{hiding.paths['ours']} {words}; echo $?; grep -c '{root}/proc/version' /proc/self/mountinfo"
         )
-        done = cdi_edits.call("/usr/bin/unshare", ["-m", "sh", "-c", script], state)
+        done = cdi_edits.call_hook("/usr/bin/unshare", ["-m", "sh", "-c", script], state)
         assert done.stdout.split() == ["0", str(count)], done
         assert said in done.stderr
 
 
-def test_r19_a_user_without_the_right_to_mount_is_told(hiding: Program, tmp_path: Path) -> None:
+def test_r19_a_user_without_the_right_to_mount_is_told(hiding: HookProgram, tmp_path: Path) -> None:
     """In a mount namespace with a procfs of the container's, but without CAP_SYS_ADMIN."""
     root = tmp_path / "b/rootfs"
     (root / "proc").mkdir(parents=True)
@@ -246,7 +248,9 @@ def test_r19_a_user_without_the_right_to_mount_is_told(hiding: Program, tmp_path
         f"mount --bind {root} {root}; mount -t proc proc {root}/proc; "
         f"exec setpriv --bounding-set=-sys_admin --inh-caps=-sys_admin {hiding.paths['ours']} {words}"
     )
-    done = cdi_edits.call("/usr/bin/unshare", ["-m", "sh", "-c", script], json.dumps({"bundle": str(tmp_path / "b")}))
+    done = cdi_edits.call_hook(
+        "/usr/bin/unshare", ["-m", "sh", "-c", script], json.dumps({"bundle": str(tmp_path / "b")})
+    )
     assert (done.returncode, done.stdout) == (0, "")
     assert done.stderr.count("\n") == 1
     assert "ModifyDeviceFiles: 0 is not set" in done.stderr
@@ -257,32 +261,34 @@ def test_r19_a_user_without_the_right_to_mount_is_told(hiding: Program, tmp_path
 
 
 def test_r22_a_requirement_stops_the_container_in_the_words_of_the_shim(
-    hand: ByHand, program: Program, runtime: Runtime, simulated: SimulatedHost, tmp_path: Path
+    hand: BareRuntime, program: HookProgram, runtime: InstalledRuntime, simulated: SimulatedHost, tmp_path: Path
 ) -> None:
     """runc quotes the hook's stderr; crun drops it, and the log has it."""
     require = "NVIDIA_REQUIRE_CUDA=cuda>=12.8 brand=tesla,driver>=535,driver<536"
     program.errand.requirements, program.errand.log = True, str(tmp_path / "log")
     first = simulated.cards[0]
     numbers = tuple(int(part) for part in first.numbers.split(":"))
-    bundle = prepared(hand, program, "ours", Request(["/bin/true"], [require]), {first.node: (numbers[0], numbers[1])})
+    bundle = prepared(
+        hand, program, "ours", ContainerRequest(["/bin/true"], [require]), {first.node: (numbers[0], numbers[1])}
+    )
     done = hand.start_bundle(bundle)
     assert done.status != 0
     logged = re.search(r'msg="gpu-oci-hook: (.*)"$', (tmp_path / "log").read_text())
     assert logged is not None
     sentence = logged[1].replace('\\"', '"')
     shim = runtime.wrapper(hand.low_level, simulated.root)
-    other = hand.bundle(Request(["/bin/true"], ["NVIDIA_VISIBLE_DEVICES=0", require]))
-    refused = machine.run([str(shim), "create", "--bundle", str(other), "r22"])
+    other = hand.bundle(ContainerRequest(["/bin/true"], ["NVIDIA_VISIBLE_DEVICES=0", require]))
+    refused = machine.run_command([str(shim), "create", "--bundle", str(other), "r22"])
     assert refused.stderr == f"gpu-oci-runtime: {sentence}\n"
     if hand.low_level == "runc":
         assert "the requirement" in done.stderr and "is not met" in done.stderr
 
 
-def test_a_broken_command_line_stops_the_container_with_a_sentence(hand: ByHand, program: Program) -> None:
+def test_a_broken_command_line_stops_the_container_with_a_sentence(hand: BareRuntime, program: HookProgram) -> None:
     def change(spec: dict[str, Any]) -> None:
         spec["hooks"]["createContainer"][0]["args"].append("--nope")
 
-    done = hand.start_bundle(prepared(hand, program, "ours", Request(["/bin/true"]), change=change))
+    done = hand.start_bundle(prepared(hand, program, "ours", ContainerRequest(["/bin/true"]), change=change))
     assert done.status != 0 and "Traceback" not in done.text
     if hand.low_level == "runc":
         assert "--nope: unknown flag" in done.stderr
@@ -297,23 +303,23 @@ _BEFORE_US = ("dev is a link", "run is a link", "our directory is a node")
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda name: name.replace(" ", "-"))
 def test_the_host_stays_untouched(
-    attack: str, program: Program, tmp_path: Path, image: Path, simulated: SimulatedHost
+    attack: str, program: HookProgram, tmp_path: Path, image: Path, simulated: SimulatedHost
 ) -> None:
     """Each attack against our errand under runc, and against NVIDIA's chain with the mount points as they are."""
     watched = tmp_path / "watched"
     watched.mkdir()
     for name, text in WATCHED.items():
         (watched / name).write_text(text)
-    hand = ByHand("runc", "v1", "run")
-    hand.start(Place(tmp_path, image, lambda name: Path(machine.program(name))))
-    root = images.copy(image, tmp_path / "spoilt")
-    images.static_program(root / "busybox")
+    hand = BareRuntime("runc", "v1", "run")
+    hand.start(EngineHome(tmp_path, image, lambda name: Path(machine.find_program(name))))
+    root = images.copy_image(image, tmp_path / "spoilt")
+    images.copy_static_program(root / "busybox")
     env = list(ATTACKS[attack](root, watched, simulated.version) or ())
     program.errand.egl_profile = True
     nodes = {"/dev/nvidia0": (195, 0)}
     before = fingerprint(watched, simulated)
     if attack not in _BEFORE_US:
-        bundle = prepared(hand, program, "ours", Request(["/busybox", "echo", "alive"], env, root=root), nodes)
+        bundle = prepared(hand, program, "ours", ContainerRequest(["/busybox", "echo", "alive"], env, root=root), nodes)
         begin = time.monotonic()
         done = hand.start_bundle(bundle)
         took = time.monotonic() - begin
@@ -322,14 +328,14 @@ def test_the_host_stays_untouched(
         assert "Traceback" not in done.text and "internal error" not in done.text, done
         if done.status == 0:
             assert done.stdout == "alive\n", done
-    for way in WAYS:
-        bundle = hand.bundle(Request(["/busybox", "true"], env, root=root))
+    for way in SPEC_MAKERS:
+        bundle = hand.bundle(ContainerRequest(["/busybox", "true"], env, root=root))
         spec = json.loads((bundle / "config.json").read_text())
         program.edit(spec, way, nodes)
         (bundle / "config.json").write_text(json.dumps(spec))
         for hook in spec["hooks"]["createContainer"]:
             # in the root, as runc has it, and with nothing mounted there
-            called = cdi_edits.call(
+            called = cdi_edits.call_hook(
                 hook["path"], hook["args"][1:], json.dumps({"bundle": str(bundle)}), cwd=bundle / "rootfs"
             )
             assert called.returncode in (0, 1) and called.stdout == ""
@@ -338,19 +344,19 @@ def test_the_host_stays_untouched(
     assert fingerprint(watched, simulated) == before
 
 
-def test_r16_links_lead_nowhere_but_into_the_root(program: Program, tmp_path: Path, image: Path) -> None:
-    root = images.copy(image, tmp_path / "root")
+def test_r16_links_lead_nowhere_but_into_the_root(program: HookProgram, tmp_path: Path, image: Path) -> None:
+    root = images.copy_image(image, tmp_path / "root")
     escape = tmp_path / "escape"
     (escape / "lib").mkdir(parents=True)
     (root / "up").symlink_to("/../../../../.." + str(escape))
     (root / "opt").symlink_to("../" * 40 + str(escape)[1:])
-    before = look(escape)
+    before = snapshot_tree(escape)
     config = {"root": {"path": "root"}, "process": {"env": []}, "mounts": [], "hooks": {}}
     (tmp_path / "config.json").write_text(json.dumps(config))
     words = ["create-symlinks", "--link", "x::/up/lib/a", "--link", "x::/opt/lib/b", "--link", "x::/../../../c"]
-    done = cdi_edits.call(program.paths["theirs"], words, json.dumps({"bundle": str(tmp_path)}))
+    done = cdi_edits.call_hook(program.paths["theirs"], words, json.dumps({"bundle": str(tmp_path)}))
     assert (done.returncode, done.stderr) == (0, "")
-    assert look(escape) == before
+    assert snapshot_tree(escape) == before
     assert os.readlink(root / "c") == "x"
     assert os.readlink(f"{root}{escape}/lib/a") == os.readlink(f"{root}{escape}/lib/b") == "x"
 
@@ -358,16 +364,18 @@ def test_r16_links_lead_nowhere_but_into_the_root(program: Program, tmp_path: Pa
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("place", [LIBRARY, "etc", "etc/ld.so.conf.d", "usr/local", "usr"])
 def test_a_second_process_exchanges_directories_and_links(
-    program: Program, tmp_path: Path, image: Path, simulated: SimulatedHost, place: str
+    program: HookProgram, tmp_path: Path, image: Path, simulated: SimulatedHost, place: str
 ) -> None:
     watched = tmp_path / "watched"
     watched.mkdir()
     for name, text in WATCHED.items():
         (watched / name).write_text(text)
-    hand = ByHand("runc", "v1", "run")
-    hand.start(Place(tmp_path, image, lambda name: Path(machine.program(name))))
+    hand = BareRuntime("runc", "v1", "run")
+    hand.start(EngineHome(tmp_path, image, lambda name: Path(machine.find_program(name))))
     program.errand.egl_profile = True
-    bundles = [prepared(hand, program, way, Request(["/bin/true"]), {"/dev/nvidia0": (195, 0)}) for way in WAYS]
+    bundles = [
+        prepared(hand, program, way, ContainerRequest(["/bin/true"]), {"/dev/nvidia0": (195, 0)}) for way in SPEC_MAKERS
+    ]
     root = bundles[0] / "rootfs"
     (root / place).mkdir(parents=True, exist_ok=True)
     (root / "decoy").symlink_to(watched)
@@ -387,7 +395,7 @@ def test_a_second_process_exchanges_directories_and_links(
             for bundle in bundles:
                 spec = json.loads((bundle / "config.json").read_text())
                 for hook in spec["hooks"]["createContainer"]:
-                    done = cdi_edits.call(hook["path"], hook["args"][1:], json.dumps({"bundle": str(bundle)}))
+                    done = cdi_edits.call_hook(hook["path"], hook["args"][1:], json.dumps({"bundle": str(bundle)}))
                     assert "Traceback" not in done.stderr and "internal error" not in done.stderr, done
                     assert done.returncode in (0, 1)
                     tries += 1
@@ -400,21 +408,21 @@ def test_a_second_process_exchanges_directories_and_links(
 
 
 def test_what_the_image_has_in_place_of_proc_and_etc_is_not_believed(
-    program: Program, hiding: Program, tmp_path: Path, image: Path
+    program: HookProgram, hiding: HookProgram, tmp_path: Path, image: Path
 ) -> None:
     """A state that is right and an image that has moved /proc and /etc to where the host has its own."""
-    root = images.copy(image, tmp_path / "root")
+    root = images.copy_image(image, tmp_path / "root")
     for name in ("proc", "etc"):
-        machine.run(["rm", "-rf", str(root / name)]).check()
+        machine.run_command(["rm", "-rf", str(root / name)]).check()
         (root / name).symlink_to(f"/../../../../{name}")
     config: dict[str, Any] = {"root": {"path": "root"}, "process": {"env": []}, "mounts": []}
     hiding.edit(config, "ours")
     (tmp_path / "config.json").write_text(json.dumps(config))
-    before = Path("/proc/version").read_bytes(), look(Path("/etc"))
+    before = Path("/proc/version").read_bytes(), snapshot_tree(Path("/etc"))
     words = ["hook", "create-container", *hiding.errand.to_command_line()]
-    done = cdi_edits.call(hiding.paths["ours"], words, json.dumps({"bundle": str(tmp_path)}))
+    done = cdi_edits.call_hook(hiding.paths["ours"], words, json.dumps({"bundle": str(tmp_path)}))
     assert done.returncode in (0, 1), done
-    assert (Path("/proc/version").read_bytes(), look(Path("/etc"))) == before
+    assert (Path("/proc/version").read_bytes(), snapshot_tree(Path("/etc"))) == before
 
 
 def _bound(watched: Path, destination: str, kind: str = "bind") -> dict[str, Any]:
@@ -434,16 +442,16 @@ MOUNTED: dict[str, Callable[[Path], tuple[list[dict[str, Any]], dict[str, str]]]
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", SPEC_MAKERS)
 @pytest.mark.parametrize("mounted", MOUNTED, ids=lambda name: name.replace(" ", "-"))
 def test_what_the_container_mounts_is_not_written_however_it_came_there(
-    mounted: str, way: str, program: Program, tmp_path: Path, image: Path
+    mounted: str, way: str, program: HookProgram, tmp_path: Path, image: Path
 ) -> None:
     watched = tmp_path / "watched"
     watched.mkdir()
-    hand = ByHand("runc", "v1", "run")
-    hand.start(Place(tmp_path, image, lambda name: Path(machine.program(name))))
-    root = images.copy(image, tmp_path / "root")
+    hand = BareRuntime("runc", "v1", "run")
+    hand.start(EngineHome(tmp_path, image, lambda name: Path(machine.find_program(name))))
+    root = images.copy_image(image, tmp_path / "root")
     (root / "opt").mkdir(exist_ok=True)
     mounts, links = MOUNTED[mounted](watched)
     for name, target in links.items():
@@ -454,7 +462,7 @@ def test_what_the_container_mounts_is_not_written_however_it_came_there(
         places = [at for at, mount in enumerate(spec["mounts"]) if mount["destination"] in own]
         spec["mounts"][places[-1] + 1 : places[-1] + 1] = mounts
 
-    done = hand.start_bundle(prepared(hand, program, way, Request(["/bin/true"], root=root), change=change))
+    done = hand.start_bundle(prepared(hand, program, way, ContainerRequest(["/bin/true"], root=root), change=change))
     assert done.status == 0, done
     # The mount points are the runtime's own.
     assert [path for path in watched.rglob("*") if path.is_symlink() or path.name.startswith("ld.so")] == []
@@ -463,21 +471,23 @@ def test_what_the_container_mounts_is_not_written_however_it_came_there(
 # --- engines that read CDI files ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", SPEC_MAKERS)
 @pytest.mark.parametrize("low_level", ["runc", "crun"])
 @pytest.mark.parametrize("kind", [engines.Podman, engines.RootlessPodman])
 def test_podman_runs_a_file_with_the_hook_in_it(
-    kind: type[engines.Podman], low_level: str, way: str, workspace: Path, image: Path, runtime: Runtime,
+    kind: type[engines.Podman], low_level: str, way: str, workspace: Path, image: Path, runtime: InstalledRuntime,
     simulated: SimulatedHost, request: pytest.FixtureRequest,
 ) -> None:  # fmt: skip
     """Rootful and rootless, with no shim at all; the file lies in an /etc/cdi of the test's own."""
-    need(*kind.programs, low_level)
+    require_programs(*kind.programs, low_level)
     directory = Path(tempfile.mkdtemp(prefix="h-", dir=workspace))  # podman wants short names
     directory.chmod(0o755)
     request.addfinalizer(lambda: machine.remove_tree(directory))
-    made = Program(directory / "program", runtime, simulated)
+    made = HookProgram(directory / "program", runtime, simulated)
     spec = directory / "nvidia.json"
-    spec.write_text(json.dumps(document(made, way, simulated.root / "dev/nvidia0", bound=kind.user_namespace)))
+    spec.write_text(
+        json.dumps(build_spec_document(made, way, simulated.root / "dev/nvidia0", bound=kind.user_namespace))
+    )
     spec.chmod(0o644)
     for name in ("upper", "work"):
         (directory / name).mkdir()
@@ -488,9 +498,9 @@ def test_podman_runs_a_file_with_the_hook_in_it(
         f"mkdir -p /etc/cdi\ncp {spec} /etc/cdi/\nchmod 644 /etc/cdi/*\n"
     )
     engine = kind(furnish=over)
-    engine.start(Place(directory, image, lambda _: Path(machine.program(low_level))))
+    engine.start(EngineHome(directory, image, lambda _: Path(machine.find_program(low_level))))
     try:
-        done = engine.run(Request([*PROBE, "--node", "/dev/nvidia0"], devices=["nvidia.com/gpu=gpu0"]))
+        done = engine.run(ContainerRequest([*PROBE, "--node", "/dev/nvidia0"], devices=["nvidia.com/gpu=gpu0"]))
         answer = json.loads(done.check().stdout)
     finally:
         engine.stop()

@@ -15,8 +15,8 @@ import pytest
 
 from support.e2e import engines, images, machine
 from support.e2e.attacks import ATTACKS, LIBRARY, MUST_START, RUNC_FALLS_FOR, WATCHED
-from support.e2e.engines import ByHand, Request
-from support.e2e.host import Runtime, SimulatedHost
+from support.e2e.engines import BareRuntime, ContainerRequest
+from support.e2e.host import InstalledRuntime, SimulatedHost
 
 # Files of the machine that an injector would change if it took the image's root for its own.
 MACHINE = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/passwd", "/usr/bin/busybox")
@@ -55,34 +55,34 @@ class Scene:
         self.watched.mkdir()
         for name, text in WATCHED.items():
             (self.watched / name).write_text(text)
-        self.hand = ByHand("runc", "v1", "run")
-        self.hand.start(engines.Place(directory, image, lambda _: runtime))
+        self.hand = BareRuntime("runc", "v1", "run")
+        self.hand.start(engines.EngineHome(directory, image, lambda _: runtime))
 
     def spoilt(self, name: str) -> tuple[Path, list[str]]:
         """A copy of the image that suffered the attack, and the environment entries that belong to it."""
-        root = images.copy(self.image, self.directory / "spoilt")
+        root = images.copy_image(self.image, self.directory / "spoilt")
         # A program that starts in whatever is left: static, and in a place that no attack touches.
-        images.static_program(root / "busybox")
+        images.copy_static_program(root / "busybox")
         env = ATTACKS[name](root, self.watched, self.simulated.version)
         return root, list(env or ())
 
 
 @pytest.fixture
-def scene(tmp_path: Path, image: Path, runtime: Runtime, simulated: SimulatedHost) -> Scene:
+def scene(tmp_path: Path, image: Path, runtime: InstalledRuntime, simulated: SimulatedHost) -> Scene:
     """A scene with the real runc."""
     return Scene(tmp_path, image, runtime.wrapper("runc", simulated.root), simulated)
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda name: name.replace(" ", "-"))
-def test_the_host_stays_untouched(scene: Scene, attack: str, runtime: Runtime) -> None:
+def test_the_host_stays_untouched(scene: Scene, attack: str, runtime: InstalledRuntime) -> None:
     if attack in RUNC_FALLS_FOR:
         alone = runtime.wrapper("/bin/true", scene.simulated.root, name="true")
         scene.hand.place.runtime = lambda _: alone
     root, env = scene.spoilt(attack)
     before = fingerprint(scene.watched, scene.simulated)
     begin = time.monotonic()
-    request = Request(["/busybox", "echo", "alive"], ["NVIDIA_VISIBLE_DEVICES=all", *env], root=root)
+    request = ContainerRequest(["/busybox", "echo", "alive"], ["NVIDIA_VISIBLE_DEVICES=all", *env], root=root)
     done = scene.hand.run(request)
     took = time.monotonic() - begin
     assert fingerprint(scene.watched, scene.simulated) == before
@@ -98,7 +98,7 @@ def test_the_host_stays_untouched(scene: Scene, attack: str, runtime: Runtime) -
 
 def test_the_working_directory_and_python_variables_of_the_engine_are_not_trusted(scene: Scene) -> None:
     """An engine's cwd is a bundle now and then, and its environment may name Python's."""
-    bundle = scene.hand.bundle(Request(["/bin/true"], ["NVIDIA_VISIBLE_DEVICES=all"]))
+    bundle = scene.hand.bundle(ContainerRequest(["/bin/true"], ["NVIDIA_VISIBLE_DEVICES=all"]))
     evil = f"open({str(scene.watched / 'written')!r}, 'w').close()\n"
     names = ("gpu_oci_hook", "os", "marshal", "sitecustomize", "usercustomize", "json", "tomllib", "click")
     for name in names:
@@ -112,7 +112,7 @@ def test_the_working_directory_and_python_variables_of_the_engine_are_not_truste
         "PYTHONHOME": str(bundle),
     }
     shim = scene.hand.command("run", "evil-cwd")
-    machine.run(shim, env=env, cwd=bundle).check()
+    machine.run_command(shim, env=env, cwd=bundle).check()
     assert fingerprint(scene.watched, scene.simulated) == before
 
 
@@ -130,12 +130,12 @@ while True:
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("place", [LIBRARY, "etc", "etc/ld.so.conf.d", "usr/bin", "usr"])
 def test_a_second_process_exchanges_directories_and_links(
-    tmp_path: Path, image: Path, runtime: Runtime, simulated: SimulatedHost, place: str
+    tmp_path: Path, image: Path, runtime: InstalledRuntime, simulated: SimulatedHost, place: str
 ) -> None:
     """The low-level runtime is `true`: the race is with us alone."""
     wrapper = runtime.wrapper("/bin/true", simulated.root, name="true")
     scene = Scene(tmp_path, image, wrapper, simulated)
-    bundle = scene.hand.bundle(Request(["/bin/true"], ["NVIDIA_VISIBLE_DEVICES=all"]))
+    bundle = scene.hand.bundle(ContainerRequest(["/bin/true"], ["NVIDIA_VISIBLE_DEVICES=all"]))
     config = (bundle / "config.json").read_bytes()
     root = bundle / "rootfs"
     (root / "decoy").symlink_to(scene.watched)
@@ -150,7 +150,7 @@ def test_a_second_process_exchanges_directories_and_links(
         tries = 0
         while time.monotonic() < end:
             (bundle / "config.json").write_bytes(config)
-            done = machine.run([str(wrapper), "create", "--bundle", str(bundle), "raced"])
+            done = machine.run_command([str(wrapper), "create", "--bundle", str(bundle), "raced"])
             assert "Traceback" not in done.text, done
             tries += 1
     finally:

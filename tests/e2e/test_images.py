@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 
 from support.e2e import engines, host, images
-from support.e2e.engines import ByHand, Request
-from support.e2e.host import Runtime, SimulatedHost
-from support.e2e.requirements import need
+from support.e2e.engines import BareRuntime, ContainerRequest
+from support.e2e.host import InstalledRuntime, SimulatedHost
+from support.e2e.requirements import require_programs
 
 LIBRARIES = ("libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1")
 PROBE = ["/probe", *(word for name in LIBRARIES for word in ("--library", name))]
@@ -22,34 +22,34 @@ GPU = ["NVIDIA_VISIBLE_DEVICES=0"]
 
 
 @pytest.fixture
-def hand(tmp_path: Path, image: Path, runtime: Runtime, simulated: SimulatedHost) -> ByHand:
+def hand(tmp_path: Path, image: Path, runtime: InstalledRuntime, simulated: SimulatedHost) -> BareRuntime:
     """Bundles by hand, given to runc through the shim."""
-    hand = ByHand("runc", "v1", "run")
-    hand.start(engines.Place(tmp_path, image, lambda name: runtime.wrapper(name, simulated.root)))
+    hand = BareRuntime("runc", "v1", "run")
+    hand.start(engines.EngineHome(tmp_path, image, lambda name: runtime.wrapper(name, simulated.root)))
     return hand
 
 
-def libraries(hand: ByHand, root: Path, *, read_only: bool = False) -> dict[str, str]:
+def libraries(hand: BareRuntime, root: Path, *, read_only: bool = False) -> dict[str, str]:
     """What dlopen answers in the image."""
-    done = hand.run(Request(PROBE, GPU, root=root, read_only=read_only)).check()
+    done = hand.run(ContainerRequest(PROBE, GPU, root=root, read_only=read_only)).check()
     answer: dict[str, str] = json.loads(done.stdout)["libraries"]
     return answer
 
 
 KINDS: dict[str, Callable[[Path], Path]] = {
-    "glibc": images.glibc,
-    "musl": images.musl,
-    "distroless": images.distroless,
+    "glibc": images.build_glibc_image,
+    "musl": images.build_musl_image,
+    "distroless": images.build_distroless_image,
 }
 
 
 @pytest.mark.parametrize("read_only", [False, True], ids=["writable", "read-only"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_loader_of_each_kind_of_image_finds_the_libraries(
-    hand: ByHand, tmp_path: Path, kind: str, read_only: bool
+    hand: BareRuntime, tmp_path: Path, kind: str, read_only: bool
 ) -> None:
     if kind == "musl":
-        need("musl-gcc")
+        require_programs("musl-gcc")
     root = KINDS[kind](tmp_path / kind)
     assert libraries(hand, root, read_only=read_only) == dict.fromkeys(LIBRARIES, "ok")
 
@@ -68,7 +68,7 @@ def fedora(root: Path) -> None:
     (root / "usr/lib64-new").rename(root / "usr/lib64")
     # Fedora's loader looks there by itself; ours is Debian's and has to be told.
     (root / f"etc/ld.so.conf.d/{images.TRIPLE}.conf").write_text("/usr/lib64\n")
-    images.refresh_cache(root)
+    images.refresh_ld_cache(root)
 
 
 def leftovers(root: Path) -> None:
@@ -96,24 +96,24 @@ def stale_cache(root: Path) -> None:
     """A cache that names a libcuda of the image's own, which is gone."""
     library = root / f"usr/lib/{images.TRIPLE}/libcuda.so.1"
     library.symlink_to("libm.so.6")
-    images.refresh_cache(root)
+    images.refresh_ld_cache(root)
     library.unlink()
 
 
 @pytest.mark.parametrize(
     "change", [no_cache, fedora, leftovers, directory_in_the_way, no_conf, stale_cache], ids=lambda f: f.__name__
 )
-def test_odd_images(hand: ByHand, image: Path, tmp_path: Path, change: Callable[[Path], None]) -> None:
-    root = images.copy(image, tmp_path / "odd")
+def test_odd_images(hand: BareRuntime, image: Path, tmp_path: Path, change: Callable[[Path], None]) -> None:
+    root = images.copy_image(image, tmp_path / "odd")
     change(root)
     assert libraries(hand, root) == dict.fromkeys(LIBRARIES, "ok")
 
 
-def test_a_second_start_from_the_same_root_is_as_good(hand: ByHand) -> None:
+def test_a_second_start_from_the_same_root_is_as_good(hand: BareRuntime) -> None:
     """Engines restart containers on the very root file system that we wrote to, with the old config.json or a
     new one.
     """
-    bundle = hand.bundle(Request(PROBE, GPU))
+    bundle = hand.bundle(ContainerRequest(PROBE, GPU))
     config = bundle / "config.json"
     asked = config.read_bytes()
     first = hand.start_bundle(bundle).check()
@@ -129,19 +129,19 @@ def test_a_second_start_from_the_same_root_is_as_good(hand: ByHand) -> None:
 
 @pytest.mark.parametrize("read_only", [False, True], ids=["writable", "read-only"])
 def test_nodes_of_a_group_are_open_to_an_unprivileged_container_user(
-    tmp_path: Path, image: Path, runtime: Runtime, read_only: bool
+    tmp_path: Path, image: Path, runtime: InstalledRuntime, read_only: bool
 ) -> None:
     """The group of the host's nodes is passed on as an additional one."""
-    grouped = host.build(tmp_path / "grouped")
+    grouped = host.build_host(tmp_path / "grouped")
     for path in sorted((grouped.root / "dev").glob("nvidia*")):
         if path.is_char_device():
             os.chown(path, 0, 4321)
             path.chmod(0o660)
     wrapper = runtime.wrapper("runc", grouped.root, name=f"-{tmp_path.name}")
-    hand = ByHand("runc", "v1", "run")
-    hand.start(engines.Place(tmp_path, image, lambda _: wrapper))
+    hand = BareRuntime("runc", "v1", "run")
+    hand.start(engines.EngineHome(tmp_path, image, lambda _: wrapper))
     words = ["/probe", "--node", grouped.cards[0].node, "--node", "/dev/nvidiactl", "--library", "libcuda.so.1"]
-    done = hand.run(Request(words, GPU, user=1000, read_only=read_only)).check()
+    done = hand.run(ContainerRequest(words, GPU, user=1000, read_only=read_only)).check()
     answer = json.loads(done.stdout)
     assert answer["euid"] == 1000
     assert answer["nodes"] == {grouped.cards[0].node: "ENXIO", "/dev/nvidiactl": "ENXIO"}

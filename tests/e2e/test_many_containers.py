@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from support.e2e import engines, host, images, machine
-from support.e2e.engines import ByHand, Docker, Request
-from support.e2e.host import Runtime, SimulatedHost
-from support.e2e.requirements import need
+from support.e2e.engines import BareRuntime, ContainerRequest, Docker
+from support.e2e.host import InstalledRuntime, SimulatedHost
+from support.e2e.requirements import require_programs
 
 STATE = Path("/run/gpu-oci-hook")
 MANY = 64
@@ -55,14 +55,14 @@ class Watch(threading.Thread):
 
 
 def test_64_creates_at_once_with_nothing_remembered(
-    tmp_path: Path, image: Path, runtime: Runtime, workspace: Path
+    tmp_path: Path, image: Path, runtime: InstalledRuntime, workspace: Path
 ) -> None:
     """All are right, and one of them learnt the inventory for all."""
-    fresh = host.build(tmp_path / "never-seen")
-    hand = ByHand("runc", "v1", "run")
+    fresh = host.build_host(tmp_path / "never-seen")
+    hand = BareRuntime("runc", "v1", "run")
     wrapper = runtime.wrapper("runc", fresh.root, name=f"-{tmp_path.name}")
-    hand.start(engines.Place(tmp_path, image, lambda _: wrapper))
-    bundles = [hand.bundle(Request(PROBE, ["NVIDIA_VISIBLE_DEVICES=all"])) for _ in range(MANY)]
+    hand.start(engines.EngineHome(tmp_path, image, lambda _: wrapper))
+    bundles = [hand.bundle(ContainerRequest(PROBE, ["NVIDIA_VISIBLE_DEVICES=all"])) for _ in range(MANY)]
     watch = Watch()
     watch.start()
     running = [
@@ -90,14 +90,14 @@ def test_64_creates_at_once_with_nothing_remembered(
 
 
 @pytest.fixture(scope="module")
-def docker(workspace: Path, image: Path, runtime: Runtime, simulated: SimulatedHost) -> Iterator[Docker]:
+def docker(workspace: Path, image: Path, runtime: InstalledRuntime, simulated: SimulatedHost) -> Iterator[Docker]:
     """A private dockerd."""
-    need(*Docker.programs)
+    require_programs(*Docker.programs)
     directory = workspace / "docker-again"
     directory.mkdir()
     engine = Docker()
     try:
-        engine.start(engines.Place(directory, image, lambda name: runtime.wrapper(name, simulated.root)))
+        engine.start(engines.EngineHome(directory, image, lambda name: runtime.wrapper(name, simulated.root)))
         yield engine
     finally:
         engine.stop()
@@ -106,7 +106,7 @@ def docker(workspace: Path, image: Path, runtime: Runtime, simulated: SimulatedH
 
 def test_docker_restart(docker: Docker) -> None:
     """The root file system has our links already, the config.json is new."""
-    name = docker.background(Request(["/bin/sleep", "1000"], ["NVIDIA_VISIBLE_DEVICES=0"]))
+    name = docker.background(ContainerRequest(["/bin/sleep", "1000"], ["NVIDIA_VISIBLE_DEVICES=0"]))
     try:
         before = docker.exec(name, PROBE).check().stdout
         docker.command("restart", "--time", "0", name).check()
@@ -117,10 +117,10 @@ def test_docker_restart(docker: Docker) -> None:
 
 
 def test_an_image_committed_from_a_gpu_container(
-    docker: Docker, tmp_path: Path, image: Path, runtime: Runtime, workspace: Path
+    docker: Docker, tmp_path: Path, image: Path, runtime: InstalledRuntime, workspace: Path
 ) -> None:
     """It runs without a GPU, and with another driver: what the first one left behind gives way."""
-    name = docker.background(Request(["/bin/sleep", "1000"], ["NVIDIA_VISIBLE_DEVICES=all"]))
+    name = docker.background(ContainerRequest(["/bin/sleep", "1000"], ["NVIDIA_VISIBLE_DEVICES=all"]))
     try:
         docker.command("commit", name, "committed").check()
     finally:
@@ -131,17 +131,17 @@ def test_an_image_committed_from_a_gpu_container(
     docker.remove(container)
     root = tmp_path / "committed"
     root.mkdir()
-    machine.run(["tar", "-C", str(root), "-xf", str(archive)]).check()
+    machine.run_command(["tar", "-C", str(root), "-xf", str(archive)]).check()
     (root / "dev/console").unlink(missing_ok=True)
 
-    other = host.build(tmp_path / "other-driver", version="535.261.03")
+    other = host.build_host(tmp_path / "other-driver", version="535.261.03")
     wrapper = runtime.wrapper("runc", other.root, name=f"-{tmp_path.name}")
-    hand = ByHand("runc", "v1", "run")
-    hand.start(engines.Place(tmp_path, image, lambda _: wrapper))
-    plain = json.loads(hand.run(Request(PROBE, root=root)).check().stdout)
+    hand = BareRuntime("runc", "v1", "run")
+    hand.start(engines.EngineHome(tmp_path, image, lambda _: wrapper))
+    plain = json.loads(hand.run(ContainerRequest(PROBE, root=root)).check().stdout)
     assert plain["nodes"] == {"/dev/nvidiactl": "ENOENT"}
     words = ["/bin/sh", "-c", f"{' '.join(PROBE)}; ldconfig -p; readlink /usr/lib/{images.TRIPLE}/libcuda.so.1"]
-    done = hand.run(Request(words, ["NVIDIA_VISIBLE_DEVICES=all"], root=root)).check()
+    done = hand.run(ContainerRequest(words, ["NVIDIA_VISIBLE_DEVICES=all"], root=root)).check()
     lines = done.stdout.splitlines()
     assert json.loads(lines[0])["libraries"] == {"libcuda.so.1": "ok", "libcuda.so": "ok"}
     assert lines[-1] == "/usr/local/nvidia/lib64/libcuda.so.1"

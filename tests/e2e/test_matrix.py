@@ -9,7 +9,7 @@ from functools import cache
 
 import pytest
 
-from support.e2e.engines import Engine, Request
+from support.e2e.engines import ContainerRequest, Engine
 from support.e2e.host import SimulatedHost
 from support.e2e.matrix import MATRIX
 
@@ -58,7 +58,7 @@ class Scenes:
         """A container that asks for GPU 0 and runs ldconfig later."""
         words = " ".join(probe(self.host))
         script = f"{words}; echo @@; ldconfig -p; echo @@; ldconfig; ldconfig -p; echo @@; {words}"
-        done = self.engine.run(Request(["/bin/sh", "-c", script], self.env)).check()
+        done = self.engine.run(ContainerRequest(["/bin/sh", "-c", script], self.env)).check()
         first, listed, later, second = done.stdout.split("@@\n")
         seen = parse(first)
         return Seen(seen.nodes, seen.made, seen.libraries, listed, later, parse(second).libraries)
@@ -89,7 +89,9 @@ def other_gpu(scenes: Scenes) -> None:
         assert seen.made[other.numbers] == "EPERM"
     if scenes.engine.device_cgroup:
         bind = [(f"{scenes.host.root}{other.node}", "/dev/smuggled")]
-        done = scenes.engine.run(Request(["/probe", "--node", "/dev/smuggled"], scenes.env, binds=bind)).check()
+        done = scenes.engine.run(
+            ContainerRequest(["/probe", "--node", "/dev/smuggled"], scenes.env, binds=bind)
+        ).check()
         assert parse(done.stdout).nodes == {"/dev/smuggled": "EPERM"}
 
 
@@ -110,16 +112,16 @@ def later_ldconfig(scenes: Scenes) -> None:
 
 
 def read_only(scenes: Scenes) -> None:
-    done = scenes.engine.run(Request(probe(scenes.host), scenes.env, read_only=True)).check()
+    done = scenes.engine.run(ContainerRequest(probe(scenes.host), scenes.env, read_only=True)).check()
     seen = parse(done.stdout)
     assert seen.libraries == dict.fromkeys(LIBRARIES, "ok")
     assert seen.nodes[scenes.host.cards[0].node] == "ENXIO"
-    refused = scenes.engine.run(Request(["/bin/touch", "/usr/written"], scenes.env, read_only=True))
+    refused = scenes.engine.run(ContainerRequest(["/bin/touch", "/usr/written"], scenes.env, read_only=True))
     assert "Read-only file system" in refused.text, refused
 
 
 def executed(scenes: Scenes) -> None:
-    name = scenes.engine.background(Request(["/bin/sleep", "1000"], scenes.env))
+    name = scenes.engine.background(ContainerRequest(["/bin/sleep", "1000"], scenes.env))
     try:
         seen = parse(scenes.engine.exec(name, probe(scenes.host)).check().stdout)
     finally:
@@ -130,19 +132,19 @@ def executed(scenes: Scenes) -> None:
 
 
 def every_gpu(scenes: Scenes) -> None:
-    done = scenes.engine.run(Request(probe(scenes.host), ["NVIDIA_VISIBLE_DEVICES=all"])).check()
+    done = scenes.engine.run(ContainerRequest(probe(scenes.host), ["NVIDIA_VISIBLE_DEVICES=all"])).check()
     nodes = parse(done.stdout).nodes
     assert nodes == dict.fromkeys(nodes, "ENXIO")
 
 
 def asks_nothing(scenes: Scenes) -> None:
-    seen = parse(scenes.engine.run(Request(probe(scenes.host))).check().stdout)
+    seen = parse(scenes.engine.run(ContainerRequest(probe(scenes.host))).check().stdout)
     assert seen.nodes == dict.fromkeys(seen.nodes, "ENOENT")
     assert all("cannot open shared object file" in answer for answer in seen.libraries.values())
 
 
 def failure(scenes: Scenes) -> None:
-    done = scenes.engine.run(Request(probe(scenes.host), ["NVIDIA_VISIBLE_DEVICES=9"]))
+    done = scenes.engine.run(ContainerRequest(probe(scenes.host), ["NVIDIA_VISIBLE_DEVICES=9"]))
     assert done.status == scenes.engine.refusal, done
     assert "NVIDIA_VISIBLE_DEVICES" in done.text, done
     assert "This machine has 0 to 1" in done.text, done

@@ -17,10 +17,10 @@ import pytest
 from gpu_oci_hook.cdi.spec import reading, validation
 from gpu_oci_hook.formats import cdi_names
 from support.e2e import machine
-from support.e2e.requirements import REQUIRE, need
-from support.podman_cases import CASES, WORDS, Case, arguments, yaml
-from support.spec_mutations import mutated, text_mutated
-from support.valid_specs import BROUGHT, changed
+from support.e2e.requirements import E2E_REQUIRED, require_programs
+from support.podman_cases import CASES, SCALARS, Case, write_arguments, yaml_file
+from support.spec_mutations import mutate_spec, mutate_text
+from support.valid_specs import SPECS_BY_VERSION, with_change
 
 Ask = Callable[[Case], "dict[str, Any] | None"]
 
@@ -28,10 +28,10 @@ Ask = Callable[[Case], "dict[str, Any] | None"]
 @pytest.fixture(scope="module")
 def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
     """Gives podman a file and asks for a device of it: the config.json that it makes, or None when it refuses."""
-    need("podman", "unshare", "nsenter")
-    version = machine.run([machine.program("podman"), "--version"]).check().stdout.split()[-1]
+    require_programs("podman", "unshare", "nsenter")
+    version = machine.run_command([machine.find_program("podman"), "--version"]).check().stdout.split()[-1]
     if not version.startswith("4.3."):
-        if REQUIRE:
+        if E2E_REQUIRED:
             pytest.fail(f"GPU_OCI_HOOK_E2E=require, but podman is {version}, and the table is of 4.3", pytrace=False)
         pytest.skip(f"END TO END NOT TESTED: podman is {version}, and the table is of 4.3")
     home = tmp_path_factory.mktemp("podman-cdi")
@@ -41,10 +41,10 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
     specs.mkdir()
     over.mkdir()
     runtime = home / "keeping"
-    runtime.write_text(machine.KEEPING.format(target=shlex.quote(str(kept))))
+    runtime.write_text(machine.KEEPING_RUNTIME.format(target=shlex.quote(str(kept))))
     runtime.chmod(0o755)
     # Where the machine has no /etc/cdi, making one to mount on would be a change of the machine: hence the overlay.
-    holder = machine.Holder(
+    holder = machine.MountNamespace(
         f"mount -t tmpfs tmpfs {over}\nmkdir {over}/up {over}/work\n"
         f"mount -t overlay overlay -o lowerdir=/etc,upperdir={over}/up,workdir={over}/work /etc\n"
         f"mkdir -p /etc/cdi\nmount --bind {specs} /etc/cdi"
@@ -61,7 +61,7 @@ def ask(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ask]:
         words = ["run", "--rm", "--network", "none", "--ulimit", "nofile=1024:1024", "--ulimit", "nproc=1024:1024"]
         words += ["--device", case.device, "--rootfs", f"{home}/root", "/x"]
         env = {"PATH": machine.DIRECTORIES, "HOME": str(home), "CONTAINERS_CONF": f"{home}/containers.conf"}
-        done = machine.run([*holder.enter, machine.program("podman"), *flags, *words], env=env, cwd=home)
+        done = machine.run_command([*holder.enter, machine.find_program("podman"), *flags, *words], env=env, cwd=home)
         assert done.status != 0
         if not kept.exists():
             assert any(word in done.text for word in ("unresolvable CDI", "panic", "stat ")), done.text
@@ -80,13 +80,13 @@ def test_podman_does_with_each_odd_file_what_the_table_says(ask: Ask, name: str)
 
 
 def test_podman_reads_words_without_quotes_as_the_table_says(ask: Ask) -> None:
-    config = ask(Case(arguments(list(WORDS)), True))
+    config = ask(Case(write_arguments(list(SCALARS)), True))
     assert config is not None
-    assert config["hooks"]["prestart"][0]["args"] == list(WORDS.values())
+    assert config["hooks"]["prestart"][0]["args"] == list(SCALARS.values())
 
 
 def test_what_podman_takes_from_a_hard_file_is_what_we_read(ask: Ask) -> None:
-    text = yaml(
+    text = yaml_file(
         "env: &env [A=b, 'C=d e', \"F=\\u00e9\\tg\"]\n"
         "    <<:\n      hooks:\n"
         "      - {HookName: prestart, path: /bin/true, args: [a, null, 3, yes, 0x1f], env: *env, timeout: 2.0}\n"
@@ -114,7 +114,7 @@ def test_what_podman_takes_from_a_hard_file_is_what_we_read(ask: Ask) -> None:
 
 
 def test_a_file_with_a_field_of_0_7_0_is_refused_and_validate_says_so_before(ask: Ask) -> None:
-    text = yaml("env: [A=b]\n    additionalGids: [44]")
+    text = yaml_file("env: [A=b]\n    additionalGids: [44]")
     data = reading.parse_spec(text.encode(), "x.yaml").data
     found = validation.validate_spec(data, "x.yaml", maximum="0.5.0", reader="podman 4.3")
     assert [one.where for one in found] == ["devices[0].containerEdits.additionalGids"] * 2
@@ -149,14 +149,14 @@ def device_of(text: str, file: str) -> str:
 
 def test_podman_and_we_agree_on_yaml_with_small_changes(ask: Ask) -> None:
     chance = random.Random(1)
-    start = yaml(
+    start = yaml_file(
         "env: [A=b, 'c=d', \"e=\\tf\"]\n    mounts:\n    - hostPath: /a # b\n      containerPath: |\n       /x\n"
         "      options: [ro]\n    hooks: [{hookName: prestart, path: /x, timeout: 3}]",
         more="containerEdits: {deviceNodes: [{path: /dev/null, type: c, major: 1, minor: 3, permissions: rw}]}\n",
     )
     read = 0
     for _ in range(80):
-        text = text_mutated(start, chance, 1)
+        text = mutate_text(start, chance, 1)
         case = Case(text, True, device=device_of(text, "x.yaml"))
         answer = ask(case) is not None
         assert answer == (not errors(case)), (text, errors(case))
@@ -167,13 +167,13 @@ def test_podman_and_we_agree_on_yaml_with_small_changes(ask: Ask) -> None:
 def test_podman_and_we_agree_on_files_with_odd_values(ask: Ask) -> None:
     chance = random.Random(2)
     node = {"path": "/dev/null", "type": "c", "major": 1, "minor": 3}  # one that needs nothing of the host
-    small = BROUGHT["0.4.0"]
-    start = changed(BROUGHT["0.4.0"], "devices", 0, "containerEdits", "deviceNodes", to=[node]) | {
+    small = SPECS_BY_VERSION["0.4.0"]
+    start = with_change(SPECS_BY_VERSION["0.4.0"], "devices", 0, "containerEdits", "deviceNodes", to=[node]) | {
         "cdiVersion": "0.5.0"
     }
     read = 0
     for _ in range(80):
-        text = json.dumps(mutated(chance.choice([start, small]), chance, 1), ensure_ascii=False)
+        text = json.dumps(mutate_spec(chance.choice([start, small]), chance, 1), ensure_ascii=False)
         case = Case(text, True, device=device_of(text, "x.json"), file="x.json")
         # The differences on purpose: see support/podman_cases.
         said = [one for one in errors(case) if not any(word in one for word in ("NUL", "-1 is not", "declares 0.4.0"))]

@@ -28,12 +28,12 @@ from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.inject import cdi_devices
 from gpu_oci_hook.model.request import DeviceRequest, Request
 from support.e2e import machine
-from support.e2e.podman_pairs import DIFFERENCES, HAND, Pair, generated
-from support.e2e.requirements import REQUIRE, need
+from support.e2e.podman_pairs import DIFFERENCES, WRITTEN_PAIRS, Pair, generate_pairs
+from support.e2e.requirements import E2E_REQUIRED, require_programs
 
 Spec = dict[str, Any]
 
-PAIRS = {**HAND, **generated(40, seed=1)}
+PAIRS = {**WRITTEN_PAIRS, **generate_pairs(40, seed=1)}
 
 
 class Podman:
@@ -49,7 +49,7 @@ class Podman:
         (home / "containers.conf").write_text("[engine]\n[containers]\n")
         self.kept = home / "config.json"
         self.runtime = home / "keeping"
-        self.runtime.write_text(machine.KEEPING.format(target=shlex.quote(str(self.kept))))
+        self.runtime.write_text(machine.KEEPING_RUNTIME.format(target=shlex.quote(str(self.kept))))
         self.runtime.chmod(0o755)
         script = [f"mount -t tmpfs tmpfs {home}/over"]
         for place, top, own in (("/etc", "etc", "/etc/cdi"), ("/run", "run", "/run/cdi")):
@@ -61,7 +61,7 @@ class Podman:
                 f"mkdir -p {own}",
                 f"mount --bind {self.directories[top]} {own}",
             ]
-        self.holder = machine.Holder("\n".join(script))
+        self.holder = machine.MountNamespace("\n".join(script))
         self.holder.start()
         self._plain: dict[tuple[str, ...], Spec] = {}
 
@@ -79,7 +79,7 @@ class Podman:
     def files(self, pair: Pair) -> None:
         """Puts a pair's files into the directories, and nothing else."""
         for directory in self.directories.values():
-            machine.run(["/bin/sh", "-c", f"rm -rf {directory}/*"]).check()
+            machine.run_command(["/bin/sh", "-c", f"rm -rf {directory}/*"]).check()
         for name, content in pair.files.items():
             top, _, rest = name.partition("/")
             path = self.directories[top] / rest
@@ -99,8 +99,8 @@ class Podman:
             "HOME": str(self.home),
             "CONTAINERS_CONF": f"{self.home}/containers.conf",
         }
-        argv = [*self.holder.enter, machine.program("podman"), *flags, *words]
-        done = machine.run(argv, env=environment, cwd=self.home)
+        argv = [*self.holder.enter, machine.find_program("podman"), *flags, *words]
+        done = machine.run_command(argv, env=environment, cwd=self.home)
         if not self.kept.exists():
             return None, done.text
         text = self.kept.read_text()
@@ -140,11 +140,11 @@ class Podman:
 
 @pytest.fixture(scope="module")
 def podman() -> Iterator[Podman]:
-    need("podman", "unshare", "nsenter")
-    version = machine.run([machine.program("podman"), "--version"]).check().stdout.split()[-1]
+    require_programs("podman", "unshare", "nsenter")
+    version = machine.run_command([machine.find_program("podman"), "--version"]).check().stdout.split()[-1]
     if not version.startswith("4.3."):
         lack = f"podman is {version}, and the differences are those of 4.3"
-        if REQUIRE:
+        if E2E_REQUIRED:
             pytest.fail(f"GPU_OCI_HOOK_E2E=require, but {lack}", pytrace=False)
         pytest.skip(f"END TO END NOT TESTED: {lack}")
     podman = Podman(Path(tempfile.mkdtemp(prefix="cdi-")))  # podman wants short names

@@ -16,9 +16,9 @@ from pathlib import Path
 import pytest
 
 from support.e2e import engines, host, machine
-from support.e2e.engines import ByHand, Request
+from support.e2e.engines import BareRuntime, ContainerRequest
 from support.e2e.images import TRIPLE
-from support.e2e.requirements import need
+from support.e2e.requirements import require_programs
 
 CACHE = Path(os.environ.get("GPU_OCI_HOOK_TEST_CACHE", "/var/cache/gpu-oci-hook-tests"))
 SUITES = ("bookworm", "trixie")
@@ -31,7 +31,7 @@ COULD_NOT_TALK, NO_LIBRARY = 9, 12
 
 def mirror() -> str:
     """Where this machine gets Debian's packages from, by its own configuration."""
-    listed = machine.run(["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]).check()
+    listed = machine.run_command(["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]).check()
     return next(line for line in listed.stdout.splitlines() if line.rstrip("/").endswith("/debian"))
 
 
@@ -56,13 +56,13 @@ def fetch(suite: str, packages: Sequence[str] = PACKAGES, name: str = "nvidia") 
         *("-o", f"Dir::State::Lists={apt}/lists", "-o", f"Dir::Cache={apt}/cache"),
         *("-o", "APT::Sandbox::User=root", "-q"),
     ]
-    apt_get = machine.program("apt-get")
+    apt_get = machine.find_program("apt-get")
     debs = target / "debs"
     debs.mkdir()
-    machine.run([apt_get, *options, "update"], timeout=180).check()
-    machine.run([apt_get, *options, "download", *packages], timeout=180, cwd=debs).check()
+    machine.run_command([apt_get, *options, "update"], timeout=180).check()
+    machine.run_command([apt_get, *options, "download", *packages], timeout=180, cwd=debs).check()
     for deb in sorted(debs.iterdir()):
-        machine.run([machine.program("dpkg-deb"), "-x", str(deb), str(target / "files")]).check()
+        machine.run_command([machine.find_program("dpkg-deb"), "-x", str(deb), str(target / "files")]).check()
     shutil.rmtree(apt)
     (target / "complete").touch()
     return target
@@ -78,7 +78,7 @@ def debian(files: Path, root: Path) -> None:
     """Debian's own layout: nvidia/current, and update-alternatives' links as nvidia-alternative's postinst
     makes them.
     """
-    machine.run(["cp", "-a", f"{files}/usr", str(root)]).check()
+    machine.run_command(["cp", "-a", f"{files}/usr", str(root)]).check()
     alternatives = root / "etc/alternatives"
     alternatives.mkdir(parents=True)
     directory = root / f"usr/lib/{TRIPLE}"
@@ -96,7 +96,7 @@ def runfile(files: Path, root: Path) -> None:
     """The layout of NVIDIA's own installer: everything in the library directory and in /usr/bin."""
     directory = root / f"usr/lib/{TRIPLE}"
     directory.mkdir(parents=True)
-    machine.run(["cp", "-a", f"{files}/usr/lib/{TRIPLE}/nvidia/current/.", str(directory)]).check()
+    machine.run_command(["cp", "-a", f"{files}/usr/lib/{TRIPLE}/nvidia/current/.", str(directory)]).check()
     (root / "usr/bin").mkdir()
     shutil.copy2(files / "usr/lib/nvidia/current/nvidia-smi", root / "usr/bin/nvidia-smi")
 
@@ -104,44 +104,50 @@ def runfile(files: Path, root: Path) -> None:
 @pytest.fixture(scope="session", params=SUITES)
 def packages(request: pytest.FixtureRequest) -> Iterator[Path]:
     """The unpacked packages of each suite."""
-    need("runc", "gcc", "busybox")
+    require_programs("runc", "gcc", "busybox")
     yield fetch(request.param) / "files"
 
 
 @pytest.mark.parametrize("cache", [True, False], ids=["cache", "no-cache"])
 @pytest.mark.parametrize("layout", [debian, runfile], ids=["debian", "runfile"])
 def test_nvidia_smi_finds_its_library(
-    packages: Path, layout: object, cache: bool, image: Path, runtime: host.Runtime, workspace: Path, tmp_path: Path
+    packages: Path,
+    layout: object,
+    cache: bool,
+    image: Path,
+    runtime: host.InstalledRuntime,
+    workspace: Path,
+    tmp_path: Path,
 ) -> None:
     version = version_of(packages)
     root = Path(str(tmp_path / f"host-{version}-{cache}"))
-    simulated = host.build(tmp_path / "simulated", gpus=1, version=version)
+    simulated = host.build_host(tmp_path / "simulated", gpus=1, version=version)
     root.mkdir()
     assert callable(layout)
     layout(packages, root)
     for name in ("proc", "dev", "sys"):
         if (simulated.root / name).exists():
-            machine.run(["cp", "-a", str(simulated.root / name), str(root)]).check()
+            machine.run_command(["cp", "-a", str(simulated.root / name), str(root)]).check()
     (root / "etc").mkdir(exist_ok=True)
     (root / "etc/ld.so.conf").write_text(f"/usr/lib/{TRIPLE}\n")
     if cache:
-        machine.run([machine.program("ldconfig"), "-r", str(root)]).check()
+        machine.run_command([machine.find_program("ldconfig"), "-r", str(root)]).check()
     wrapper = runtime.wrapper("runc", root, name=f"-{tmp_path.name}")
-    hand = ByHand("runc", "v1", "run")
-    hand.start(engines.Place(tmp_path, image, lambda _: wrapper))
-    done = hand.run(Request(["/usr/bin/nvidia-smi"], ["NVIDIA_VISIBLE_DEVICES=all"]))
+    hand = BareRuntime("runc", "v1", "run")
+    hand.start(engines.EngineHome(tmp_path, image, lambda _: wrapper))
+    done = hand.run(ContainerRequest(["/usr/bin/nvidia-smi"], ["NVIDIA_VISIBLE_DEVICES=all"]))
     assert done.status != NO_LIBRARY, done
     assert done.status == COULD_NOT_TALK, done
     libraries = ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1"]
     words = [word for name in libraries for word in ("--library", name)]
-    probed = hand.run(Request(["/probe", *words], ["NVIDIA_VISIBLE_DEVICES=all"])).check()
+    probed = hand.run(ContainerRequest(["/probe", *words], ["NVIDIA_VISIBLE_DEVICES=all"])).check()
     assert [name for name in libraries if f'"{name}": "ok"' not in probed.stdout] == []
 
 
 def test_without_us_it_finds_none(packages: Path, image: Path, tmp_path: Path) -> None:
     """The control: the same binary in the same image, and no library."""
-    hand = ByHand("runc", "v1", "run")
-    hand.start(engines.Place(tmp_path, image, lambda low_level: Path(machine.program(low_level))))
+    hand = BareRuntime("runc", "v1", "run")
+    hand.start(engines.EngineHome(tmp_path, image, lambda low_level: Path(machine.find_program(low_level))))
     bind = [(str(packages / "usr/lib/nvidia/current/nvidia-smi"), "/usr/bin/nvidia-smi")]
-    done = hand.run(Request(["/usr/bin/nvidia-smi"], binds=bind))
+    done = hand.run(ContainerRequest(["/usr/bin/nvidia-smi"], binds=bind))
     assert done.status == NO_LIBRARY, done

@@ -16,9 +16,9 @@ import pytest
 from test_real_driver import SUITES, fetch
 
 from support.e2e import engines, host, images, machine
-from support.e2e.engines import ByHand, Request
+from support.e2e.engines import BareRuntime, ContainerRequest
 from support.e2e.images import TRIPLE
-from support.e2e.requirements import need
+from support.e2e.requirements import require_programs
 
 DRIVER = (
     *("libcuda1", "libnvidia-ml1", "libglx-nvidia0", "libegl-nvidia0", "libnvidia-eglcore", "libnvidia-glcore"),
@@ -40,7 +40,7 @@ CURRENT = f"usr/lib/{TRIPLE}/nvidia/current"
 @pytest.fixture(scope="module", params=SUITES)
 def packages(request: pytest.FixtureRequest) -> Iterator[tuple[Path, Path]]:
     """The unpacked packages of each suite: the driver's, the image's."""
-    need("runc", "gcc", "busybox")
+    require_programs("runc", "gcc", "busybox")
     yield (
         fetch(request.param, (*DRIVER, *NEWER.get(request.param, ())), "nvidia-graphics") / "files",
         fetch(SUITES[0], IMAGE, "graphics-image") / "files",
@@ -65,31 +65,31 @@ def alternatives(root: Path) -> None:
 
 
 @pytest.fixture
-def hand(packages: tuple[Path, Path], image: Path, runtime: host.Runtime, tmp_path: Path) -> ByHand:
+def hand(packages: tuple[Path, Path], image: Path, runtime: host.InstalledRuntime, tmp_path: Path) -> BareRuntime:
     """A host with Debian's driver packages and an image with Debian's loaders."""
     driver, own = packages
     root = tmp_path / "host"
     root.mkdir()
     for name in ("usr", "etc"):
-        machine.run(["cp", "-a", str(driver / name), str(root)]).check()
+        machine.run_command(["cp", "-a", str(driver / name), str(root)]).check()
     alternatives(root)
     (library,) = (root / CURRENT).glob("libcuda.so.*.*")
     version = library.name.removeprefix("libcuda.so.")
-    simulated = host.build(tmp_path / "simulated", gpus=1, version=version)
+    simulated = host.build_host(tmp_path / "simulated", gpus=1, version=version)
     for name in ("proc", "dev", "sys"):
-        machine.run(["cp", "-a", str(simulated.root / name), str(root)]).check()
+        machine.run_command(["cp", "-a", str(simulated.root / name), str(root)]).check()
     (root / "etc/ld.so.conf").write_text(f"/usr/lib/{TRIPLE}\n")
-    machine.run([machine.program("ldconfig"), "-r", str(root)]).check()
-    drawing = images.copy(image, tmp_path / "drawing")
+    machine.run_command([machine.find_program("ldconfig"), "-r", str(root)]).check()
+    drawing = images.copy_image(image, tmp_path / "drawing")
     for path in [*own.glob(f"usr/lib/{TRIPLE}/*.so*"), *own.glob(f"lib/{TRIPLE}/*.so*")]:
         shutil.copy2(path, drawing / f"usr/lib/{TRIPLE}" / path.name, follow_symlinks=False)
-    source = str(images.HERE / "graphics_probe.c")
+    source = str(images.SOURCES / "graphics_probe.c")
     words = ["-O1", "-Wall", "-Wextra", "-Werror", "-Wno-pedantic", "-o", str(drawing / "graphics-probe"), source]
-    machine.run([machine.program("gcc"), *words]).check()
-    images.refresh_cache(drawing)
+    machine.run_command([machine.find_program("gcc"), *words]).check()
+    images.refresh_ld_cache(drawing)
     wrapper = runtime.wrapper("runc", root, name=f"-{tmp_path.name}")
-    hand = ByHand("runc", "v1", "run")
-    hand.start(engines.Place(tmp_path, drawing, lambda _: wrapper))
+    hand = BareRuntime("runc", "v1", "run")
+    hand.start(engines.EngineHome(tmp_path, drawing, lambda _: wrapper))
     return hand
 
 
@@ -98,26 +98,26 @@ def loaded(text: str) -> set[str]:
     return {os.path.basename(path) for path in re.findall(r"calling init: (\S+)", text)}
 
 
-def test_vulkan_s_loader_reads_the_manifest_and_opens_the_driver(hand: ByHand) -> None:
+def test_vulkan_s_loader_reads_the_manifest_and_opens_the_driver(hand: BareRuntime) -> None:
     env = [*ENV, "VK_LOADER_DEBUG=all", "LD_DEBUG=files"]
-    done = hand.run(Request(["/graphics-probe", "vulkan"], env)).check()
+    done = hand.run(ContainerRequest(["/graphics-probe", "vulkan"], env)).check()
     assert "/etc/vulkan/icd.d/nvidia_icd.json" in done.stderr
     assert "/etc/vulkan/implicit_layer.d/nvidia_layers.json" in done.stderr
     assert "libGLX_nvidia.so.0" in loaded(done.stderr), done.stderr[-3000:]
     assert any(name.startswith("libnvidia-glcore.so.") for name in loaded(done.stderr))
 
 
-def test_egl_s_loader_reads_the_vendor_file_and_opens_the_driver(hand: ByHand) -> None:
-    done = hand.run(Request(["/graphics-probe", "egl"], [*ENV, "LD_DEBUG=files"])).check()
+def test_egl_s_loader_reads_the_vendor_file_and_opens_the_driver(hand: BareRuntime) -> None:
+    done = hand.run(ContainerRequest(["/graphics-probe", "egl"], [*ENV, "LD_DEBUG=files"])).check()
     assert "libEGL_nvidia.so.0" in loaded(done.stderr), done.stderr[-3000:]
 
 
-def test_opencl_s_loader_reads_its_file_and_opens_the_driver(hand: ByHand) -> None:
-    done = hand.run(Request(["/graphics-probe", "opencl"], [*ENV, "LD_DEBUG=files"]))
+def test_opencl_s_loader_reads_its_file_and_opens_the_driver(hand: BareRuntime) -> None:
+    done = hand.run(ContainerRequest(["/graphics-probe", "opencl"], [*ENV, "LD_DEBUG=files"]))
     assert "libnvidia-opencl.so.1" in loaded(done.stderr), done.stderr[-3000:]
 
 
-def test_the_other_files_end_where_their_loaders_look(hand: ByHand) -> None:
+def test_the_other_files_end_where_their_loaders_look(hand: BareRuntime) -> None:
     places = [
         "/usr/share/glvnd/egl_vendor.d/10_nvidia.json",
         "/usr/share/egl/egl_external_platform.d/10_nvidia_wayland.json",
@@ -128,14 +128,14 @@ def test_the_other_files_end_where_their_loaders_look(hand: ByHand) -> None:
     ]
     script = "for path in " + " ".join(places) + '; do test -s "$path" && echo "$path"; done; true'
     env = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"]
-    done = hand.run(Request(["/bin/sh", "-c", script], env)).check()
+    done = hand.run(ContainerRequest(["/bin/sh", "-c", script], env)).check()
     assert done.stdout.splitlines() == places
 
 
-def test_with_compute_alone_no_loader_of_graphics_finds_anything(hand: ByHand) -> None:
+def test_with_compute_alone_no_loader_of_graphics_finds_anything(hand: BareRuntime) -> None:
     """The control: the same image and host."""
     env = ["NVIDIA_VISIBLE_DEVICES=all", "LD_DEBUG=files", "VK_LOADER_DEBUG=all"]
     for what in ("vulkan", "egl"):
-        done = hand.run(Request(["/graphics-probe", what], env)).check()
+        done = hand.run(ContainerRequest(["/graphics-probe", what], env)).check()
         assert f"{what}: " in done.stdout
         assert not [name for name in loaded(done.stderr) if "nvidia" in name.lower()]

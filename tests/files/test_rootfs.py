@@ -18,7 +18,7 @@ from gpu_oci_hook.files import read_regular
 from gpu_oci_hook.files.directory import CrossMountError
 from gpu_oci_hook.files.path_walk import MAX_CACHED_DIRECTORIES
 from gpu_oci_hook.files.rootfs import Rootfs
-from support.bundles import look
+from support.bundles import snapshot_tree
 
 
 def open_files() -> int:
@@ -448,7 +448,7 @@ def test_what_a_guard_refuses_stays_as_it_is(root: Rootfs, place: Path) -> None:
     (place / "ours").mkdir()
     (place / "theirs").mkdir()
     (place / "theirs/file").write_text("there")
-    before = look(place)
+    before = snapshot_tree(place)
     root.restrict_writes(lambda directory: directory.path == "/ours")
     steps: list[Callable[[], object]] = [
         lambda: root.make_symlink("/theirs/link", "t"),
@@ -462,7 +462,7 @@ def test_what_a_guard_refuses_stays_as_it_is(root: Rootfs, place: Path) -> None:
     for step in steps:
         with pytest.raises(CrossMountError, match="it lies in another mount"):
             step()
-    assert look(place) == before
+    assert snapshot_tree(place) == before
     assert root.make_symlink("/ours/link", "t") and root.write_file("/ours/file", b"x")
 
 

@@ -7,10 +7,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpu_oci_hook.formats import yaml_scalars
-from support.podman_cases import WORDS
+from support.podman_cases import SCALARS
 
 
-@pytest.mark.parametrize(("word", "read"), WORDS.items())
+@pytest.mark.parametrize(("word", "read"), SCALARS.items())
 def test_a_word_is_read_as_podman_reads_it(word: str, read: str) -> None:
     assert yaml_scalars.format_scalar(yaml_scalars.parse_plain_scalar(word)) == read
 

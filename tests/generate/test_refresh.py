@@ -19,11 +19,11 @@ from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.generate.recipe import SpecRecipe
 from gpu_oci_hook.generate.refresh import RefreshResult, refresh_spec_file, watch_spec_file
 from gpu_oci_hook.simulate import host_tree
-from support.bundles import lacking, settings
-from support.generated_specs import DRIVER, Spec, devices, errand_of, nodes_needed
-from support.nvml_double import Double, compiler
+from support.bundles import host_config, skip_or_fail
+from support.generated_specs import DRIVER_VERSION, Spec, index_devices, needs_device_nodes, read_hook_arguments
+from support.nvml_double import NvmlDouble, find_compiler
 
-pytestmark = nodes_needed
+pytestmark = needs_device_nodes
 
 
 class Kept:
@@ -34,12 +34,12 @@ class Kept:
         self.path = root / "cdi/nvidia.com-gpu.yaml"
         self.build(**more)
 
-    def build(self, driver: str = DRIVER, gpus: int = 2, **more: Any) -> host_tree.SimulatedHost:
+    def build(self, driver: str = DRIVER_VERSION, gpus: int = 2, **more: Any) -> host_tree.SimulatedHost:
         return host_tree.build_host(self.host, gpus=gpus, driver=driver, **more)
 
     def refresh(self, **more: Any) -> RefreshResult:
         return refresh_spec_file(
-            str(self.path), SpecRecipe(ContentOptions()), settings(self.host), state_dir.StateCache(), **more
+            str(self.path), SpecRecipe(ContentOptions()), host_config(self.host), state_dir.StateCache(), **more
         )
 
     def spec(self) -> Spec:
@@ -72,27 +72,27 @@ def test_an_upgraded_driver_is_noticed(kept: Kept) -> None:
     kept.refresh()
     kept.build("555.42.02")
     assert kept.refresh().action == "wrote"
-    assert errand_of(kept.spec()).driver_version == "555.42.02"
+    assert read_hook_arguments(kept.spec()).driver_version == "555.42.02"
 
 
 def test_a_gpu_that_came_is_noticed(kept: Kept) -> None:
     kept.refresh()
     kept.build(gpus=3)
     assert kept.refresh().action == "wrote"
-    assert "2" in devices(kept.spec())
+    assert "2" in index_devices(kept.spec())
 
 
 def test_mig_devices_that_came_and_went_are_noticed(kept: Kept) -> None:
-    if not compiler():
-        lacking("MIG devices by UUID; there is no C compiler for NVML's double")
+    if not find_compiler():
+        skip_or_fail("MIG devices by UUID; there is no C compiler for NVML's double")
     kept.refresh()
-    Double(kept.build(mig=("1g,1g", "0")))
+    NvmlDouble(kept.build(mig=("1g,1g", "0")))
     assert kept.refresh().action == "wrote"
-    before = devices(kept.spec())
+    before = index_devices(kept.spec())
     assert {"0:0", "0:1"} <= set(before)
-    Double(kept.build(mig=("2g", "0")))
+    NvmlDouble(kept.build(mig=("2g", "0")))
     assert kept.refresh().action == "wrote"
-    after = devices(kept.spec())
+    after = index_devices(kept.spec())
     assert "0:1" not in after and after["0:0"] != before["0:0"]
 
 

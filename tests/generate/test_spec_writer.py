@@ -23,7 +23,7 @@ from gpu_oci_hook.cdi import provenance
 from gpu_oci_hook.cdi.spec import reading
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.generate import emit, spec_writer
-from support.bundles import lacking, look
+from support.bundles import skip_or_fail, snapshot_tree
 
 # What YAML's own text may hold; lone surrogates are a matter of their own.
 TEXT = st.text(st.characters(exclude_categories=("Cs",), exclude_characters="\x00"), max_size=12)
@@ -219,7 +219,7 @@ def test_names_that_are_exchanged_on_the_way_change_nothing_elsewhere(
         place.mkdir()
         (place / "x.yaml").write_bytes(b"old")
         (place / "x.yaml").chmod(0o600)
-    before = look(closed)
+    before = snapshot_tree(closed)
     read = spec_writer._read_existing_file
 
     def exchange(*arguments: Any) -> Any:
@@ -237,14 +237,14 @@ def test_names_that_are_exchanged_on_the_way_change_nothing_elsewhere(
         spec_writer.write_spec_file(str(open_place / "x.yaml"), b"old" if what == "old file" else b"new")
     except Fault as fault:
         assert "\n" not in str(fault)
-    assert look(closed) == before
+    assert snapshot_tree(closed) == before
 
 
 @pytest.fixture
 def small(tmp_path: Path) -> Iterator[Path]:
     """A file system that is full after 16 KiB."""
     if os.geteuid() != 0:
-        lacking("a full disk; only root can mount one")
+        skip_or_fail("a full disk; only root can mount one")
     place = tmp_path / "small"
     place.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "tmpfs", place], check=True)

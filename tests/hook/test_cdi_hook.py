@@ -23,19 +23,19 @@ from gpu_oci_hook.formats import ldcache
 from gpu_oci_hook.hook import called_container, cdi_hook, nvidia_hooks
 from gpu_oci_hook.simulate import host_tree
 from support import cdi_edits
-from support.bundles import lacking, look, read
-from support.cdi_edits import FOLDER, VERSION, call, launcher
-from support.hook_scenes import CACHE, DROP_IN, Scene, gpu_host
+from support.bundles import read_spec, skip_or_fail, snapshot_tree
+from support.cdi_edits import OUR_LIBRARY_DIR, VERSION, call_hook, write_hook_launcher
+from support.hook_scenes import DROP_IN, LD_CACHE, HookScene, build_gpu_host
 
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return gpu_host(tmp_path_factory.mktemp("hook") / "host")
+    return build_gpu_host(tmp_path_factory.mktemp("hook") / "host")
 
 
 @pytest.fixture
-def scene(tmp_path: Path, host: Path) -> Scene:
-    return Scene(tmp_path, host)
+def scene(tmp_path: Path, host: Path) -> HookScene:
+    return HookScene(tmp_path, host)
 
 
 # --- what a runtime says ------------------------------------------------------------------------------------
@@ -60,20 +60,20 @@ def scene(tmp_path: Path, host: Path) -> Scene:
     ],
     ids=lambda value: value[:20].decode("latin-1") if isinstance(value, bytes) else "",
 )
-def test_a_state_that_means_nothing_is_a_sentence(scene: Scene, said: bytes, text: str) -> None:
-    done = call(scene.program, ["hook", "create-container"], said)
+def test_a_state_that_means_nothing_is_a_sentence(scene: HookScene, said: bytes, text: str) -> None:
+    done = call_hook(scene.program, ["hook", "create-container"], said)
     assert (done.returncode, done.stdout) == (1, "")
     assert text in done.stderr and done.stderr.count("\n") == 1
     assert "no such file or directory" not in done.stderr.lower()
 
 
-def test_an_endless_state_is_a_sentence(scene: Scene) -> None:
+def test_an_endless_state_is_a_sentence(scene: HookScene) -> None:
     with open("/dev/zero", "rb") as zero:
         done = subprocess.run([scene.program, "hook", "create-container"], stdin=zero, capture_output=True, timeout=30)
     assert done.returncode == 1 and b"larger than 4 MiB" in done.stderr
 
 
-def test_a_closed_state_is_a_sentence(scene: Scene) -> None:
+def test_a_closed_state_is_a_sentence(scene: HookScene) -> None:
     done = subprocess.run(
         ["/bin/sh", "-c", f"{scene.program} hook create-container <&-"], capture_output=True, text=True, timeout=30
     )
@@ -92,62 +92,66 @@ def test_a_closed_state_is_a_sentence(scene: Scene) -> None:
         (b'{"root": {"path": "/../"}}', "is the host's root"),
     ],
 )
-def test_a_config_json_that_means_nothing_is_a_sentence(scene: Scene, config: bytes, text: str) -> None:
+def test_a_config_json_that_means_nothing_is_a_sentence(scene: HookScene, config: bytes, text: str) -> None:
     (scene.bundle / "config.json").write_bytes(config)
-    done = call(scene.program, ["hook", "create-container"], json.dumps({"bundle": str(scene.bundle)}))
+    done = call_hook(scene.program, ["hook", "create-container"], json.dumps({"bundle": str(scene.bundle)}))
     assert (done.returncode, done.stdout) == (1, "")
     assert text in done.stderr and done.stderr.count("\n") == 1
 
 
-def test_the_machines_own_root_is_refused_under_another_name(scene: Scene) -> None:
+def test_the_machines_own_root_is_refused_under_another_name(scene: HookScene) -> None:
     (scene.bundle / "config.json").write_text('{"root": {"path": "other"}}')
     (scene.bundle / "other").symlink_to("/")
-    done = call(scene.program, ["hook", "create-container"], json.dumps({"bundle": str(scene.bundle)}))
+    done = call_hook(scene.program, ["hook", "create-container"], json.dumps({"bundle": str(scene.bundle)}))
     assert done.returncode == 1 and "is the host's root" in done.stderr
-    done = call(scene.program, ["hook", "create-container"], json.dumps({"bundle": str(scene.bundle), "root": "/"}))
+    done = call_hook(
+        scene.program, ["hook", "create-container"], json.dumps({"bundle": str(scene.bundle), "root": "/"})
+    )
     assert done.returncode == 1 and "is the host's root" in done.stderr
 
 
-def test_crun_says_the_root_itself_and_is_believed(scene: Scene) -> None:
+def test_crun_says_the_root_itself_and_is_believed(scene: HookScene) -> None:
     scene.finish()
     scene.root.rename(scene.bundle / "other")
     words = ["hook", "create-container", *scene.errand.to_command_line()]
-    done = call(scene.program, words, json.dumps({"bundle": str(scene.bundle), "root": "other"}))
+    done = call_hook(scene.program, words, json.dumps({"bundle": str(scene.bundle), "root": "other"}))
     assert (done.returncode, done.stderr) == (0, "")
-    assert FOLDER in (scene.bundle / "other" / DROP_IN).read_text()
+    assert OUR_LIBRARY_DIR in (scene.bundle / "other" / DROP_IN).read_text()
 
 
-def test_without_a_bundle_the_current_directory_is_not_believed_when_it_may_be_the_images(scene: Scene) -> None:
+def test_without_a_bundle_the_current_directory_is_not_believed_when_it_may_be_the_images(scene: HookScene) -> None:
     """runc starts hooks in the root file system, whose config.json is the image's."""
     (scene.root / "config.json").write_text(json.dumps({"root": {"path": "rootfs"}}))
     (scene.root / "rootfs").mkdir()
     words = ["hook", "create-container", *scene.errand.to_command_line()]
     for said in ({"bundle": ""}, {"bundle": "", "root": "rootfs"}, {"root": "."}):
-        done = call(scene.program, words, json.dumps(said), cwd=scene.root)
+        done = call_hook(scene.program, words, json.dumps(said), cwd=scene.root)
         assert done.returncode == 1, said
         assert os.listdir(scene.root / "rootfs") == []
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can mount")
-def test_without_a_bundle_cruns_current_directory_is(scene: Scene) -> None:
+def test_without_a_bundle_cruns_current_directory_is(scene: HookScene) -> None:
     scene.finish()
     words = " ".join(["hook", "create-container", *scene.errand.to_command_line()])
     script = f"mount --bind {scene.root} {scene.root} && exec {scene.program} {words}"
-    done = call("/usr/bin/unshare", ["-m", "sh", "-c", script], '{"bundle": "", "root": "rootfs"}', cwd=scene.bundle)
+    done = call_hook(
+        "/usr/bin/unshare", ["-m", "sh", "-c", script], '{"bundle": "", "root": "rootfs"}', cwd=scene.bundle
+    )
     assert (done.returncode, done.stderr) == (0, "")
-    assert FOLDER in (scene.root / DROP_IN).read_text()
+    assert OUR_LIBRARY_DIR in (scene.root / DROP_IN).read_text()
 
 
 @pytest.mark.parametrize("words", [["--nope"], ["--link", "x"], ["x"]])
-def test_a_wrong_command_line_is_a_sentence(scene: Scene, words: list[str]) -> None:
-    done = call(scene.program, ["hook", "create-container", *words], json.dumps({"bundle": str(scene.bundle)}))
+def test_a_wrong_command_line_is_a_sentence(scene: HookScene, words: list[str]) -> None:
+    done = call_hook(scene.program, ["hook", "create-container", *words], json.dumps({"bundle": str(scene.bundle)}))
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
 
 
 # --- what stops nothing -------------------------------------------------------------------------------------
 
 
-def test_a_driver_that_is_another_one_by_now_is_said(scene: Scene) -> None:
+def test_a_driver_that_is_another_one_by_now_is_said(scene: HookScene) -> None:
     scene.errand.driver_version = "535.183.06"
     said = scene.works()
     assert "the CDI file was generated for driver 535.183.06, and this host runs 550.163.01" in said
@@ -156,12 +160,12 @@ def test_a_driver_that_is_another_one_by_now_is_said(scene: Scene) -> None:
     assert scene.works().endswith(f". Run: {scene.errand.made_by}\n")
 
 
-def test_what_is_said_goes_into_the_log_too(scene: Scene, tmp_path: Path) -> None:
+def test_what_is_said_goes_into_the_log_too(scene: HookScene, tmp_path: Path) -> None:
     scene.errand.driver_version = "535.183.06"
     scene.errand.log = str(tmp_path / "log")
     said = scene.works()
     (scene.bundle / "config.json").write_text("{")
-    refused = call(scene.program, ["hook", "create-container", "--log", scene.errand.log, "--nope"], "{}")
+    refused = call_hook(scene.program, ["hook", "create-container", "--log", scene.errand.log, "--nope"], "{}")
     lines = (tmp_path / "log").read_text().splitlines()
     assert len(lines) == 2
     assert "level=warning" in lines[0] and said.strip() in lines[0]
@@ -169,7 +173,7 @@ def test_what_is_said_goes_into_the_log_too(scene: Scene, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("log", ["/nowhere/at/all/log", "/dev/full", "FIFO", "DIRECTORY"])
-def test_a_log_that_takes_nothing_stops_nothing(scene: Scene, tmp_path: Path, log: str) -> None:
+def test_a_log_that_takes_nothing_stops_nothing(scene: HookScene, tmp_path: Path, log: str) -> None:
     os.mkfifo(tmp_path / "FIFO")
     (tmp_path / "DIRECTORY").mkdir()
     scene.errand.log = log if log.startswith("/") else str(tmp_path / log)
@@ -189,9 +193,9 @@ def open_place() -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def test_r19_a_root_that_is_no_mount_point_is_as_good(scene: Scene) -> None:
+def test_r19_a_root_that_is_no_mount_point_is_as_good(scene: HookScene) -> None:
     assert scene.works() == ""
-    assert scene.cache()["libcuda.so.1"] == f"{FOLDER}/libcuda.so.1"
+    assert scene.cache()["libcuda.so.1"] == f"{OUR_LIBRARY_DIR}/libcuda.so.1"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can become another user")
@@ -200,7 +204,7 @@ def test_r19_a_user_in_a_user_namespace_without_mount_rights(open_place: Path, o
     """With a root of its own all but the mount is done; with one that it may not write nothing is, and that is said."""
     host = open_place / "host"
     host_tree.build_host(host, driver=VERSION)
-    scene = Scene(open_place, host, source=open_place / "code")
+    scene = HookScene(open_place, host, source=open_place / "code")
     scene.errand.hide_device_files = True
     scene.finish()
     for directory, names, files in os.walk(scene.bundle):
@@ -208,39 +212,39 @@ def test_r19_a_user_in_a_user_namespace_without_mount_rights(open_place: Path, o
             os.chown(os.path.join(directory, name), owner, owner, follow_symlinks=False)
     words = ["--reuid=1000", "--regid=1000", "--clear-groups", "/usr/bin/unshare", "--user"]
     words += [str(scene.program), "hook", "create-container", *scene.errand.to_command_line()]
-    done = call("/usr/bin/setpriv", words, json.dumps({"bundle": str(scene.bundle)}))
+    done = call_hook("/usr/bin/setpriv", words, json.dumps({"bundle": str(scene.bundle)}))
     if "unshare failed" in done.stderr:
-        lacking(f"this kernel gives users no user namespace ({done.stderr.strip()})")
+        skip_or_fail(f"this kernel gives users no user namespace ({done.stderr.strip()})")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     if owner:
         assert done.stderr == ""
-        assert scene.cache()["libcuda.so.1"] == f"{FOLDER}/libcuda.so.1"
+        assert scene.cache()["libcuda.so.1"] == f"{OUR_LIBRARY_DIR}/libcuda.so.1"
     else:
-        assert not (scene.root / CACHE).exists()
+        assert not (scene.root / LD_CACHE).exists()
         assert "cannot create the link" in done.stderr and "the root file system cannot be written" in done.stderr
-        assert f"Set LD_LIBRARY_PATH={FOLDER}" in done.stderr
+        assert f"Set LD_LIBRARY_PATH={OUR_LIBRARY_DIR}" in done.stderr
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can mount")
-def test_r19_a_read_only_file_system_is_said_in_a_line_each(scene: Scene) -> None:
+def test_r19_a_read_only_file_system_is_said_in_a_line_each(scene: HookScene) -> None:
     scene.errand.egl_profile = True
     scene.nodes = {"/dev/nvidia0": (195, 0)}
     scene.finish()
-    before = look(scene.root)
+    before = snapshot_tree(scene.root)
     words = " ".join(["hook", "create-container", *scene.errand.to_command_line()])
     mount = f"mount --bind {scene.root} {scene.root} && mount -o remount,bind,ro {scene.root}"
-    done = call(
+    done = call_hook(
         "/usr/bin/unshare", ["-m", "sh", "-c", f"{mount} && exec {scene.program} {words}"],
         json.dumps({"bundle": str(scene.bundle)}),
     )  # fmt: skip
     assert (done.returncode, done.stdout) == (0, "")
     lines = done.stderr.splitlines()
     assert len(lines) == 4 and all(line.startswith("gpu-oci-hook: warning: ") for line in lines), done.stderr
-    assert any(f"Set LD_LIBRARY_PATH={FOLDER}" in line for line in lines)
-    assert look(scene.root) == before
+    assert any(f"Set LD_LIBRARY_PATH={OUR_LIBRARY_DIR}" in line for line in lines)
+    assert snapshot_tree(scene.root) == before
 
 
-def test_a_disk_that_is_full_refuses_the_container(scene: Scene) -> None:
+def test_a_disk_that_is_full_refuses_the_container(scene: HookScene) -> None:
     """What is required fails by name; the image's cache is the old one."""
     scene.finish()
     prelude = (
@@ -248,27 +252,27 @@ def test_a_disk_that_is_full_refuses_the_container(scene: Scene) -> None:
         "def _fill(self, name, data, mode): raise OSError(28, 'full')\n"
         "directory.Directory._create_file = _fill"
     )
-    scene.program = launcher(scene.bundle.parent / "full", prelude)
+    scene.program = write_hook_launcher(scene.bundle.parent / "full", prelude)
     assert "/etc/ld.so.cache: cannot write the file: the disk is full" in scene.refused()
-    assert not (scene.root / CACHE).exists()
+    assert not (scene.root / LD_CACHE).exists()
 
 
 # --- the reason that is left where it can be looked for -----------------------------------------------------------
 
 
-def failed(scene: Scene, *words: str) -> str:
+def failed(scene: HookScene, *words: str) -> str:
     """A call that refuses the container; the sentence."""
     said = json.dumps({"bundle": str(scene.bundle)})
-    done = call(scene.program, ["hook", "create-container", *(words or ("--nope",))], said)
+    done = call_hook(scene.program, ["hook", "create-container", *(words or ("--nope",))], said)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
     return done.stderr.strip()
 
 
-def test_the_reason_of_a_failure_is_kept_in_the_directory_of_our_state(scene: Scene) -> None:
+def test_the_reason_of_a_failure_is_kept_in_the_directory_of_our_state(scene: HookScene) -> None:
     said = failed(scene)
     scene.errand.requirements = True
     scene.finish()
-    config = read(scene.bundle)
+    config = read_spec(scene.bundle)
     config["process"]["env"].append("NVIDIA_REQUIRE_CUDA=cuda>=99.0")
     (scene.bundle / "config.json").write_text(json.dumps(config))
     second = scene.refused().strip().replace('"', '\\"')
@@ -279,19 +283,19 @@ def test_the_reason_of_a_failure_is_kept_in_the_directory_of_our_state(scene: Sc
     assert stat.S_IMODE((scene.state / "hook.log").stat().st_mode) == 0o600
 
 
-def test_a_container_that_starts_leaves_nothing(scene: Scene) -> None:
+def test_a_container_that_starts_leaves_nothing(scene: HookScene) -> None:
     scene.errand.driver_version = "535.183.06"
     assert scene.works() != "" and not (scene.state / "hook.log").exists()
 
 
-def test_a_reason_that_the_named_log_has_is_not_kept_twice(scene: Scene, tmp_path: Path) -> None:
+def test_a_reason_that_the_named_log_has_is_not_kept_twice(scene: HookScene, tmp_path: Path) -> None:
     failed(scene, "--log", str(tmp_path / "log"), "--nope")
     assert (tmp_path / "log").exists() and not (scene.state / "hook.log").exists()
     said = failed(scene, "--log", "/nowhere/at/all/log", "--nope")
     assert said in (scene.state / "hook.log").read_text(), "a log that takes nothing is as good as none"
 
 
-def test_the_kept_reasons_never_fill_the_disk(scene: Scene) -> None:
+def test_the_kept_reasons_never_fill_the_disk(scene: HookScene) -> None:
     said = failed(scene)
     log = scene.state / "hook.log"
     log.write_bytes(b"x" * (64 << 10))
@@ -305,7 +309,7 @@ def test_the_kept_reasons_never_fill_the_disk(scene: Scene) -> None:
 
 
 @pytest.mark.parametrize("what", ["link", "fifo", "directory", "open to all", "directory open to all", "no directory"])
-def test_what_others_could_have_put_in_its_place_is_left_alone(scene: Scene, tmp_path: Path, what: str) -> None:
+def test_what_others_could_have_put_in_its_place_is_left_alone(scene: HookScene, tmp_path: Path, what: str) -> None:
     log, precious = scene.state / "hook.log", tmp_path / "precious"
     precious.write_text("precious")
     if what == "no directory":
@@ -323,23 +327,23 @@ def test_what_others_could_have_put_in_its_place_is_left_alone(scene: Scene, tmp
         log.chmod(0o666)
     elif what == "directory open to all":
         scene.state.chmod(0o777)
-    before = look(tmp_path, times=False)
+    before = snapshot_tree(tmp_path, times=False)
     assert "--nope" in failed(scene)
-    assert look(tmp_path, times=False) == before
+    assert snapshot_tree(tmp_path, times=False) == before
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can become another user")
 def test_a_user_finds_the_reason_in_the_users_own_run_directory(open_place: Path, host: Path) -> None:
     """A hook of a CDI file has no environment but PATH, and rootless podman calls it in a user namespace."""
-    scene = Scene(open_place, host, source=open_place / "code")
+    scene = HookScene(open_place, host, source=open_place / "code")
     (open_place / "run").mkdir()
     words = f"{scene.program} hook create-container --nope"
     user = "/usr/bin/setpriv --reuid=1000 --regid=1000 --clear-groups"
     prepare = f"mount --bind {open_place}/run /run && mkdir -p /run/user/1000 && chown 1000:1000 /run/user/1000"
     for command in (f"{user} /usr/bin/unshare --user --map-root-user {words}", f"{user} {words}"):
-        done = call("/usr/bin/unshare", ["-m", "sh", "-c", f"{prepare} && exec {command}"], "{}")
+        done = call_hook("/usr/bin/unshare", ["-m", "sh", "-c", f"{prepare} && exec {command}"], "{}")
         if "unshare failed" in done.stderr:
-            lacking(f"this kernel gives users no user namespace ({done.stderr.strip()})")
+            skip_or_fail(f"this kernel gives users no user namespace ({done.stderr.strip()})")
         assert done.returncode == 1 and "--nope" in done.stderr
     log = open_place / "run/user/1000/gpu-oci-hook/hook.log"
     assert log.read_text().count("--nope") == 2 and log.stat().st_uid == 1000
@@ -371,38 +375,38 @@ for name in ("open", "write", "rename", "symlink", "unlink", "mkdir", "fchmod"):
 
 @pytest.mark.parametrize("half", [False, True], ids=["before", "amid"])
 def test_killed_at_any_step_the_cache_is_whole_and_the_next_call_comes_to_the_same_end(
-    scene: Scene, tmp_path: Path, half: bool
+    scene: HookScene, tmp_path: Path, half: bool
 ) -> None:
     scene.errand.egl_profile = True
     scene.nodes = {"/dev/nvidia0": (195, 0)}
     old = ldcache.dump_ld_cache(ldcache.merge_ld_cache(None, [("libc.so.6", "/lib/libc.so.6", 0x303)]))
     scene.finish()
-    (scene.root / CACHE).write_bytes(old)
+    (scene.root / LD_CACHE).write_bytes(old)
     kept = tmp_path / "kept"
     subprocess.run(["cp", "-a", scene.root, kept], check=True)
     scene.works()
-    end = look(scene.root, times=False)
-    new = (scene.root / CACHE).read_bytes()
+    end = snapshot_tree(scene.root, times=False)
+    new = (scene.root / LD_CACHE).read_bytes()
     own, at = scene.program, 0
     while True:
         at += 1
         assert at < 200
         subprocess.run(["rm", "-rf", scene.root], check=True)
         subprocess.run(["cp", "-a", kept, scene.root], check=True)
-        scene.program = launcher(tmp_path / "killed", KILL.format(at=at, half=half))
+        scene.program = write_hook_launcher(tmp_path / "killed", KILL.format(at=at, half=half))
         status = scene.call().returncode
-        assert (scene.root / CACHE).read_bytes() in (old, new)
+        assert (scene.root / LD_CACHE).read_bytes() in (old, new)
         if status == 0:
             break
         assert status == -9
         scene.program = own
         assert scene.works() == ""
-        assert look(scene.root, times=False) == end, at
+        assert snapshot_tree(scene.root, times=False) == end, at
     assert at > 10
 
 
-def test_no_hook_takes_long_over_a_fifo_or_a_huge_file_of_the_image(scene: Scene) -> None:
-    os.mkfifo(scene.root / CACHE)
+def test_no_hook_takes_long_over_a_fifo_or_a_huge_file_of_the_image(scene: HookScene) -> None:
+    os.mkfifo(scene.root / LD_CACHE)
     with (scene.root / "etc/huge").open("wb") as file:
         file.truncate(1 << 40)
     (scene.root / "etc/ld.so.conf").unlink()
@@ -410,7 +414,7 @@ def test_no_hook_takes_long_over_a_fifo_or_a_huge_file_of_the_image(scene: Scene
     begin = time.monotonic()
     assert "not a readable file of a sane size" in scene.works()
     assert time.monotonic() - begin < 10
-    assert (scene.root / CACHE).is_file()
+    assert (scene.root / LD_CACHE).is_file()
 
 
 # --- whatever is in config.json -----------------------------------------------------------------------------
@@ -436,16 +440,16 @@ def test_any_value_of_config_json_may_be_anything(
 ) -> None:
     """A sentence or success, never a mistake of ours; and nothing outside of the bundle."""
     monkeypatch.setattr(state_dir, "DIRECTORY", str(tmp_path / "memory"))
-    scene = Scene(tmp_path, host, "NVIDIA_REQUIRE_CUDA=cuda>=12")
-    config = read(scene.bundle)
-    cdi_edits.devices(config, {"/dev/nvidia0": (195, 0), "/dev/dri/card0": (226, 0)})
-    getattr(cdi_edits, way)(config, host, scene.program)
-    cdi_edits.mount_points(scene.bundle, config)
+    scene = HookScene(tmp_path, host, "NVIDIA_REQUIRE_CUDA=cuda>=12")
+    config = read_spec(scene.bundle)
+    cdi_edits.add_devices(config, {"/dev/nvidia0": (195, 0), "/dev/dri/card0": (226, 0)})
+    cdi_edits.EDITS_OF[way](config, host, scene.program)
+    cdi_edits.make_mount_points(scene.bundle, config)
     errand = scene.errand
     errand.requirements = errand.egl_profile = errand.drm_links = errand.hide_device_files = True
     text = json.dumps(config)
     choose = random.Random(way)
-    before = look(host)
+    before = snapshot_tree(host)
     for number, path in enumerate(places(config) * 2):
         spoilt = json.loads(text)
         inner = spoilt
@@ -461,7 +465,7 @@ def test_any_value_of_config_json_may_be_anything(
             if way == "ours":
                 cdi_hook.run_create_container(errand, here)
             else:
-                for words in cdi_edits.chain():
+                for words in cdi_edits.list_nvidia_hooks():
                     nvidia_hooks.run_nvidia_hook([*words, f"--container-spec={state_file}"])
         except Fault as fault:
             assert str(fault)
@@ -469,4 +473,4 @@ def test_any_value_of_config_json_may_be_anything(
             raise AssertionError(f"{number}: {path} = {inner[path[-1]]!r}") from error
         finally:
             os.close(fd)
-    assert look(host) == before
+    assert snapshot_tree(host) == before

@@ -12,19 +12,19 @@ from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.inject import pipeline
 from gpu_oci_hook.simulate import host_tree
 from support import cdi_edits
-from support.bundles import bundle, look, read, settings, spec, write
+from support.bundles import container_spec, host_config, make_bundle, read_spec, snapshot_tree, write_spec
 from support.cdi_edits import VERSION
-from support.hook_scenes import PROFILE, Scene, gpu_host
+from support.hook_scenes import EGL_PROFILE, HookScene, build_gpu_host
 
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return gpu_host(tmp_path_factory.mktemp("hook") / "host")
+    return build_gpu_host(tmp_path_factory.mktemp("hook") / "host")
 
 
 @pytest.fixture
-def scene(tmp_path: Path, host: Path) -> Scene:
-    return Scene(tmp_path, host)
+def scene(tmp_path: Path, host: Path) -> HookScene:
+    return HookScene(tmp_path, host)
 
 
 # --- R22 ----------------------------------------------------------------------------------------------------
@@ -36,17 +36,19 @@ def test_r22_a_requirement_fails_in_the_words_of_the_shim_and_nothing_is_touched
     tmp_path: Path, host: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state_dir, "DIRECTORY", str(tmp_path / "memory"))
-    scene = Scene(tmp_path, host, REQUIRE)
+    scene = HookScene(tmp_path, host, REQUIRE)
     scene.nodes = {"/dev/nvidia1": (195, 1)}
     scene.errand.requirements = True
     scene.finish()
-    before = look(scene.root)
+    before = snapshot_tree(scene.root)
     text = scene.refused()
-    assert look(scene.root) == before
-    other = bundle(tmp_path / "other", spec("NVIDIA_VISIBLE_DEVICES=0", REQUIRE))  # GPU 0 is /dev/nvidia1
+    assert snapshot_tree(scene.root) == before
+    other = make_bundle(
+        tmp_path / "other", container_spec("NVIDIA_VISIBLE_DEVICES=0", REQUIRE)
+    )  # GPU 0 is /dev/nvidia1
     path = str(other / "config.json")
     with pytest.raises(Fault) as caught:
-        pipeline.inject_gpus(path, Path(path).read_bytes(), str(other), settings(host).to_data())
+        pipeline.inject_gpus(path, Path(path).read_bytes(), str(other), host_config(host).to_data())
     assert text == f"gpu-oci-hook: {caught.value}\n"
     assert "nearest is" in text and "cuda 12.4" in text
 
@@ -63,7 +65,7 @@ def test_r22_a_requirement_fails_in_the_words_of_the_shim_and_nothing_is_touched
     ],
 )
 def test_r22_the_others(env: list[str], status: int, said: str, tmp_path: Path, host: Path) -> None:
-    scene = Scene(tmp_path, host, *env)
+    scene = HookScene(tmp_path, host, *env)
     scene.nodes = {"/dev/nvidia0": (195, 0)}
     scene.errand.requirements = True
     done = scene.call()
@@ -78,20 +80,20 @@ def test_r22_what_no_table_knows_is_asked_of_nvml_and_said_in_the_words_of_the_s
     monkeypatch.setattr(state_dir, "DIRECTORY", str(tmp_path / "memory"))
     host = tmp_path / "strange"
     host_tree.build_host(host, driver=VERSION, model="NVIDIA Strange 1")
-    scene = Scene(tmp_path, host, "NVIDIA_REQUIRE_X=brand=tesla")
+    scene = HookScene(tmp_path, host, "NVIDIA_REQUIRE_X=brand=tesla")
     scene.nodes = {"/dev/nvidia0": (195, 0)}
     scene.errand.requirements = True
     text = scene.refused()
-    other = bundle(tmp_path / "other", spec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_X=brand=tesla"))
+    other = make_bundle(tmp_path / "other", container_spec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_X=brand=tesla"))
     path = str(other / "config.json")
     with pytest.raises(Fault) as caught:
-        pipeline.inject_gpus(path, Path(path).read_bytes(), str(other), settings(host).to_data())
+        pipeline.inject_gpus(path, Path(path).read_bytes(), str(other), host_config(host).to_data())
     assert text == f"gpu-oci-hook: {caught.value}\n"
     assert "the host's brand is not known" in text
 
 
 def test_requirements_are_not_checked_unless_the_file_says_so(tmp_path: Path, host: Path) -> None:
-    assert Scene(tmp_path, host, REQUIRE).works() == ""
+    assert HookScene(tmp_path, host, REQUIRE).works() == ""
 
 
 # --- nodes: profile, links by path --------------------------------------------------------------------------
@@ -108,30 +110,30 @@ def test_requirements_are_not_checked_unless_the_file_says_so(tmp_path: Path, ho
     ],
 )
 def test_the_profile_of_egl_names_the_gpus_whose_nodes_the_config_has(
-    scene: Scene, nodes: dict[str, tuple[int, int]], mask: str
+    scene: HookScene, nodes: dict[str, tuple[int, int]], mask: str
 ) -> None:
     scene.errand.egl_profile = True
     scene.nodes = nodes
     (scene.root / "dev/nvidia9").touch()  # the image's /dev counts for nothing
     assert scene.works() == ""
-    assert (scene.root / PROFILE).exists() == bool(mask)
+    assert (scene.root / EGL_PROFILE).exists() == bool(mask)
     if mask:
-        assert f'"EGLVisibleDGPUDevices", {mask}]' in (scene.root / PROFILE).read_text()
+        assert f'"EGLVisibleDGPUDevices", {mask}]' in (scene.root / EGL_PROFILE).read_text()
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can make device nodes")
-def test_a_node_that_is_a_bind_mount_counts_too(scene: Scene, tmp_path: Path) -> None:
+def test_a_node_that_is_a_bind_mount_counts_too(scene: HookScene, tmp_path: Path) -> None:
     node = tmp_path / "node"
     os.mknod(node, 0o020666, os.makedev(195, 1))
-    config = read(scene.bundle)
-    config["mounts"].append(cdi_edits.mount(str(node), "/dev/nvidia1"))
-    write(scene.bundle, config)
+    config = read_spec(scene.bundle)
+    config["mounts"].append(cdi_edits.build_mount(str(node), "/dev/nvidia1"))
+    write_spec(scene.bundle, config)
     scene.errand.egl_profile = True
     scene.works()
-    assert ", 0x2]" in (scene.root / PROFILE).read_text()
+    assert ", 0x2]" in (scene.root / EGL_PROFILE).read_text()
 
 
-def test_drm_links_are_those_of_the_nodes_given(scene: Scene, host: Path) -> None:
+def test_drm_links_are_those_of_the_nodes_given(scene: HookScene, host: Path) -> None:
     minors = {path.name: path.read_text().strip() for path in (host / "sys/bus/pci/devices").glob("*/drm/*/dev")}
     assert minors
     names = {}

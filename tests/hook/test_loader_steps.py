@@ -13,28 +13,36 @@ from gpu_oci_hook.formats import ldcache
 from gpu_oci_hook.inject import pipeline
 from gpu_oci_hook.simulate import host_tree
 from support import cdi_edits
-from support.bundles import LIBRARIES as OWN
-from support.bundles import bundle, look, read, settings, spec, write
-from support.cdi_edits import FOLDER, VERSION, call, launcher
-from support.hook_scenes import CACHE, COMPAT, DROP_IN, PROFILE, Scene, cached, gpu_host
+from support.bundles import IMAGE_LIBRARY_DIR as OWN
+from support.bundles import container_spec, host_config, make_bundle, read_spec, snapshot_tree, write_spec
+from support.cdi_edits import OUR_LIBRARY_DIR, VERSION, call_hook, write_hook_launcher
+from support.hook_scenes import (
+    COMPAT_DIR,
+    DROP_IN,
+    EGL_PROFILE,
+    LD_CACHE,
+    HookScene,
+    build_gpu_host,
+    read_cache_entries,
+)
 
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return gpu_host(tmp_path_factory.mktemp("hook") / "host")
+    return build_gpu_host(tmp_path_factory.mktemp("hook") / "host")
 
 
 @pytest.fixture
-def scene(tmp_path: Path, host: Path) -> Scene:
-    return Scene(tmp_path, host)
+def scene(tmp_path: Path, host: Path) -> HookScene:
+    return HookScene(tmp_path, host)
 
 
 # --- links and loader ---------------------------------------------------------------------------------------
 
 
-def test_r13_libcuda_is_found_by_both_names(scene: Scene) -> None:
+def test_r13_libcuda_is_found_by_both_names(scene: HookScene) -> None:
     assert scene.works() == ""
-    folder = scene.root / FOLDER[1:]
+    folder = scene.root / OUR_LIBRARY_DIR[1:]
     links = {path.name: os.readlink(path) for path in folder.iterdir() if path.is_symlink()}
     assert links == {
         "libcuda.so": "libcuda.so.1",
@@ -44,34 +52,34 @@ def test_r13_libcuda_is_found_by_both_names(scene: Scene) -> None:
     }
     own = scene.root / OWN[1:]
     assert {path.name: os.readlink(path) for path in own.iterdir()} == {
-        name: f"{FOLDER}/{name}" for name in ("libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1")
+        name: f"{OUR_LIBRARY_DIR}/{name}" for name in ("libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1")
     }
     names = ("libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1", f"libnvidia-glcore.so.{VERSION}")
     for name in names:
-        assert scene.cache()[name] == f"{FOLDER}/{name}"
-    assert FOLDER in (scene.root / DROP_IN).read_text().splitlines()
+        assert scene.cache()[name] == f"{OUR_LIBRARY_DIR}/{name}"
+    assert OUR_LIBRARY_DIR in (scene.root / DROP_IN).read_text().splitlines()
 
 
-def test_a_second_call_changes_nothing(scene: Scene) -> None:
+def test_a_second_call_changes_nothing(scene: HookScene) -> None:
     scene.errand.egl_profile = True
     scene.nodes = {"/dev/nvidia0": (195, 0)}
     scene.works()
-    before = look(scene.bundle)
-    assert (scene.root / PROFILE).exists()
+    before = snapshot_tree(scene.bundle)
+    assert (scene.root / EGL_PROFILE).exists()
     assert scene.works() == ""
-    assert look(scene.bundle) == before
+    assert snapshot_tree(scene.bundle) == before
 
 
 def test_the_hook_leaves_what_the_shim_leaves(
-    scene: Scene, tmp_path: Path, host: Path, monkeypatch: pytest.MonkeyPatch
+    scene: HookScene, tmp_path: Path, host: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Links in the image's own directory, and which path each name has in the cache."""
     monkeypatch.setattr(state_dir, "DIRECTORY", str(tmp_path / "memory"))
     scene.works()
-    other = bundle(tmp_path / "other", spec("NVIDIA_VISIBLE_DEVICES=0"))
+    other = make_bundle(tmp_path / "other", container_spec("NVIDIA_VISIBLE_DEVICES=0"))
     path = str(other / "config.json")
-    pipeline.inject_gpus(path, Path(path).read_bytes(), str(other), settings(host).to_data())
-    theirs = cached(other / "rootfs")
+    pipeline.inject_gpus(path, Path(path).read_bytes(), str(other), host_config(host).to_data())
+    theirs = read_cache_entries(other / "rootfs")
     ours = scene.cache()
     assert {name: ours[name] for name in ours if name in theirs} == {
         name: theirs[name] for name in theirs if name in ours
@@ -84,7 +92,7 @@ def test_the_hook_leaves_what_the_shim_leaves(
     assert links(scene.root) == links(other / "rootfs")
 
 
-def test_r14_leftovers_of_a_committed_container_give_way(scene: Scene) -> None:
+def test_r14_leftovers_of_a_committed_container_give_way(scene: HookScene) -> None:
     own = scene.root / OWN[1:]
     (own / "libnvidia-ml.so.1").touch()
     (own / "libcuda.so.418.56").touch()
@@ -93,10 +101,10 @@ def test_r14_leftovers_of_a_committed_container_give_way(scene: Scene) -> None:
     (own / "libcuda.so.1/x").touch()
     assert scene.works() == ""
     for name in ("libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1"):
-        assert os.readlink(own / name) == f"{FOLDER}/{name}"
+        assert os.readlink(own / name) == f"{OUR_LIBRARY_DIR}/{name}"
 
 
-def test_r17_musl_gets_its_path_file_with_its_defaults(scene: Scene) -> None:
+def test_r17_musl_gets_its_path_file_with_its_defaults(scene: HookScene) -> None:
     (scene.root / "etc/debian_version").unlink()
     for name in ("usr/lib/x86_64-linux-gnu", "etc/ld.so.conf.d"):
         (scene.root / name).rmdir()
@@ -104,54 +112,57 @@ def test_r17_musl_gets_its_path_file_with_its_defaults(scene: Scene) -> None:
     (scene.root / "etc/alpine-release").touch()
     (scene.root / "etc/ld-musl-x86_64.path").write_text("/opt/lib\n")
     assert scene.works() == ""
-    assert (scene.root / "etc/ld-musl-x86_64.path").read_text() == f"{FOLDER}\n/opt/lib\n"
+    assert (scene.root / "etc/ld-musl-x86_64.path").read_text() == f"{OUR_LIBRARY_DIR}\n/opt/lib\n"
     (scene.root / "etc/ld-musl-x86_64.path").unlink()
     scene.works()
     lines = (scene.root / "etc/ld-musl-x86_64.path").read_text().splitlines()
-    assert lines == [FOLDER, "/lib", "/usr/local/lib", "/usr/lib"]
-    assert not (scene.root / CACHE).exists()
+    assert lines == [OUR_LIBRARY_DIR, "/lib", "/usr/local/lib", "/usr/lib"]
+    assert not (scene.root / LD_CACHE).exists()
 
 
-def test_32_bit_libraries_are_cached_as_such_and_linked_in_their_own_directory(scene: Scene) -> None:
+def test_32_bit_libraries_are_cached_as_such_and_linked_in_their_own_directory(scene: HookScene) -> None:
     small = "/usr/local/nvidia/lib"
     (scene.root / "usr/lib/i386-linux-gnu").mkdir()
     scene.errand.folders32 = [small]
     scene.errand.links.append((f"libcuda.so.{VERSION}", f"{small}/libcuda.so.1"))
-    scene.errand.plugins = [(f"{FOLDER}/libnvidia-ml.so.1", "gbm/nvidia-drm_gbm.so")]
+    scene.errand.plugins = [(f"{OUR_LIBRARY_DIR}/libnvidia-ml.so.1", "gbm/nvidia-drm_gbm.so")]
     scene.errand.plugins32 = [(f"{small}/libcuda.so.1", "gbm/nvidia-drm_gbm.so")]
     assert scene.works() == ""
-    found = ldcache.parse_ld_cache((scene.root / CACHE).read_bytes()).entries
+    found = ldcache.parse_ld_cache((scene.root / LD_CACHE).read_bytes()).entries
     assert {entry.flags: entry.path for entry in found if entry.name == "libcuda.so.1"} == {
-        0x303: f"{FOLDER}/libcuda.so.1", 0x003: f"{small}/libcuda.so.1",
+        0x303: f"{OUR_LIBRARY_DIR}/libcuda.so.1", 0x003: f"{small}/libcuda.so.1",
     }  # fmt: skip
-    assert os.readlink(scene.root / f"{OWN[1:]}/gbm/nvidia-drm_gbm.so") == f"{FOLDER}/libnvidia-ml.so.1"
+    assert os.readlink(scene.root / f"{OWN[1:]}/gbm/nvidia-drm_gbm.so") == f"{OUR_LIBRARY_DIR}/libnvidia-ml.so.1"
     assert os.readlink(scene.root / "usr/lib/i386-linux-gnu/gbm/nvidia-drm_gbm.so") == f"{small}/libcuda.so.1"
     assert not os.path.lexists(scene.root / "usr/lib/i386-linux-gnu/libcuda.so.1")
 
 
-def test_an_image_without_a_directory_for_32_bit_libraries_gets_none_for_plug_ins(scene: Scene) -> None:
+def test_an_image_without_a_directory_for_32_bit_libraries_gets_none_for_plug_ins(scene: HookScene) -> None:
     scene.errand.plugins32 = [("/x", "gbm/x.so")]
     scene.works()
     assert not (scene.root / "usr/lib/i386-linux-gnu").exists()
 
 
-def test_what_lies_in_a_mount_of_the_containers_is_not_touched(scene: Scene, tmp_path: Path) -> None:
-    config = read(scene.bundle)
-    config["mounts"] += [cdi_edits.mount(str(tmp_path), "/etc"), cdi_edits.mount("/x", f"{OWN}/libcuda.so.1")]
-    write(scene.bundle, config)
+def test_what_lies_in_a_mount_of_the_containers_is_not_touched(scene: HookScene, tmp_path: Path) -> None:
+    config = read_spec(scene.bundle)
+    config["mounts"] += [
+        cdi_edits.build_mount(str(tmp_path), "/etc"),
+        cdi_edits.build_mount("/x", f"{OWN}/libcuda.so.1"),
+    ]
+    write_spec(scene.bundle, config)
     (scene.root / OWN[1:] / "libcuda.so.1").write_text("the container's own\n")
     said = scene.works()
     assert sorted(os.listdir(scene.root / "etc")) == ["debian_version", "ld.so.conf", "ld.so.conf.d"]
     assert os.listdir(scene.root / "etc/ld.so.conf.d") == []
     assert (scene.root / OWN[1:] / "libcuda.so.1").read_text() == "the container's own\n"
     assert f"skipped the link {OWN}/libcuda.so.1: the container has its own mount there\n" in said
-    assert f"/{CACHE} is left as it is: it lies in another mount\n" in said
+    assert f"/{LD_CACHE} is left as it is: it lies in another mount\n" in said
 
 
-def test_a_library_that_the_container_mounts_itself_is_the_one_that_is_cached(scene: Scene) -> None:
-    config = read(scene.bundle)
-    config["mounts"].append(cdi_edits.mount("/x", f"{OWN}/libcuda.so.1"))
-    write(scene.bundle, config)
+def test_a_library_that_the_container_mounts_itself_is_the_one_that_is_cached(scene: HookScene) -> None:
+    config = read_spec(scene.bundle)
+    config["mounts"].append(cdi_edits.build_mount("/x", f"{OWN}/libcuda.so.1"))
+    write_spec(scene.bundle, config)
     scene.works()
     assert scene.cache()["libcuda.so.1"] == f"{OWN}/libcuda.so.1"
 
@@ -175,50 +186,50 @@ def test_r21_cuda_forward_compatibility(
 ) -> None:
     host = tmp_path / "host"
     host_tree.build_host(host, driver=driver, model=model)
-    made = bundle(tmp_path / "bundle", spec())
+    made = make_bundle(tmp_path / "bundle", container_spec())
     root = made / "rootfs"
-    (root / COMPAT).mkdir(parents=True)
+    (root / COMPAT_DIR).mkdir(parents=True)
     for version in files:
-        (root / COMPAT / f"libcuda.so.{version}").write_bytes(b"\x7fELF")
-    (root / COMPAT / "libcuda.so.1").symlink_to(f"libcuda.so.{files[0]}")
+        (root / COMPAT_DIR / f"libcuda.so.{version}").write_bytes(b"\x7fELF")
+    (root / COMPAT_DIR / "libcuda.so.1").symlink_to(f"libcuda.so.{files[0]}")
     prelude = (
         f"from gpu_oci_hook.hook import nvidia_hooks; nvidia_hooks.HOST_ROOT = {str(host)!r}" if way == "theirs" else ""
     )
-    program = launcher(tmp_path / ("nvidia-cdi-hook" if way == "theirs" else "gpu-oci-hook"), prelude)
-    config = read(made)
-    cdi_edits.devices(config, {"/dev/nvidia0": (195, 0)})
-    getattr(cdi_edits, way)(config, host, program, version=driver)
-    write(made, config)
-    cdi_edits.mount_points(made, config)
+    program = write_hook_launcher(tmp_path / ("nvidia-cdi-hook" if way == "theirs" else "gpu-oci-hook"), prelude)
+    config = read_spec(made)
+    cdi_edits.add_devices(config, {"/dev/nvidia0": (195, 0)})
+    cdi_edits.EDITS_OF[way](config, host, program, version=driver)
+    write_spec(made, config)
+    cdi_edits.make_mount_points(made, config)
     text = ""
     for hook in config["hooks"]["createContainer"]:
-        done = call(program, hook["args"][1:], json.dumps({"bundle": str(made)}))
+        done = call_hook(program, hook["args"][1:], json.dumps({"bundle": str(made)}))
         assert (done.returncode, done.stdout) == (0, ""), done.stderr
         text += done.stderr
-    folder = FOLDER if way == "ours" else cdi_edits.THEIRS
-    expected = f"/{COMPAT}" if wins else folder
-    assert cached(root)["libcuda.so.1"] == f"{expected}/libcuda.so.1"
-    assert cached(root)["libnvidia-ml.so.1"] == f"{folder}/libnvidia-ml.so.1"
+    folder = OUR_LIBRARY_DIR if way == "ours" else cdi_edits.NVIDIA_LIBRARY_DIR
+    expected = f"/{COMPAT_DIR}" if wins else folder
+    assert read_cache_entries(root)["libcuda.so.1"] == f"{expected}/libcuda.so.1"
+    assert read_cache_entries(root)["libnvidia-ml.so.1"] == f"{folder}/libnvidia-ml.so.1"
     assert (said in text) if said else text == ""
     assert text.count("\n") == (1 if said else 0)
     lines = (root / DROP_IN).read_text().splitlines()
-    assert (f"/{COMPAT}" in lines) == wins
+    assert (f"/{COMPAT_DIR}" in lines) == wins
 
 
 @pytest.mark.parametrize(("policy", "wins"), [("always", True), ("never", False)])
-def test_r21_the_policy_of_the_file_decides(scene: Scene, policy: str, wins: bool) -> None:
-    (scene.root / COMPAT).mkdir(parents=True)
+def test_r21_the_policy_of_the_file_decides(scene: HookScene, policy: str, wins: bool) -> None:
+    (scene.root / COMPAT_DIR).mkdir(parents=True)
     for name in ("libcuda.so.1", "libcuda.so.525.60.13"):
-        (scene.root / COMPAT / name).write_bytes(b"\x7fELF")
+        (scene.root / COMPAT_DIR / name).write_bytes(b"\x7fELF")
     scene.errand.cuda_compat = policy
     scene.works()
-    assert (scene.cache()["libcuda.so.1"] == f"/{COMPAT}/libcuda.so.1") == wins
+    assert (scene.cache()["libcuda.so.1"] == f"/{COMPAT_DIR}/libcuda.so.1") == wins
 
 
-def test_gpus_that_the_machine_does_not_know_are_not_of_the_data_centre(scene: Scene) -> None:
-    (scene.root / COMPAT).mkdir(parents=True)
+def test_gpus_that_the_machine_does_not_know_are_not_of_the_data_centre(scene: HookScene) -> None:
+    (scene.root / COMPAT_DIR).mkdir(parents=True)
     for name in ("libcuda.so.1", "libcuda.so.999.1"):
-        (scene.root / COMPAT / name).write_bytes(b"\x7fELF")
+        (scene.root / COMPAT_DIR / name).write_bytes(b"\x7fELF")
     scene.nodes = {"/dev/nvidia0": (195, 0), "/dev/nvidia7": (195, 7)}
     assert "error 804" in scene.works()
-    assert scene.cache()["libcuda.so.1"] == f"{FOLDER}/libcuda.so.1"
+    assert scene.cache()["libcuda.so.1"] == f"{OUR_LIBRARY_DIR}/libcuda.so.1"

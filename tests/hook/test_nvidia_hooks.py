@@ -14,23 +14,23 @@ import pytest
 from gpu_oci_hook.formats import ldcache
 from gpu_oci_hook.hook import nvidia_hooks
 from support import cdi_edits
-from support.bundles import LIBRARIES as OWN
-from support.bundles import look, read, write
-from support.cdi_edits import VERSION, call
-from support.hook_scenes import CACHE, COMPAT, DROP_IN, PROFILE, Theirs, gpu_host
+from support.bundles import IMAGE_LIBRARY_DIR as OWN
+from support.bundles import read_spec, snapshot_tree, write_spec
+from support.cdi_edits import VERSION, call_hook
+from support.hook_scenes import COMPAT_DIR, DROP_IN, EGL_PROFILE, LD_CACHE, NvidiaHookScene, build_gpu_host
 
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return gpu_host(tmp_path_factory.mktemp("hook") / "host")
+    return build_gpu_host(tmp_path_factory.mktemp("hook") / "host")
 
 
 @pytest.fixture
-def incumbent(tmp_path: Path, host: Path) -> Theirs:
-    return Theirs(tmp_path, host)
+def incumbent(tmp_path: Path, host: Path) -> NvidiaHookScene:
+    return NvidiaHookScene(tmp_path, host)
 
 
-def test_the_chain_of_their_generator_does_what_ldconfig_would(incumbent: Theirs) -> None:
+def test_the_chain_of_their_generator_does_what_ldconfig_would(incumbent: NvidiaHookScene) -> None:
     incumbent.nodes = {"/dev/nvidia0": (195, 0)}
     assert incumbent.chain() == ""
     own = incumbent.root / OWN[1:]
@@ -44,13 +44,13 @@ def test_the_chain_of_their_generator_does_what_ldconfig_would(incumbent: Theirs
     assert incumbent.cache() == {name: f"{OWN}/{name}" for name in (*links, f"libnvidia-glcore.so.{VERSION}")}
     # A directory where the loader looks anyway gets no line: it would come before the image's others.
     assert OWN not in (incumbent.root / DROP_IN).read_text().splitlines()
-    assert ", 0x1]" in (incumbent.root / PROFILE).read_text()
-    before = look(incumbent.bundle)
+    assert ", 0x1]" in (incumbent.root / EGL_PROFILE).read_text()
+    before = snapshot_tree(incumbent.bundle)
     assert incumbent.chain() == ""
-    assert look(incumbent.bundle) == before
+    assert snapshot_tree(incumbent.bundle) == before
 
 
-def test_nvidia_ctk_hook_and_our_own_name_are_the_same(incumbent: Theirs) -> None:
+def test_nvidia_ctk_hook_and_our_own_name_are_the_same(incumbent: NvidiaHookScene) -> None:
     ctk = incumbent.bundle.parent / "nvidia-ctk"
     ctk.symlink_to("gpu-oci-hook")
     incumbent.finish()
@@ -58,14 +58,14 @@ def test_nvidia_ctk_hook_and_our_own_name_are_the_same(incumbent: Theirs) -> Non
     for number, (program, before) in enumerate(
         [(ctk, ["hook"]), (ctk, ["--debug", "hook"]), (incumbent.program, ["hook"]), (incumbent.cdi_hook, ["-d"])]
     ):
-        done = call(program, [*before, "create-symlinks", f"--link=there::/opt/link{number}"], said)
+        done = call_hook(program, [*before, "create-symlinks", f"--link=there::/opt/link{number}"], said)
         assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
         assert os.readlink(incumbent.root / f"opt/link{number}") == "there"
-    done = call(ctk, ["cdi", "list"], "")
+    done = call_hook(ctk, ["cdi", "list"], "")
     assert done.returncode == 1 and "replaces only its hooks" in done.stderr
 
 
-def test_links_are_made_as_their_text_says(incumbent: Theirs) -> None:
+def test_links_are_made_as_their_text_says(incumbent: NvidiaHookScene) -> None:
     words = ["--link", "a::/x/b", "--link=a::/x/b", "--link", "/c,d::/x/e,f", "--link", "g::x/h"]
     done = incumbent.hook("create-symlinks", *words)
     assert (done.returncode, done.stderr) == (0, "")
@@ -81,39 +81,39 @@ def test_links_are_made_as_their_text_says(incumbent: Theirs) -> None:
         ["chmod", "--mode", "-755"], ["chmod", "--mode", "77777"], ["noop", "--folder", "/x"], ["--nope", "noop"],
     ],
 )  # fmt: skip
-def test_a_known_hook_with_a_wrong_flag_fails(incumbent: Theirs, words: list[str]) -> None:
+def test_a_known_hook_with_a_wrong_flag_fails(incumbent: NvidiaHookScene, words: list[str]) -> None:
     done = incumbent.hook(*words)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
 
 
 @pytest.mark.parametrize("words", [[], ["brand-new-hook", "--x", "y"], ["--brand-new-flag"], ["--debug"]])
-def test_an_unknown_hook_is_said_and_passed_over(incumbent: Theirs, words: list[str]) -> None:
-    before = look(incumbent.bundle)
-    done = call(incumbent.cdi_hook, words, "")
+def test_an_unknown_hook_is_said_and_passed_over(incumbent: NvidiaHookScene, words: list[str]) -> None:
+    before = snapshot_tree(incumbent.bundle)
+    done = call_hook(incumbent.cdi_hook, words, "")
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (0, "", 1)
     assert "skipped. Known hooks: chmod" in done.stderr
-    assert look(incumbent.bundle) == before
+    assert snapshot_tree(incumbent.bundle) == before
 
 
-def test_version_and_help_are_for_people(incumbent: Theirs) -> None:
+def test_version_and_help_are_for_people(incumbent: NvidiaHookScene) -> None:
     from gpu_oci_hook import VERSION
 
     for words, text in (
         (["--version"], f"gpu-oci-hook, version {VERSION}"), (["--help"], "update-ldcache"), (["chmod", "-h"], "--mode"),
     ):  # fmt: skip
-        done = call(incumbent.cdi_hook, words, "")
+        done = call_hook(incumbent.cdi_hook, words, "")
         assert done.returncode == 0 and text in done.stdout and done.stderr == ""
 
 
-def test_compat_without_a_version_reads_no_state(incumbent: Theirs) -> None:
-    done = call(incumbent.cdi_hook, ["enable-cuda-compat"], "rubbish")
+def test_compat_without_a_version_reads_no_state(incumbent: NvidiaHookScene) -> None:
+    done = call_hook(incumbent.cdi_hook, ["enable-cuda-compat"], "rubbish")
     assert (done.returncode, done.stderr) == (0, "")
-    assert call(incumbent.cdi_hook, ["noop"], "rubbish").returncode == 0
-    assert call(incumbent.cdi_hook, ["update-ldcache"], "rubbish").returncode == 1
+    assert call_hook(incumbent.cdi_hook, ["noop"], "rubbish").returncode == 0
+    assert call_hook(incumbent.cdi_hook, ["update-ldcache"], "rubbish").returncode == 1
 
 
 @pytest.mark.parametrize("words", [["noop"], ["enable-cuda-compat"], ["of-tomorrow", "--flag"], []])
-def test_a_hook_that_needs_no_state_takes_it_all_the_same(incumbent: Theirs, words: list[str]) -> None:
+def test_a_hook_that_needs_no_state_takes_it_all_the_same(incumbent: NvidiaHookScene, words: list[str]) -> None:
     """crun up to 1.8 fails a start whose hook ends without reading."""
     incumbent.finish()
     with subprocess.Popen([incumbent.cdi_hook, *words], stdin=subprocess.PIPE, stderr=subprocess.DEVNULL) as running:
@@ -125,41 +125,41 @@ def test_a_hook_that_needs_no_state_takes_it_all_the_same(incumbent: Theirs, wor
 
 def test_compat_is_believed_from_config_json_alone(tmp_path: Path, host: Path) -> None:
     """What an image has under /etc/ld.so.conf.d, left by a commit or made to deceive, decides nothing."""
-    scene = Theirs(tmp_path, host)
-    (scene.root / COMPAT).mkdir(parents=True)
+    scene = NvidiaHookScene(tmp_path, host)
+    (scene.root / COMPAT_DIR).mkdir(parents=True)
     for name in ("libcuda.so.1", "libcuda.so.999.1"):
-        (scene.root / COMPAT / name).write_bytes(b"\x7fELF")
-    (scene.root / "etc/ld.so.conf.d/00-compat-1.conf").write_text(f"/{COMPAT}\n")
+        (scene.root / COMPAT_DIR / name).write_bytes(b"\x7fELF")
+    (scene.root / "etc/ld.so.conf.d/00-compat-1.conf").write_text(f"/{COMPAT_DIR}\n")
     scene.finish()
-    config = read(scene.bundle)
+    config = read_spec(scene.bundle)
     hooks = config["hooks"]["createContainer"]
     config["hooks"]["createContainer"] = [hook for hook in hooks if "enable-cuda-compat" not in hook["args"]]
-    write(scene.bundle, config)
+    write_spec(scene.bundle, config)
     scene.chain()
     assert scene.cache()["libcuda.so.1"] == f"{OWN}/libcuda.so.1"
 
 
 def test_a_compat_directory_elsewhere_is_looked_at(tmp_path: Path, host: Path) -> None:
     """On an Orin the image has it under another name; its libraries' names tell no driver's version there."""
-    scene = Theirs(tmp_path, host)
+    scene = NvidiaHookScene(tmp_path, host)
     other = scene.root / "usr/local/cuda/compat_orin"
     other.mkdir(parents=True)
     (other / "libcuda.so.999.1").write_bytes(b"\x7fELF")
     (other / "libcuda.so.1").write_bytes(b"\x7fELF")
     scene.finish()
-    config = read(scene.bundle)
+    config = read_spec(scene.bundle)
     args = next(hook["args"] for hook in config["hooks"]["createContainer"] if "enable-cuda-compat" in hook["args"])
     args += ["--cuda-compat-container-root", "/usr/local/cuda/compat_orin"]
-    write(scene.bundle, config)
+    write_spec(scene.bundle, config)
     scene.chain()
     assert scene.cache()["libcuda.so.1"] == "/usr/local/cuda/compat_orin/libcuda.so.1"
     args[2:3] = ["--host-cuda-version=12.2"]
-    write(scene.bundle, config)
+    write_spec(scene.bundle, config)
     scene.chain()
     assert scene.cache()["libcuda.so.1"] == f"{OWN}/libcuda.so.1"
 
 
-def test_the_state_may_be_a_file(incumbent: Theirs, tmp_path: Path) -> None:
+def test_the_state_may_be_a_file(incumbent: NvidiaHookScene, tmp_path: Path) -> None:
     (tmp_path / "state").write_text(json.dumps({"bundle": str(incumbent.bundle)}))
     done = incumbent.hook("create-symlinks", "--container-spec", str(tmp_path / "state"), "--link", "a::/b", said="")
     assert done.returncode == 0 and os.readlink(incumbent.root / "b") == "a"
@@ -171,15 +171,15 @@ def test_the_state_may_be_a_file(incumbent: Theirs, tmp_path: Path) -> None:
     assert incumbent.hook("create-symlinks", "--container-spec", "-", "--link", "a::/c", said=said).returncode == 0
 
 
-def test_quiet_is_quiet(incumbent: Theirs) -> None:
-    config = read(incumbent.bundle)
-    config["mounts"].append(cdi_edits.mount("/x", "/opt"))
-    write(incumbent.bundle, config)
+def test_quiet_is_quiet(incumbent: NvidiaHookScene) -> None:
+    config = read_spec(incumbent.bundle)
+    config["mounts"].append(cdi_edits.build_mount("/x", "/opt"))
+    write_spec(incumbent.bundle, config)
     assert "skipped the link /opt/b: /opt lies below" in incumbent.hook("create-symlinks", "--link", "a::/opt/b").stderr
     assert incumbent.hook("--quiet", "create-symlinks", "--link", "a::/opt/b").stderr == ""
 
 
-def test_chmod_changes_what_is_in_the_image_and_nothing_else(incumbent: Theirs, tmp_path: Path) -> None:
+def test_chmod_changes_what_is_in_the_image_and_nothing_else(incumbent: NvidiaHookScene, tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.touch(mode=0o600)
     inside = incumbent.root / "opt/inside"
@@ -188,9 +188,9 @@ def test_chmod_changes_what_is_in_the_image_and_nothing_else(incumbent: Theirs, 
     (incumbent.root / "opt/out").symlink_to(outside)
     (incumbent.root / "opt/climb").symlink_to("../" * 40 + str(outside)[1:])
     (incumbent.root / "opt/in").symlink_to("/opt/inside")
-    config = read(incumbent.bundle)
-    config["mounts"].append(cdi_edits.mount(str(outside), "/opt/mounted"))
-    write(incumbent.bundle, config)
+    config = read_spec(incumbent.bundle)
+    config["mounts"].append(cdi_edits.build_mount(str(outside), "/opt/mounted"))
+    write_spec(incumbent.bundle, config)
     words = ["chmod", "--mode", "644"]
     for name in ("out", "climb", "in", "missing", "mounted"):
         words += ["--path", f"/opt/{name}"]
@@ -201,24 +201,26 @@ def test_chmod_changes_what_is_in_the_image_and_nothing_else(incumbent: Theirs, 
     assert inside.stat().st_mode & 0o777 == 0o644
 
 
-def test_two_files_with_this_hook_do_not_undo_each_other(incumbent: Theirs) -> None:
+def test_two_files_with_this_hook_do_not_undo_each_other(incumbent: NvidiaHookScene) -> None:
     incumbent.finish()
-    config = read(incumbent.bundle)
+    config = read_spec(incumbent.bundle)
     config["hooks"]["createContainer"].append(
-        cdi_edits.hook(incumbent.cdi_hook, ["update-ldcache", "--folder=/opt/lib", "--folder", "/opt/lib64"])
+        cdi_edits.build_hook(incumbent.cdi_hook, ["update-ldcache", "--folder=/opt/lib", "--folder", "/opt/lib64"])
     )
-    config["mounts"].append(cdi_edits.mount(f"{incumbent.host}{OWN}/libcuda.so.{VERSION}", "/opt/lib/libcuda.so.7"))
-    write(incumbent.bundle, config)
+    config["mounts"].append(
+        cdi_edits.build_mount(f"{incumbent.host}{OWN}/libcuda.so.{VERSION}", "/opt/lib/libcuda.so.7")
+    )
+    write_spec(incumbent.bundle, config)
     incumbent.chain()
     lines = (incumbent.root / DROP_IN).read_text().splitlines()
     assert {"/opt/lib", "/opt/lib64", f"{OWN}/vdpau"} <= {*lines}
     assert incumbent.cache()["libnvidia-ml.so.1"] == f"{OWN}/libnvidia-ml.so.1"
-    before = look(incumbent.root)
+    before = snapshot_tree(incumbent.root)
     assert incumbent.hook("update-ldcache", "--folder=/opt/lib", "--folder", "/opt/lib64").stderr == ""
-    assert look(incumbent.root) == before
+    assert snapshot_tree(incumbent.root) == before
 
 
-def test_a_soname_is_read_from_the_host_and_never_from_the_image(incumbent: Theirs) -> None:
+def test_a_soname_is_read_from_the_host_and_never_from_the_image(incumbent: NvidiaHookScene) -> None:
     """What stands at the mount's place below the root is the image's where nothing is mounted, as here."""
     from gpu_oci_hook.formats import elf
 
@@ -231,7 +233,7 @@ def test_a_soname_is_read_from_the_host_and_never_from_the_image(incumbent: Thei
 
 
 def test_what_is_mounted_is_opened_only_when_it_proved_to_be_a_file(
-    incumbent: Theirs, monkeypatch: pytest.MonkeyPatch
+    incumbent: NvidiaHookScene, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """By the descriptor that was looked at: whoever may write to a volume can lay a device under the name meanwhile."""
     source = f"{incumbent.host}{OWN}/libcuda.so.{VERSION}"
@@ -249,7 +251,7 @@ def test_what_is_mounted_is_opened_only_when_it_proved_to_be_a_file(
     assert names and source not in names
 
 
-def test_what_is_no_library_of_this_machine_is_not_cached(incumbent: Theirs, tmp_path: Path) -> None:
+def test_what_is_no_library_of_this_machine_is_not_cached(incumbent: NvidiaHookScene, tmp_path: Path) -> None:
     from gpu_oci_hook.formats import elf
 
     (tmp_path / "arm").write_bytes(elf.build_shared_object(soname="libarm.so.1", arch="aarch64"))
@@ -257,12 +259,12 @@ def test_what_is_no_library_of_this_machine_is_not_cached(incumbent: Theirs, tmp
     (tmp_path / "small").write_bytes(elf.build_shared_object(soname="libsmall.so.1", arch="i386"))
     (tmp_path / "odd").write_bytes(elf.build_shared_object(soname="../../x.so"))
     os.mkfifo(tmp_path / "fifo")
-    config = read(incumbent.bundle)
+    config = read_spec(incumbent.bundle)
     for name in ("arm", "text", "small", "odd", "fifo", "nothing"):
-        config["mounts"].append(cdi_edits.mount(str(tmp_path / name), f"{OWN}/lib{name}.so.1"))
-    write(incumbent.bundle, config)
+        config["mounts"].append(cdi_edits.build_mount(str(tmp_path / name), f"{OWN}/lib{name}.so.1"))
+    write_spec(incumbent.bundle, config)
     incumbent.chain()
-    entries = ldcache.parse_ld_cache((incumbent.root / CACHE).read_bytes()).entries
+    entries = ldcache.parse_ld_cache((incumbent.root / LD_CACHE).read_bytes()).entries
     names = {entry.name: entry.flags for entry in entries}
     assert names["libsmall.so.1"] == 0x003
     assert "libodd.so.1" in names  # its SONAME is no name

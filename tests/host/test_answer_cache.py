@@ -11,7 +11,7 @@ from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.host.nvml import answer_cache
 from gpu_oci_hook.model.machine import Gpu
 from gpu_oci_hook.request.require_expressions import HostProperties
-from support.driver_tree import Memory
+from support.fake_cache import FakeCache
 
 GPU = Gpu(index=0, uuid="GPU-1", pci="0000:01:00.0", minor=0, model="Fake GPU")
 
@@ -40,7 +40,7 @@ def values(*, arch: str = "", brand: tuple[str, ...] = ()) -> HostProperties:
 
 
 def test_what_is_unknown_is_asked_once_and_remembered(asked: list[tuple[str, str]]) -> None:
-    memory = Memory()
+    memory = FakeCache()
     for _ in range(2):
         host = values()
         assert (
@@ -56,16 +56,18 @@ def test_what_is_unknown_is_asked_once_and_remembered(asked: list[tuple[str, str
 
 def test_what_is_known_is_not_asked(asked: list[tuple[str, str]]) -> None:
     host = values(arch="8.0", brand=("tesla",))
-    assert answer_cache.fill_unknown_values([host], [GPU], "700.10", ("arch", "brand"), Memory(), library) == ""
+    assert answer_cache.fill_unknown_values([host], [GPU], "700.10", ("arch", "brand"), FakeCache(), library) == ""
     assert asked == []
     assert host.brand == ("tesla",)
 
 
 def test_without_a_gpu_only_the_driver_can_be_asked(asked: list[tuple[str, str]]) -> None:
     host = values()
-    assert answer_cache.fill_unknown_values([host], [], "700.10", ("cuda",), Memory(), library) == ""
+    assert answer_cache.fill_unknown_values([host], [], "700.10", ("cuda",), FakeCache(), library) == ""
     assert host.cuda == "13.4"
-    assert "no GPU was chosen" in answer_cache.fill_unknown_values([host], [], "700.10", ("arch",), Memory(), library)
+    assert "no GPU was chosen" in answer_cache.fill_unknown_values(
+        [host], [], "700.10", ("arch",), FakeCache(), library
+    )
 
 
 def test_a_failure_is_the_reason_and_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -73,7 +75,7 @@ def test_a_failure_is_the_reason_and_is_not_remembered(monkeypatch: pytest.Monke
         raise Fault("NVML crashed (SIGSEGV)")
 
     monkeypatch.setattr(answer_cache, "query_nvml", ask)
-    memory = Memory()
+    memory = FakeCache()
     reason = answer_cache.fill_unknown_values([values(), values()], [GPU, GPU], "700.10", ("arch",), memory, library)
     assert reason == "NVML crashed (SIGSEGV)"
     assert memory.puts == 0
@@ -83,7 +85,7 @@ def test_a_failure_is_the_reason_and_is_not_remembered(monkeypatch: pytest.Monke
     "blob", [b"", b"x", marshal.dumps(1), marshal.dumps(("0", {})), marshal.dumps((gpu_oci_hook.VERSION, 7))]
 )
 def test_damaged_memory_only_costs_a_question(asked: list[tuple[str, str]], blob: bytes) -> None:
-    memory = Memory()
+    memory = FakeCache()
     memory.blobs["answers"] = blob
     assert answer_cache.fill_unknown_values([values()], [GPU], "700.10", ("arch",), memory, library) == ""
     assert len(asked) == 1

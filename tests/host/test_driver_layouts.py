@@ -14,7 +14,7 @@ from gpu_oci_hook.host.driver.inventory_cache import load_inventory
 from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.model.machine import DriverFile, Inventory
 from gpu_oci_hook.simulate.host_tree import DESKTOP_LAYOUTS, SimulatedHost, build_host
-from support.driver_tree import Memory
+from support.fake_cache import FakeCache
 
 VERSION = "550.163.01"
 
@@ -22,7 +22,7 @@ VERSION = "550.163.01"
 def look(directory: Path, report: SimulatedHost) -> Inventory:
     """The inventory of a simulated host."""
     host = Host(str(directory))
-    return load_inventory(host, host.sub_host(report.driver_root), (), gpus.read_driver_version(host), Memory())
+    return load_inventory(host, host.sub_host(report.driver_root), (), gpus.read_driver_version(host), FakeCache())
 
 
 def facts(found: Inventory) -> set[tuple[str, str, str]]:
@@ -131,7 +131,7 @@ def test_a_remembered_layout_is_the_same_as_a_searched_one(tmp_path: Path) -> No
     for layout in DESKTOP_LAYOUTS:
         report = build_host(tmp_path / layout, layout=layout)
         host = Host(str(tmp_path / layout))
-        memory = Memory()
+        memory = FakeCache()
         first = load_inventory(host, host.sub_host(report.driver_root), (), VERSION, memory)
         second = load_inventory(host, host.sub_host(report.driver_root), (), VERSION, memory)
         assert memory.puts == 1, layout

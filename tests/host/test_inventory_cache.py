@@ -19,7 +19,16 @@ from gpu_oci_hook.host.driver import discovery
 from gpu_oci_hook.host.driver.inventory_cache import load_inventory
 from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.model.machine import DriverFile, Inventory
-from support.driver_tree import LIBDIR, VERSION, Memory, cache, driver, inventory, libraries, library
+from support.driver_tree import (
+    LIBRARY_DIR,
+    VERSION,
+    index_libraries,
+    search_inventory,
+    write_driver,
+    write_ld_cache,
+    write_library,
+)
+from support.fake_cache import FakeCache
 
 
 def put(root: Path, path: str, text: str = "x", mode: int = 0o644) -> Path:
@@ -48,7 +57,7 @@ def test_programs_are_found_through_links_and_get_to_usr_bin(tmp_path: Path) -> 
     put(tmp_path, "/usr/bin/nvidia-cuda-mps-server", mode=0o755)
     put(tmp_path, "/usr/bin/nvidia-debugdump", mode=0o644)  # no program
     put(tmp_path, "/usr/bin/nvidia-modprobe", mode=0o755)  # changes the host: stays out
-    found = of(inventory(tmp_path), "binary")
+    found = of(search_inventory(tmp_path), "binary")
     assert set(found) == {"/usr/bin/nvidia-smi", "/usr/bin/nvidia-cuda-mps-server"}
     smi = found["/usr/bin/nvidia-smi"]
     assert (smi.path, smi.found_in, smi.capability) == (
@@ -60,9 +69,9 @@ def test_programs_are_found_through_links_and_get_to_usr_bin(tmp_path: Path) -> 
 
 
 def test_programs_beside_an_odd_library_directory_are_found(tmp_path: Path) -> None:
-    driver(tmp_path, "/srv/drv/lib64")
+    write_driver(tmp_path, "/srv/drv/lib64")
     put(tmp_path, "/srv/drv/bin/nvidia-smi", mode=0o755)
-    found = inventory(tmp_path, paths=("/srv/drv/lib64",))
+    found = search_inventory(tmp_path, paths=("/srv/drv/lib64",))
     assert of(found, "binary")["/usr/bin/nvidia-smi"].path == "/srv/drv/bin/nvidia-smi"
 
 
@@ -73,7 +82,7 @@ def test_firmware_comes_from_the_kernels_search_path_and_is_optional(tmp_path: P
     put(tmp_path, f"/usr/lib/firmware/nvidia/{VERSION}/gsp_tu10x.bin")
     put(tmp_path, "/usr/lib/firmware/nvidia/535.183.01/gsp_tu10x.bin")
     (tmp_path / "lib").symlink_to("usr/lib")
-    found = of(inventory(tmp_path), "firmware")
+    found = of(search_inventory(tmp_path), "firmware")
     assert {container: file.path for container, file in found.items()} == {
         f"/lib/firmware/nvidia/{VERSION}/gsp_ga10x.bin": f"/srv/firmware/nvidia/{VERSION}/gsp_ga10x.bin",
         f"/lib/firmware/nvidia/{VERSION}/gsp_tu10x.bin": f"/usr/lib/firmware/nvidia/{VERSION}/gsp_tu10x.bin",
@@ -106,15 +115,15 @@ def test_firmware_comes_from_the_kernels_search_path_and_is_optional(tmp_path: P
             "graphics",
         ),
         ("/usr/share/nvidia/nvoptix.bin", "/usr/share/nvidia/nvoptix.bin", "graphics"),
-        (f"{LIBDIR}/nvidia/xorg/nvidia_drv.so", "/usr/lib/xorg/modules/drivers/nvidia_drv.so", "display"),
+        (f"{LIBRARY_DIR}/nvidia/xorg/nvidia_drv.so", "/usr/lib/xorg/modules/drivers/nvidia_drv.so", "display"),
     ],
 )
 def test_configuration_files_get_to_where_images_look(
     tmp_path: Path, path: str, container: str, capability: str
 ) -> None:
-    driver(tmp_path)
+    write_driver(tmp_path)
     put(tmp_path, path)
-    found = of(inventory(tmp_path), "config")
+    found = of(search_inventory(tmp_path), "config")
     assert {place: file.capability for place, file in found.items()} == {container: capability}
     assert found[container].path == path
 
@@ -124,7 +133,7 @@ def test_the_first_place_of_a_configuration_file_wins_and_links_are_resolved(tmp
     put(tmp_path, "/usr/share/vulkan/icd.d/nvidia_icd.json", "share")
     (tmp_path / "etc/vulkan/icd.d").mkdir(parents=True)
     (tmp_path / "etc/vulkan/icd.d/nvidia_icd.json").symlink_to("/etc/alternatives/icd")
-    found = of(inventory(tmp_path), "config")
+    found = of(search_inventory(tmp_path), "config")
     assert [(file.path, file.name) for file in found.values()] == [("/etc/alternatives/icd", "nvidia_icd.json")]
 
 
@@ -145,9 +154,9 @@ def listen(path: Path) -> socket.socket:
 
 
 def test_sockets_come_and_go_without_a_new_search(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver(tmp_path)
+    write_driver(tmp_path)
     (tmp_path / "run").mkdir()
-    memory, host = Memory(), Host(str(tmp_path))
+    memory, host = FakeCache(), Host(str(tmp_path))
     assert of(load_inventory(host, host, (), VERSION, memory), "socket") == {}
     monkeypatch.setattr(discovery, "discover_driver_files", never)
     with listen(tmp_path / "run/nvidia-persistenced/socket"):
@@ -166,12 +175,12 @@ def test_the_mps_directory_is_given_only_when_it_is_a_real_one_of_root(
     put(tmp_path, "/etc/shadow")
     pipe.parent.mkdir()
     pipe.symlink_to("/etc")
-    assert of(inventory(tmp_path), "directory") == {}
+    assert of(search_inventory(tmp_path), "directory") == {}
     pipe.unlink()
     pipe.mkdir()
-    assert of(inventory(tmp_path), "directory")["/tmp/nvidia-mps"].path == "/tmp/nvidia-mps"
+    assert of(search_inventory(tmp_path), "directory")["/tmp/nvidia-mps"].path == "/tmp/nvidia-mps"
     os.chown(pipe, 12345, 12345)
-    found = inventory(tmp_path)
+    found = search_inventory(tmp_path)
     assert of(found, "directory") == {}
     assert "belongs to user 12345" in found.problems[0]
 
@@ -182,13 +191,13 @@ def test_the_engines_environment_may_name_another_mps_directory(
     monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", "/srv/mps")
     (tmp_path / "srv/mps").mkdir(parents=True)
     (tmp_path / "tmp/nvidia-mps").mkdir(parents=True)
-    assert of(inventory(tmp_path), "directory")["/tmp/nvidia-mps"].path == "/srv/mps"
+    assert of(search_inventory(tmp_path), "directory")["/tmp/nvidia-mps"].path == "/srv/mps"
 
 
 def test_a_daemons_socket_may_be_the_hosts_while_the_driver_has_its_own_root(tmp_path: Path) -> None:
-    driver(tmp_path / "run/nvidia/driver")
+    write_driver(tmp_path / "run/nvidia/driver")
     with listen(tmp_path / "run/nvidia-fabricmanager/socket"):
-        found = of(inventory(tmp_path, below="/run/nvidia/driver"), "socket")
+        found = of(search_inventory(tmp_path, below="/run/nvidia/driver"), "socket")
     assert found["/var/run/nvidia-fabricmanager/socket"].source == f"{tmp_path}/run/nvidia-fabricmanager/socket"
 
 
@@ -201,10 +210,10 @@ def never(*_: object, **__: object) -> object:
 
 
 def test_what_was_found_is_remembered_and_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver(tmp_path)
-    driver(tmp_path, "/usr/lib/i386-linux-gnu", arch="i386")
+    write_driver(tmp_path)
+    write_driver(tmp_path, "/usr/lib/i386-linux-gnu", arch="i386")
     put(tmp_path, "/usr/bin/nvidia-smi", mode=0o755)
-    memory, host = Memory(), Host(str(tmp_path))
+    memory, host = FakeCache(), Host(str(tmp_path))
     first = load_inventory(host, host, ("/opt/x",), VERSION, memory)
     assert memory.puts == 1
     monkeypatch.setattr(discovery, "discover_driver_files", never)
@@ -216,7 +225,7 @@ def test_what_was_found_is_remembered_and_the_same(tmp_path: Path, monkeypatch: 
 
 def replace_library(root: Path) -> None:
     """The file is rewritten in place, so that its directory does not change."""
-    path = root / LIBDIR.lstrip("/") / f"libcuda.so.{VERSION}"
+    path = root / LIBRARY_DIR.lstrip("/") / f"libcuda.so.{VERSION}"
     path.write_bytes(path.read_bytes() + b"\0" * 64)
 
 
@@ -228,14 +237,16 @@ def turn_link(root: Path) -> None:
 
 
 CHANGES: dict[str, Callable[[Path], object]] = {
-    "a library is added": lambda root: library(root, LIBDIR, f"libnvidia-x.so.{VERSION}", "libnvidia-x.so.1"),
-    "a library is removed": lambda root: (root / LIBDIR.lstrip("/") / f"libcuda.so.{VERSION}").unlink(),
+    "a library is added": lambda root: write_library(
+        root, LIBRARY_DIR, f"libnvidia-x.so.{VERSION}", "libnvidia-x.so.1"
+    ),
+    "a library is removed": lambda root: (root / LIBRARY_DIR.lstrip("/") / f"libcuda.so.{VERSION}").unlink(),
     "a library is rewritten in place": replace_library,
     "a program appears": lambda root: put(root, "/usr/bin/nvidia-smi", mode=0o755),
-    "the first cache appears": lambda root: cache(root, [("libcuda.so.1", f"{LIBDIR}/libcuda.so.1")]),
+    "the first cache appears": lambda root: write_ld_cache(root, [("libcuda.so.1", f"{LIBRARY_DIR}/libcuda.so.1")]),
     "a well-known directory appears": lambda root: (root / "usr/lib64").mkdir(),
     "a configured directory appears": lambda root: (root / "opt/configured/lib").mkdir(parents=True),
-    "a directory for a pattern appears": lambda root: driver(root, "/opt/nvidia/550/lib64"),
+    "a directory for a pattern appears": lambda root: write_driver(root, "/opt/nvidia/550/lib64"),
     "a link on the way is turned": turn_link,
     "an ICD appears": lambda root: put(root, "/etc/vulkan/icd.d/nvidia_icd.json"),
     "firmware appears": lambda root: put(root, f"/lib/firmware/nvidia/{VERSION}/gsp_x.bin"),
@@ -244,14 +255,16 @@ CHANGES: dict[str, Callable[[Path], object]] = {
 
 @pytest.mark.parametrize("change", list(CHANGES))
 def test_any_change_that_matters_is_noticed(tmp_path: Path, change: str) -> None:
-    driver(tmp_path)
+    write_driver(tmp_path)
     (tmp_path / "usr/bin").mkdir()
     (tmp_path / "etc/alternatives").mkdir(parents=True)
-    library(tmp_path, "/srv/a", "libcudadebugger.so.1", "libcudadebugger.so.1")
-    library(tmp_path, "/srv/b", "libcudadebugger.so.1", "libcudadebugger.so.1")
+    write_library(tmp_path, "/srv/a", "libcudadebugger.so.1", "libcudadebugger.so.1")
+    write_library(tmp_path, "/srv/b", "libcudadebugger.so.1", "libcudadebugger.so.1")
     (tmp_path / "etc/alternatives/glx").symlink_to("/srv/a")
-    (tmp_path / LIBDIR.lstrip("/") / "libcudadebugger.so.1").symlink_to("/etc/alternatives/glx/libcudadebugger.so.1")
-    memory, host = Memory(), Host(str(tmp_path))
+    (tmp_path / LIBRARY_DIR.lstrip("/") / "libcudadebugger.so.1").symlink_to(
+        "/etc/alternatives/glx/libcudadebugger.so.1"
+    )
+    memory, host = FakeCache(), Host(str(tmp_path))
     load_inventory(host, host, ("/opt/configured/lib",), VERSION, memory)
     load_inventory(host, host, ("/opt/configured/lib",), VERSION, memory)
     assert memory.puts == 1
@@ -259,7 +272,7 @@ def test_any_change_that_matters_is_noticed(tmp_path: Path, change: str) -> None
     CHANGES[change](tmp_path)
     again = load_inventory(host, host, ("/opt/configured/lib",), VERSION, memory)
     assert memory.puts == 2, change
-    assert again.to_data() == load_inventory(host, host, ("/opt/configured/lib",), VERSION, Memory()).to_data()
+    assert again.to_data() == load_inventory(host, host, ("/opt/configured/lib",), VERSION, FakeCache()).to_data()
 
 
 @pytest.mark.parametrize(
@@ -269,16 +282,16 @@ def test_any_change_that_matters_is_noticed(tmp_path: Path, change: str) -> None
 def test_another_question_is_not_answered_from_memory(
     tmp_path: Path, paths: tuple[str, ...], version: str | None, below: str
 ) -> None:
-    driver(tmp_path)
-    memory, host = Memory(), Host(str(tmp_path))
+    write_driver(tmp_path)
+    memory, host = FakeCache(), Host(str(tmp_path))
     load_inventory(host, host, (), VERSION, memory)
     load_inventory(host, host.sub_host(below), paths, version, memory)
     assert memory.puts == 2
 
 
 def test_damaged_memory_only_costs_a_search(tmp_path: Path) -> None:
-    driver(tmp_path)
-    memory, host = Memory(), Host(str(tmp_path))
+    write_driver(tmp_path)
+    memory, host = FakeCache(), Host(str(tmp_path))
     expected = load_inventory(host, host, (), VERSION, memory).to_data()
     ((name, good),) = memory.blobs.items()
     bad = [b"", b"\0", b"garbage", good[:10], good[: len(good) // 2], good[:-1]]
@@ -293,7 +306,7 @@ def test_damaged_memory_only_costs_a_search(tmp_path: Path) -> None:
 
 
 def test_many_starts_at_once_search_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    driver(tmp_path)
+    write_driver(tmp_path)
     searches = []
     real = discovery.discover_driver_files
 
@@ -302,7 +315,7 @@ def test_many_starts_at_once_search_once(tmp_path: Path, monkeypatch: pytest.Mon
         time.sleep(0.05)
         return real(*arguments)  # type: ignore[arg-type]
 
-    class Locked(Memory):
+    class Locked(FakeCache):
         mutex = threading.Lock()
 
         @contextmanager
@@ -327,9 +340,9 @@ def test_many_starts_at_once_search_once(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_remembering_is_fast_and_imports_nothing_of_the_search(tmp_path: Path) -> None:
-    driver(tmp_path)
+    write_driver(tmp_path)
     for number in range(60):
-        library(tmp_path, LIBDIR, f"libnvidia-n{number}.so.{VERSION}", f"libnvidia-n{number}.so.1")
+        write_library(tmp_path, LIBRARY_DIR, f"libnvidia-n{number}.so.{VERSION}", f"libnvidia-n{number}.so.1")
     program = """
 import sys, time
 sys.path.insert(0, sys.argv[1])
@@ -353,7 +366,7 @@ assert len(found.files) >= 67, len(found.files)
 new = sorted(name for name in set(sys.modules) - before if not name.startswith("gpu_oci_hook"))
 print(best, ",".join(new), ",".join(sorted(n for n in sys.modules if n.startswith("gpu_oci_hook.host."))))
 """
-    memory, host = Memory(), Host(str(tmp_path))
+    memory, host = FakeCache(), Host(str(tmp_path))
     load_inventory(host, host, (), VERSION, memory)
     (blob,) = memory.blobs.values()
     (tmp_path / "blob").write_bytes(blob)
@@ -373,9 +386,9 @@ print(best, ",".join(new), ",".join(sorted(n for n in sys.modules if n.startswit
 
 
 def test_the_libraries_of_a_remembered_inventory_are_whole(tmp_path: Path) -> None:
-    driver(tmp_path)
-    first = inventory(tmp_path)
+    write_driver(tmp_path)
+    first = search_inventory(tmp_path)
     again = Inventory.from_data(marshal.loads(marshal.dumps(first.to_data())))  # type: ignore[arg-type]
-    cuda = libraries(again)["libcuda.so.1", "x86_64"]
-    before = libraries(first)["libcuda.so.1", "x86_64"]
+    cuda = index_libraries(again)["libcuda.so.1", "x86_64"]
+    before = index_libraries(first)["libcuda.so.1", "x86_64"]
     assert all(getattr(cuda, name) == getattr(before, name) for name in DriverFile.__slots__)

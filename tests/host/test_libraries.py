@@ -9,15 +9,15 @@ import pytest
 
 from gpu_oci_hook.plan.driver_problems import describe_version_mismatch
 from support.driver_tree import (
-    LIBDIR,
+    LIBRARY_DIR,
     SONAMES,
     VERSION,
-    cache,
-    driver,
-    inventory,
-    libraries,
-    library,
-    said,
+    find_report_line,
+    index_libraries,
+    search_inventory,
+    write_driver,
+    write_ld_cache,
+    write_library,
 )
 
 EXPECTED = {(soname.replace("{v}", VERSION), "x86_64") for soname in SONAMES}
@@ -51,15 +51,15 @@ def on_x86_64(monkeypatch: pytest.MonkeyPatch) -> None:
 )
 @pytest.mark.parametrize("cached", [True, False])
 def test_a_driver_is_found_where_real_hosts_have_it(tmp_path: Path, directory: str, *, cached: bool) -> None:
-    driver(tmp_path, directory)
+    write_driver(tmp_path, directory)
     if cached:
-        cache(tmp_path, [(soname, f"{directory}/{soname}") for soname, _ in EXPECTED])
-    found = inventory(tmp_path)
-    assert set(libraries(found)) == EXPECTED
+        write_ld_cache(tmp_path, [(soname, f"{directory}/{soname}") for soname, _ in EXPECTED])
+    found = search_inventory(tmp_path)
+    assert set(index_libraries(found)) == EXPECTED
     assert found.version == found.library_version == VERSION
     assert found.problems == ()
     assert found.missing_libraries == ()
-    cuda = libraries(found)["libcuda.so.1", "x86_64"]
+    cuda = index_libraries(found)["libcuda.so.1", "x86_64"]
     assert cuda.path == f"{directory}/libcuda.so.{VERSION}"
     assert cuda.source == f"{tmp_path}{directory}/libcuda.so.{VERSION}"
     assert cuda.name == f"libcuda.so.{VERSION}"
@@ -68,8 +68,8 @@ def test_a_driver_is_found_where_real_hosts_have_it(tmp_path: Path, directory: s
 
 
 def test_the_catalogue_says_the_capability_and_the_version_makes_a_stranger_compute(tmp_path: Path) -> None:
-    driver(tmp_path)
-    found = libraries(inventory(tmp_path))
+    write_driver(tmp_path)
+    found = index_libraries(search_inventory(tmp_path))
     capabilities = {soname: file.capability for (soname, _), file in found.items()}
     assert capabilities == {
         "libcuda.so.1": "compute",
@@ -83,22 +83,22 @@ def test_the_catalogue_says_the_capability_and_the_version_makes_a_stranger_comp
 
 
 def test_the_soname_counts_and_not_the_file_name(tmp_path: Path) -> None:
-    library(tmp_path, "/opt/odd", "driver-part-one.so", "libcuda.so.1")
-    library(tmp_path, "/opt/odd", "libcuda.so.1", "libsomething.so.4")
-    found = libraries(inventory(tmp_path, paths=("/opt/odd",)))
+    write_library(tmp_path, "/opt/odd", "driver-part-one.so", "libcuda.so.1")
+    write_library(tmp_path, "/opt/odd", "libcuda.so.1", "libsomething.so.4")
+    found = index_libraries(search_inventory(tmp_path, paths=("/opt/odd",)))
     assert {key: file.name for key, file in found.items()} == {("libcuda.so.1", "x86_64"): "driver-part-one.so"}
 
 
 def test_files_without_soname_links_are_found(tmp_path: Path) -> None:
-    driver(tmp_path, links=False)
-    assert set(libraries(inventory(tmp_path))) == EXPECTED
+    write_driver(tmp_path, links=False)
+    assert set(index_libraries(search_inventory(tmp_path))) == EXPECTED
 
 
 def test_an_unversioned_file_of_a_distribution_is_accepted(tmp_path: Path) -> None:
-    library(tmp_path, "/usr/lib64", "libGLX_nvidia.so.0", "libGLX_nvidia.so.0")
-    library(tmp_path, "/usr/lib64", "libnvidia-egl-gbm.so.1.1.1", "libnvidia-egl-gbm.so.1")
-    library(tmp_path, "/usr/lib64", "libnvidia-nvvm70.so.4", "libnvidia-nvvm70.so.4")
-    found = libraries(inventory(tmp_path))
+    write_library(tmp_path, "/usr/lib64", "libGLX_nvidia.so.0", "libGLX_nvidia.so.0")
+    write_library(tmp_path, "/usr/lib64", "libnvidia-egl-gbm.so.1.1.1", "libnvidia-egl-gbm.so.1")
+    write_library(tmp_path, "/usr/lib64", "libnvidia-nvvm70.so.4", "libnvidia-nvvm70.so.4")
+    found = index_libraries(search_inventory(tmp_path))
     assert {soname for soname, _ in found} == {
         "libGLX_nvidia.so.0",
         "libnvidia-egl-gbm.so.1",
@@ -108,40 +108,40 @@ def test_an_unversioned_file_of_a_distribution_is_accepted(tmp_path: Path) -> No
 
 
 def test_of_several_versions_the_running_one_wins_and_the_other_is_named(tmp_path: Path) -> None:
-    driver(tmp_path, version="535.183.01")
-    driver(tmp_path, links=False)  # the links still lead to the old ones
-    found = inventory(tmp_path)
-    assert libraries(found)["libcuda.so.1", "x86_64"].name == f"libcuda.so.{VERSION}"
-    assert set(libraries(found)) == EXPECTED
-    assert "libcuda.so.535.183.01 (the driver is 550.163.01)" in said(found, LIBDIR)
+    write_driver(tmp_path, version="535.183.01")
+    write_driver(tmp_path, links=False)  # the links still lead to the old ones
+    found = search_inventory(tmp_path)
+    assert index_libraries(found)["libcuda.so.1", "x86_64"].name == f"libcuda.so.{VERSION}"
+    assert set(index_libraries(found)) == EXPECTED
+    assert "libcuda.so.535.183.01 (the driver is 550.163.01)" in find_report_line(found, LIBRARY_DIR)
     assert found.problems == ()
 
 
 def test_a_versioned_file_wins_over_one_without_version(tmp_path: Path) -> None:
-    library(tmp_path, "/opt/first", "libGLX_nvidia.so.0", "libGLX_nvidia.so.0")
-    driver(tmp_path)
-    found = libraries(inventory(tmp_path, paths=("/opt/first",)))
+    write_library(tmp_path, "/opt/first", "libGLX_nvidia.so.0", "libGLX_nvidia.so.0")
+    write_driver(tmp_path)
+    found = index_libraries(search_inventory(tmp_path, paths=("/opt/first",)))
     assert found["libGLX_nvidia.so.0", "x86_64"].name == f"libGLX_nvidia.so.{VERSION}"
 
 
 def test_libraries_of_another_version_than_the_module_are_a_problem_with_a_cure(tmp_path: Path) -> None:
-    driver(tmp_path, version="555.42.02")
-    found = inventory(tmp_path, version="550.54.14")
+    write_driver(tmp_path, version="555.42.02")
+    found = search_inventory(tmp_path, version="550.54.14")
     assert found.has_version_mismatch
     assert (found.version, found.library_version) == ("550.54.14", "555.42.02")
-    assert ("libcuda.so.1", "x86_64") in libraries(found)
+    assert ("libcuda.so.1", "x86_64") in index_libraries(found)
     assert describe_version_mismatch(found).startswith(
         "kernel module 550.54.14, libraries 555.42.02: reboot, or unload and reload"
     )
 
 
 def test_a_half_done_upgrade_names_what_is_missing(tmp_path: Path) -> None:
-    driver(tmp_path)
-    (tmp_path / LIBDIR.lstrip("/") / f"libnvidia-ml.so.{VERSION}").unlink()
-    library(tmp_path, LIBDIR, "libnvidia-ml.so.535.183.01", "libnvidia-ml.so.1")
-    found = inventory(tmp_path)
+    write_driver(tmp_path)
+    (tmp_path / LIBRARY_DIR.lstrip("/") / f"libnvidia-ml.so.{VERSION}").unlink()
+    write_library(tmp_path, LIBRARY_DIR, "libnvidia-ml.so.535.183.01", "libnvidia-ml.so.1")
+    found = search_inventory(tmp_path)
     assert found.missing_libraries == (
-        ("utility", "libnvidia-ml.so.1", f"{LIBDIR}/libnvidia-ml.so.535.183.01 (535.183.01)"),
+        ("utility", "libnvidia-ml.so.1", f"{LIBRARY_DIR}/libnvidia-ml.so.535.183.01 (535.183.01)"),
     )
 
 
@@ -149,55 +149,55 @@ def test_a_half_done_upgrade_names_what_is_missing(tmp_path: Path) -> None:
 def test_without_a_module_the_libraries_tell_the_version_if_it_looks_like_one(
     tmp_path: Path, name: str, version: str
 ) -> None:
-    library(tmp_path, LIBDIR, name, "libcuda.so.1")
-    found = inventory(tmp_path, version=None)
+    write_library(tmp_path, LIBRARY_DIR, name, "libcuda.so.1")
+    found = search_inventory(tmp_path, version=None)
     assert (found.version, found.library_version, found.has_version_mismatch) == (version, version, False)
-    assert ("libcuda.so.1", "x86_64") in libraries(found)
+    assert ("libcuda.so.1", "x86_64") in index_libraries(found)
 
 
 def test_without_a_module_the_linked_version_wins_over_a_higher_one(tmp_path: Path) -> None:
-    driver(tmp_path, version="535.183.01")
-    driver(tmp_path, version="550.163.01", links=False)
-    assert inventory(tmp_path, version=None).version == "535.183.01"
+    write_driver(tmp_path, version="535.183.01")
+    write_driver(tmp_path, version="550.163.01", links=False)
+    assert search_inventory(tmp_path, version=None).version == "535.183.01"
 
 
 def test_an_old_cache_and_one_without_the_driver_only_cost_a_note(tmp_path: Path) -> None:
-    driver(tmp_path, "/usr/lib64")
-    cache(tmp_path, [("libcuda.so.1", "/usr/lib/gone/libcuda.so.1"), ("libc.so.6", "/lib/libc.so.6")])
-    cache(tmp_path, [("libz.so.1", "/lib/libz.so.1")], "/usr/local/glibc/etc/ld.so.cache")
-    found = inventory(tmp_path)
-    assert set(libraries(found)) == EXPECTED
-    assert "libcuda.so.1 leads nowhere" in said(found, "/etc/ld.so.cache")
-    assert said(found, "/usr/local/glibc/etc/ld.so.cache") == "no driver library among 1"
+    write_driver(tmp_path, "/usr/lib64")
+    write_ld_cache(tmp_path, [("libcuda.so.1", "/usr/lib/gone/libcuda.so.1"), ("libc.so.6", "/lib/libc.so.6")])
+    write_ld_cache(tmp_path, [("libz.so.1", "/lib/libz.so.1")], "/usr/local/glibc/etc/ld.so.cache")
+    found = search_inventory(tmp_path)
+    assert set(index_libraries(found)) == EXPECTED
+    assert "libcuda.so.1 leads nowhere" in find_report_line(found, "/etc/ld.so.cache")
+    assert find_report_line(found, "/usr/local/glibc/etc/ld.so.cache") == "no driver library among 1"
 
 
 @pytest.mark.parametrize("data", [b"", b"garbage", b"glibc-ld.so.cache1.1" + b"\xff" * 40])
 def test_a_broken_cache_only_costs_a_note(tmp_path: Path, data: bytes) -> None:
-    driver(tmp_path)
+    write_driver(tmp_path)
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/ld.so.cache").write_bytes(data)
-    found = inventory(tmp_path)
-    assert set(libraries(found)) == EXPECTED
-    assert said(found, "/etc/ld.so.cache").startswith("not usable")
+    found = search_inventory(tmp_path)
+    assert set(index_libraries(found)) == EXPECTED
+    assert find_report_line(found, "/etc/ld.so.cache").startswith("not usable")
 
 
 def test_the_directory_that_the_cache_leads_to_is_searched_too(tmp_path: Path) -> None:
-    driver(tmp_path, "/somewhere/odd")
-    library(tmp_path, "/somewhere/odd/vdpau", f"libvdpau_nvidia.so.{VERSION}", "libvdpau_nvidia.so.1")
-    cache(tmp_path, [("libcuda.so.1", "/somewhere/odd/libcuda.so.1")])
-    found = inventory(tmp_path)
-    assert set(libraries(found)) == EXPECTED | {("libvdpau_nvidia.so.1", "x86_64")}
-    assert said(found, "/somewhere/odd") == f"{len(EXPECTED) - 1} driver libraries"
-    assert libraries(found)["libvdpau_nvidia.so.1", "x86_64"].links == (
+    write_driver(tmp_path, "/somewhere/odd")
+    write_library(tmp_path, "/somewhere/odd/vdpau", f"libvdpau_nvidia.so.{VERSION}", "libvdpau_nvidia.so.1")
+    write_ld_cache(tmp_path, [("libcuda.so.1", "/somewhere/odd/libcuda.so.1")])
+    found = search_inventory(tmp_path)
+    assert set(index_libraries(found)) == EXPECTED | {("libvdpau_nvidia.so.1", "x86_64")}
+    assert find_report_line(found, "/somewhere/odd") == f"{len(EXPECTED) - 1} driver libraries"
+    assert index_libraries(found)["libvdpau_nvidia.so.1", "x86_64"].links == (
         "libvdpau_nvidia.so",
         "vdpau/libvdpau_nvidia.so.1",
     )
 
 
 def test_libraries_for_32_bit_programs_keep_their_capability_and_say_their_architecture(tmp_path: Path) -> None:
-    driver(tmp_path)
-    driver(tmp_path, "/usr/lib/i386-linux-gnu", arch="i386")
-    found = libraries(inventory(tmp_path))
+    write_driver(tmp_path)
+    write_driver(tmp_path, "/usr/lib/i386-linux-gnu", arch="i386")
+    found = index_libraries(search_inventory(tmp_path))
     assert ("libcuda.so.1", "i386") in found
     assert found["libcuda.so.1", "i386"].capability == "compute"
     assert not found["libcuda.so.1", "i386"].required
@@ -205,34 +205,34 @@ def test_libraries_for_32_bit_programs_keep_their_capability_and_say_their_archi
 
 
 def test_a_library_for_another_machine_is_left_out(tmp_path: Path) -> None:
-    library(tmp_path, LIBDIR, f"libcuda.so.{VERSION}", "libcuda.so.1", arch="aarch64")
-    found = inventory(tmp_path)
-    assert libraries(found) == {}
-    assert f"libcuda.so.{VERSION} is for aarch64" in said(found, LIBDIR)
+    write_library(tmp_path, LIBRARY_DIR, f"libcuda.so.{VERSION}", "libcuda.so.1", arch="aarch64")
+    found = search_inventory(tmp_path)
+    assert index_libraries(found) == {}
+    assert f"libcuda.so.{VERSION} is for aarch64" in find_report_line(found, LIBRARY_DIR)
     assert [soname for _, soname, _ in found.missing_libraries] == ["libnvidia-ml.so.1", "libcuda.so.1"]
 
 
 def test_vendor_neutral_and_toolkit_libraries_stay_out(tmp_path: Path) -> None:
-    driver(tmp_path)
+    write_driver(tmp_path)
     for name in ("libGL.so.1", "libEGL.so.1", "libOpenCL.so.1", "libGLdispatch.so.0", f"libGL.so.{VERSION}"):
-        library(tmp_path, LIBDIR, name, name)
-    library(tmp_path, "/usr/local/cuda/lib64/stubs", "libcuda.so", "libcuda.so.1")
-    library(tmp_path, "/usr/local/cuda/compat", "libcuda.so.560.35.03", "libcuda.so.1")
+        write_library(tmp_path, LIBRARY_DIR, name, name)
+    write_library(tmp_path, "/usr/local/cuda/lib64/stubs", "libcuda.so", "libcuda.so.1")
+    write_library(tmp_path, "/usr/local/cuda/compat", "libcuda.so.560.35.03", "libcuda.so.1")
     paths = ("/usr/local/cuda/lib64/stubs", "/usr/local/cuda/compat")
-    found = inventory(tmp_path, paths=paths)
-    assert set(libraries(found)) == EXPECTED
-    assert "belongs to a CUDA toolkit" in said(found, "/usr/local/cuda/compat")
+    found = search_inventory(tmp_path, paths=paths)
+    assert set(index_libraries(found)) == EXPECTED
+    assert "belongs to a CUDA toolkit" in find_report_line(found, "/usr/local/cuda/compat")
 
 
 def test_what_a_driver_library_needs_comes_along_even_unlisted_and_unversioned(tmp_path: Path) -> None:
-    driver(tmp_path)
+    write_driver(tmp_path)
     needed = ("libnvidia-new.so.7", "libc.so.6", "libfine.so.1")
-    library(tmp_path, LIBDIR, f"libcuda.so.{VERSION}", "libcuda.so.1", needed=needed)
-    library(tmp_path, LIBDIR, "libnvidia-new.so.7", "libnvidia-new.so.7", needed=("libnvidia-newer.so.1",))
-    library(tmp_path, LIBDIR, "libnvidia-newer.so.1", "libnvidia-newer.so.1")
-    library(tmp_path, LIBDIR, "libnvidia-unrelated.so.1", "libnvidia-unrelated.so.1")
-    library(tmp_path, LIBDIR, "libfine.so.1", "libfine.so.1")
-    found = libraries(inventory(tmp_path))
+    write_library(tmp_path, LIBRARY_DIR, f"libcuda.so.{VERSION}", "libcuda.so.1", needed=needed)
+    write_library(tmp_path, LIBRARY_DIR, "libnvidia-new.so.7", "libnvidia-new.so.7", needed=("libnvidia-newer.so.1",))
+    write_library(tmp_path, LIBRARY_DIR, "libnvidia-newer.so.1", "libnvidia-newer.so.1")
+    write_library(tmp_path, LIBRARY_DIR, "libnvidia-unrelated.so.1", "libnvidia-unrelated.so.1")
+    write_library(tmp_path, LIBRARY_DIR, "libfine.so.1", "libfine.so.1")
+    found = index_libraries(search_inventory(tmp_path))
     extra = {("libnvidia-new.so.7", "x86_64"), ("libnvidia-newer.so.1", "x86_64")}
     assert set(found) == EXPECTED | extra
     assert found["libcuda.so.1", "x86_64"].needs == needed
@@ -240,23 +240,23 @@ def test_what_a_driver_library_needs_comes_along_even_unlisted_and_unversioned(t
 
 def test_links_out_of_the_root_stay_inside(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
-    library(tmp_path, "outside", f"libcuda.so.{VERSION}", "libcuda.so.1")
+    write_library(tmp_path, "outside", f"libcuda.so.{VERSION}", "libcuda.so.1")
     root = tmp_path / "root"
-    place = root / LIBDIR.lstrip("/")
+    place = root / LIBRARY_DIR.lstrip("/")
     place.mkdir(parents=True)
     (place / "libcuda.so.1").symlink_to(outside / f"libcuda.so.{VERSION}")
     (place / "libnvidia-ml.so.1").symlink_to(f"../../../../outside/libcuda.so.{VERSION}")
-    found = inventory(root)
-    assert libraries(found) == {}
-    assert "libcuda.so.1 leads nowhere" in said(found, LIBDIR)
+    found = search_inventory(root)
+    assert index_libraries(found) == {}
+    assert "libcuda.so.1 leads nowhere" in find_report_line(found, LIBRARY_DIR)
 
 
 def test_absolute_links_are_followed_inside_the_root(tmp_path: Path) -> None:
-    driver(tmp_path, "/nix/store/x/lib")
+    write_driver(tmp_path, "/nix/store/x/lib")
     (tmp_path / "run/opengl-driver/lib").mkdir(parents=True)
     for soname, _ in EXPECTED:
         (tmp_path / "run/opengl-driver/lib" / soname).symlink_to(f"/nix/store/x/lib/{soname}")
-    found = libraries(inventory(tmp_path))
+    found = index_libraries(search_inventory(tmp_path))
     assert set(found) == EXPECTED
     assert found["libcuda.so.1", "x86_64"].path == f"/nix/store/x/lib/libcuda.so.{VERSION}"
 
@@ -267,8 +267,8 @@ def test_absolute_links_are_followed_inside_the_root(tmp_path: Path) -> None:
 def test_hostile_things_in_place_of_libcuda_are_named_and_nothing_else_suffers(
     tmp_path: Path, kind: str, *, cached: bool
 ) -> None:
-    driver(tmp_path)
-    real = tmp_path / LIBDIR.lstrip("/") / f"libcuda.so.{VERSION}"
+    write_driver(tmp_path)
+    real = tmp_path / LIBRARY_DIR.lstrip("/") / f"libcuda.so.{VERSION}"
     data = real.read_bytes()
     real.unlink()
     if kind == "fifo":
@@ -288,15 +288,15 @@ def test_hostile_things_in_place_of_libcuda_are_named_and_nothing_else_suffers(
     else:
         os.mknod(real, 0o140644)
     if cached:
-        cache(tmp_path, [("libcuda.so.1", f"{LIBDIR}/libcuda.so.1")])
-    found = inventory(tmp_path)
-    assert set(libraries(found)) == EXPECTED - {("libcuda.so.1", "x86_64")}
+        write_ld_cache(tmp_path, [("libcuda.so.1", f"{LIBRARY_DIR}/libcuda.so.1")])
+    found = search_inventory(tmp_path)
+    assert set(index_libraries(found)) == EXPECTED - {("libcuda.so.1", "x86_64")}
     assert found.missing_libraries == (("compute", "libcuda.so.1", ""),)
-    assert "libcuda.so.1" in said(found, "/etc/ld.so.cache" if cached else LIBDIR)
+    assert "libcuda.so.1" in find_report_line(found, "/etc/ld.so.cache" if cached else LIBRARY_DIR)
 
 
 def test_every_place_is_reported_even_on_an_empty_host(tmp_path: Path) -> None:
-    found = inventory(tmp_path, version=None)
+    found = search_inventory(tmp_path, version=None)
     assert found.files == ()
     assert found.version == ""
     assert len(found.search_report) >= 25
@@ -305,23 +305,23 @@ def test_every_place_is_reported_even_on_an_empty_host(tmp_path: Path) -> None:
 
 
 def test_one_directory_under_two_names_is_read_once(tmp_path: Path) -> None:
-    driver(tmp_path, "/usr/lib64")
+    write_driver(tmp_path, "/usr/lib64")
     (tmp_path / "lib64").symlink_to("usr/lib64")
-    found = inventory(tmp_path)
-    assert said(found, "/lib64") == "the same as /usr/lib64"
-    assert set(libraries(found)) == EXPECTED
+    found = search_inventory(tmp_path)
+    assert find_report_line(found, "/lib64") == "the same as /usr/lib64"
+    assert set(index_libraries(found)) == EXPECTED
 
 
 def test_a_driver_root_of_its_own_is_searched_below_itself(tmp_path: Path) -> None:
-    driver(tmp_path / "run/nvidia/driver")
+    write_driver(tmp_path / "run/nvidia/driver")
     (tmp_path / "run/nvidia/driver/usr/bin").mkdir(parents=True)
     smi = tmp_path / "run/nvidia/driver/usr/bin/nvidia-smi"
     smi.write_text("#!/bin/sh\n")
     smi.chmod(0o755)
-    driver(tmp_path, version="535.183.01")
-    found = inventory(tmp_path, below="/run/nvidia/driver")
-    assert set(libraries(found)) == EXPECTED
-    cuda = libraries(found)["libcuda.so.1", "x86_64"]
-    assert cuda.path == f"{LIBDIR}/libcuda.so.{VERSION}"
+    write_driver(tmp_path, version="535.183.01")
+    found = search_inventory(tmp_path, below="/run/nvidia/driver")
+    assert set(index_libraries(found)) == EXPECTED
+    cuda = index_libraries(found)["libcuda.so.1", "x86_64"]
+    assert cuda.path == f"{LIBRARY_DIR}/libcuda.so.{VERSION}"
     assert cuda.source == f"{tmp_path}/run/nvidia/driver{cuda.path}"
     assert [file.source for file in found.files if file.name == "nvidia-smi"] == [str(smi)]

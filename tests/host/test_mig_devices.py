@@ -22,9 +22,9 @@ from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.model.machine import Gpu
 from gpu_oci_hook.model.optional_devices import OptionalItems
 from gpu_oci_hook.simulate import host_tree, kernel
-from support.bundles import lacking
-from support.driver_tree import Memory
-from support.nvml_double import Double, compiler
+from support.bundles import skip_or_fail
+from support.fake_cache import FakeCache
+from support.nvml_double import NvmlDouble, find_compiler
 
 VERSION = "550.163.01"
 
@@ -37,7 +37,7 @@ class Machine:
         self.report = host_tree.build_host(root, gpus=gpus, mig=words, driver=VERSION)
         self.host = Host(str(root))
         self.gpus: list[Gpu] = read_gpus(self.host)[0]
-        self.memory = Memory()
+        self.memory = FakeCache()
         self.library = str(root) + self.report.libraries["libnvidia-ml.so.1"]
 
     def instances(self, *, limit: float = 10.0, version: str = VERSION) -> MigDevices:
@@ -46,10 +46,10 @@ class Machine:
     def tree(self, gpu: int) -> Path:
         return self.root / f"proc/driver/nvidia/capabilities/gpu{self.gpus[gpu].minor}/mig"
 
-    def double(self, *, reverse: bool = False) -> Double:
-        if not compiler():
-            lacking("NVML's answers; there is no C compiler for its double")
-        return Double(self.report, reverse=reverse)
+    def double(self, *, reverse: bool = False) -> NvmlDouble:
+        if not find_compiler():
+            skip_or_fail("NVML's answers; there is no C compiler for its double")
+        return NvmlDouble(self.report, reverse=reverse)
 
     def extra(self, *names: str, rights: tuple[tuple[str, str], ...] = ()) -> OptionalItems:
         made = OptionalItems()
@@ -98,7 +98,7 @@ def test_what_is_no_instance_in_the_tree_is_left_alone(machine: Machine, name: s
 
 def test_a_driver_that_hides_its_tree_is_understood_by_its_table_and_nodes(machine: Machine) -> None:
     if os.geteuid() != 0:
-        lacking("the nodes of a hidden tree; only root can make device nodes")
+        skip_or_fail("the nodes of a hidden tree; only root can make device nodes")
     before = names(machine.instances(), machine)
     shutil.rmtree(machine.root / "proc/driver/nvidia/capabilities")
     assert names(machine.instances(), machine) == before

@@ -14,7 +14,7 @@ from gpu_oci_hook.formats import elf
 from gpu_oci_hook.host.platforms import tegra, tegra_csv
 from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.model.machine import Inventory
-from support.driver_tree import Memory
+from support.fake_cache import FakeCache
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can make device nodes")
 LISTS = "etc/nvidia-container-runtime/host-files-for-container.d"
@@ -54,12 +54,12 @@ def board(root: Path, **lists: str) -> Path:
 
 
 def look(
-    root: Path, *, every: bool = False, ignore: tuple[str, ...] = (), memory: Memory | None = None
+    root: Path, *, every: bool = False, ignore: tuple[str, ...] = (), memory: FakeCache | None = None
 ) -> tuple[tegra.TegraPlatform, Inventory]:
     host = Host(str(root))
     made = tegra.TegraPlatform(host, ())
     made.list_gpus([])
-    found = made.collect_inventory(host, Config(csv_ignore=ignore), [], None, memory or Memory(), all_lists=every)
+    found = made.collect_inventory(host, Config(csv_ignore=ignore), [], None, memory or FakeCache(), all_lists=every)
     return made, found
 
 
@@ -155,7 +155,7 @@ def test_root_believes_no_list_that_somebody_else_could_write(tmp_path: Path, ki
     write(tmp_path, "/file")
     place = Path(f"{tmp_path}/{LISTS}{'/l4t.csv' * (kind == 'list')}")
     os.chown(place, 12345, 0)
-    memory = Memory()
+    memory = FakeCache()
     made, found = look(tmp_path, memory=memory)
     assert said(made) == {} and files(found) == {("config", "/etc/nv_tegra_release")}
     assert f"{place} belongs to user 12345, so it" in found.problems[0]
@@ -289,7 +289,7 @@ def test_what_a_whole_directory_brings_is_not_mounted_twice(tmp_path: Path) -> N
 
 def test_the_answer_is_remembered_until_something_changes(tmp_path: Path) -> None:
     board(tmp_path, drivers=f"lib, {LIB}/tegra/*\nsym, /later\nlib, /opt/deep/file\n")
-    memory = Memory()
+    memory = FakeCache()
     look(tmp_path, memory=memory)
     _, again = look(tmp_path, memory=memory)
     assert memory.puts == 1
@@ -313,7 +313,7 @@ def test_the_answer_is_remembered_until_something_changes(tmp_path: Path) -> Non
 def test_nodes_are_looked_at_every_time(tmp_path: Path) -> None:
     board(tmp_path, devices="dev, /dev/nvgpu/igpu?/*\n")
     (tmp_path / "dev/nvgpu/igpu0").mkdir(parents=True)
-    memory = Memory()
+    memory = FakeCache()
     made, _ = look(tmp_path, memory=memory)
     assert list(said(made).values()) == ["missing"]
     os.mknod(tmp_path / "dev/nvgpu/igpu0/ctrl", 0o20660, os.makedev(502, 2))

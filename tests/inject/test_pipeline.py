@@ -22,19 +22,19 @@ from support.bundles import (
     DEV,
     PROC,
     Spec,
-    allowed,
-    bundle,
-    debian,
-    destinations,
-    devices,
-    inject,
-    lacking,
-    look,
-    nodes_needed,
-    read,
-    settings,
-    spec,
-    write,
+    container_spec,
+    host_config,
+    inject_in_process,
+    list_allowed_numbers,
+    list_device_numbers,
+    list_mount_destinations,
+    make_bundle,
+    make_debian_rootfs,
+    read_spec,
+    skip_or_fail,
+    snapshot_tree,
+    user_namespace_param,
+    write_spec,
 )
 
 pytestmark = pytest.mark.usefixtures("own_state")
@@ -61,10 +61,10 @@ def own(tmp_path: Path) -> Path:
 
 def refused(directory: Path, config: Config) -> str:
     """The sentence of a container that does not start, whose bundle is as it was."""
-    before = look(directory)
+    before = snapshot_tree(directory)
     with pytest.raises(Fault) as caught:
-        inject(directory, config)
-    assert look(directory) == before, "a refused container was changed"
+        inject_in_process(directory, config)
+    assert snapshot_tree(directory) == before, "a refused container was changed"
     assert "\n" not in str(caught.value)
     return str(caught.value)
 
@@ -80,8 +80,8 @@ def prepared(directory: Path, config: Config) -> Outcome:
 def _edits(root: Path, layout: str) -> tuple[Any, ...]:
     """What a container gets, told without the host's paths."""
     report = host_tree.build_host(root / "host", gpus=2, driver=DRIVER, layout=layout)
-    made = bundle(root / "bundle", spec(GPU0, ALL, mounts=[PROC]))
-    after = inject(made, settings(root / "host", driver_root=report.driver_root))
+    made = make_bundle(root / "bundle", container_spec(GPU0, ALL, mounts=[PROC]))
+    after = inject_in_process(made, host_config(root / "host", driver_root=report.driver_root))
     mounts = sorted(
         (mount["destination"], tuple(mount["options"]))
         for mount in after["mounts"]
@@ -90,7 +90,7 @@ def _edits(root: Path, layout: str) -> tuple[Any, ...]:
     links = {
         str(path.relative_to(made)): os.readlink(path) for path in (made / "rootfs").rglob("*") if path.is_symlink()
     }
-    return mounts, devices(after), allowed(after), after["process"]["env"], links
+    return mounts, list_device_numbers(after), list_allowed_numbers(after), after["process"]["env"], links
 
 
 @pytest.mark.parametrize("layout", [name for name in host_tree.DESKTOP_LAYOUTS if name != "debian"])
@@ -123,20 +123,20 @@ def test_every_layout_gives_the_same_edits(layout: str, tmp_path: Path) -> None:
 
 def test_a_driver_root_apart_from_the_hosts_own(tmp_path: Path) -> None:
     report = host_tree.build_host(tmp_path / "host", gpus=1, driver=DRIVER, layout="driver-container")
-    made = bundle(tmp_path / "bundle", spec(GPU0, mounts=[PROC]))
-    after = inject(made, settings(tmp_path / "host", driver_root=report.driver_root))
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0, mounts=[PROC]))
+    after = inject_in_process(made, host_config(tmp_path / "host", driver_root=report.driver_root))
     sources = [mount["source"] for mount in after["mounts"] if "libcuda.so" in mount["destination"]]
     assert sources
     assert all(source.startswith(f"{tmp_path}/host{report.driver_root}/") for source in sources)
-    assert "/dev/nvidia0" in devices(after)
+    assert "/dev/nvidia0" in list_device_numbers(after)
 
 
 # --- idempotence --------------------------------------------------------------------------------------
 
 KINDS: dict[str, Spec] = {
-    "plain": spec(GPU0, mounts=[PROC]),
-    "everything": spec("NVIDIA_VISIBLE_DEVICES=all", ALL, mounts=[PROC, DEV]),
-    "user namespace": spec(
+    "plain": container_spec(GPU0, mounts=[PROC]),
+    "everything": container_spec("NVIDIA_VISIBLE_DEVICES=all", ALL, mounts=[PROC, DEV]),
+    "user namespace": container_spec(
         GPU0,
         mounts=[PROC],
         linux={
@@ -144,9 +144,9 @@ KINDS: dict[str, Spec] = {
             "resources": {"devices": [{"allow": False, "access": "rwm"}]},
         },
     ),
-    "no device rules": spec(GPU0, linux={"namespaces": [{"type": "mount"}]}),
-    "driver alone": spec("NVIDIA_VISIBLE_DEVICES=none"),
-    "own library path": spec(GPU0, "LD_LIBRARY_PATH=/opt/x", mounts=[DEV]),
+    "no device rules": container_spec(GPU0, linux={"namespaces": [{"type": "mount"}]}),
+    "driver alone": container_spec("NVIDIA_VISIBLE_DEVICES=none"),
+    "own library path": container_spec(GPU0, "LD_LIBRARY_PATH=/opt/x", mounts=[DEV]),
 }
 
 
@@ -158,54 +158,54 @@ def params(monkeypatch: pytest.MonkeyPatch, host: Path) -> None:
     monkeypatch.setattr(pipeline, "_read_visible_params", lambda _: data)
 
 
-@pytest.mark.parametrize("kind", [nodes_needed(kind) for kind in KINDS])
+@pytest.mark.parametrize("kind", [user_namespace_param(kind) for kind in KINDS])
 @pytest.mark.parametrize("writable", [True, False], ids=["writable", "read-only"])
 def test_a_second_time_changes_nothing(
     kind: str, writable: bool, tmp_path: Path, host: Path, params: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = settings(host)
+    config = host_config(host)
     config_json = json.loads(json.dumps(KINDS[kind]))
     if not writable:
         if not any(mount["destination"] == "/dev" for mount in config_json["mounts"]):
             config_json["mounts"].append(DEV)
         monkeypatch.setattr("gpu_oci_hook.files.rootfs.Rootfs.is_writable", lambda _: False)
-    made = bundle(tmp_path / "bundle", config_json)
+    made = make_bundle(tmp_path / "bundle", config_json)
     (made / "rootfs/etc/ld.so.cache").write_bytes(b"")
-    inject(made, config)
-    before = look(made)
-    assert read(made) != KINDS[kind]
+    inject_in_process(made, config)
+    before = snapshot_tree(made)
+    assert read_spec(made) != KINDS[kind]
     for _ in range(2):
-        inject(made, config)
-        assert look(made) == before
-    assert pipeline.apply_plan(prepared(made, config), read(made), str(made / "config.json"),
+        inject_in_process(made, config)
+        assert snapshot_tree(made) == before
+    assert pipeline.apply_plan(prepared(made, config), read_spec(made), str(made / "config.json"),
                             (made / "config.json").read_bytes()) == []  # fmt: skip
 
 
-@pytest.mark.parametrize("kind", [nodes_needed(kind) for kind in KINDS])
+@pytest.mark.parametrize("kind", [user_namespace_param(kind) for kind in KINDS])
 def test_killed_between_the_image_and_config_json_the_next_try_comes_to_the_same_end(
     kind: str, tmp_path: Path, host: Path, params: None
 ) -> None:
-    config = settings(host)
-    made = bundle(tmp_path / "b/bundle", KINDS[kind])
+    config = host_config(host)
+    made = make_bundle(tmp_path / "b/bundle", KINDS[kind])
     outcome = prepared(made, config)
     assert outcome.rootfs is not None
     rootfs_edits.apply_to_rootfs(outcome.rootfs, outcome.plan.edits, f"{outcome.bundle}/{rootfs_edits.GENERATED_DIR}")
-    after = inject(made, config)
-    image = look(made, times=False)
+    after = inject_in_process(made, config)
+    image = snapshot_tree(made, times=False)
     os.rename(tmp_path / "b", tmp_path / "a")  # the second bundle has the same paths
-    other = bundle(tmp_path / "b/bundle", KINDS[kind])
-    assert inject(other, config) == after
-    assert look(other, times=False) == image
+    other = make_bundle(tmp_path / "b/bundle", KINDS[kind])
+    assert inject_in_process(other, config) == after
+    assert snapshot_tree(other, times=False) == image
 
 
 def test_what_was_done_with_another_driver_is_brought_up_to_date_by_a_new_bundle(tmp_path: Path) -> None:
     """The image of a container that ran with an older driver: a commit, or a restart after an update."""
     host_tree.build_host(tmp_path / "old", driver="535.183.06")
     host_tree.build_host(tmp_path / "new", driver=DRIVER)
-    made = bundle(tmp_path / "bundle", spec(GPU0, mounts=[PROC]))
-    inject(made, settings(tmp_path / "old"))
-    write(made, spec(GPU0, mounts=[PROC]))
-    after = inject(made, settings(tmp_path / "new"))
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0, mounts=[PROC]))
+    inject_in_process(made, host_config(tmp_path / "old"))
+    write_spec(made, container_spec(GPU0, mounts=[PROC]))
+    after = inject_in_process(made, host_config(tmp_path / "new"))
     assert not [mount for mount in after["mounts"] if "535.183.06" in json.dumps(mount)]
     for path in (made / "rootfs").rglob("libcuda.so*"):
         assert "535" not in os.readlink(path)
@@ -217,14 +217,14 @@ def test_what_was_done_with_another_driver_is_brought_up_to_date_by_a_new_bundle
 
 def test_unknown_keys_survive_everywhere(tmp_path: Path, host: Path) -> None:
     odd = {"x": [1, 2.5, None, True, "\u20ac \U0001f600 \0"], "": {}}
-    config_json = spec(GPU0, mounts=[{**PROC, "odd": odd}], odd=odd)
+    config_json = container_spec(GPU0, mounts=[{**PROC, "odd": odd}], odd=odd)
     config_json["process"]["odd"] = odd
     config_json["linux"]["odd"] = odd
     config_json["linux"]["resources"]["odd"] = odd
     config_json["linux"]["resources"]["devices"][0]["odd"] = odd
     config_json["hooks"] = {"odd": odd, "prestart": [{"path": "/bin/x", "odd": odd}]}
-    made = bundle(tmp_path / "bundle", config_json)
-    after = inject(made, settings(host))
+    made = make_bundle(tmp_path / "bundle", config_json)
+    after = inject_in_process(made, host_config(host))
     assert list(after)[: len(config_json)] == list(config_json)
 
     def subset(before: Any, now: Any) -> None:
@@ -241,31 +241,31 @@ def test_unknown_keys_survive_everywhere(tmp_path: Path, host: Path) -> None:
 
 
 def test_lone_surrogates_and_big_numbers_survive(tmp_path: Path, host: Path) -> None:
-    made = bundle(tmp_path / "bundle", spec(GPU0))
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
     path = made / "config.json"
     path.write_text(path.read_text().replace('"cwd"', '"odd":["\\ud800",123456789012345678901234567890],"cwd"'))
-    inject(made, settings(host))
+    inject_in_process(made, host_config(host))
     assert '"odd":["\\ud800",123456789012345678901234567890]' in path.read_text()
 
 
 def test_owner_and_mode_of_config_json_stay(tmp_path: Path, host: Path) -> None:
-    made = bundle(tmp_path / "bundle", spec(GPU0))
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
     path = made / "config.json"
     os.chmod(path, 0o640)
     if os.geteuid() == 0:
         os.chown(path, 1234, 4321)
     before = path.stat()
-    inject(made, settings(host))
+    inject_in_process(made, host_config(host))
     after = path.stat()
     assert (after.st_mode, after.st_uid, after.st_gid) == (before.st_mode, before.st_uid, before.st_gid)
     assert after.st_ino != before.st_ino
 
 
 def test_a_config_json_that_is_a_link_stays_one(tmp_path: Path, host: Path) -> None:
-    made = bundle(tmp_path / "bundle", spec(GPU0))
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
     os.rename(made / "config.json", tmp_path / "real.json")
     (made / "config.json").symlink_to("../real.json")
-    inject(made, settings(host))
+    inject_in_process(made, host_config(host))
     assert (made / "config.json").is_symlink()
     assert "/dev/nvidia1" in (tmp_path / "real.json").read_text()
 
@@ -284,26 +284,26 @@ def test_a_config_json_that_is_a_link_stays_one(tmp_path: Path, host: Path) -> N
 def test_something_else_than_the_specification_says_is_refused_before_anything_is_touched(
     where: tuple[str, ...], value: object, tmp_path: Path, host: Path
 ) -> None:
-    config_json = spec(GPU0)
+    config_json = container_spec(GPU0)
     inner: Any = config_json
     for key in where[:-1]:
         inner = inner[key]
     inner[where[-1]] = value
-    text = refused(bundle(tmp_path / "bundle", config_json), settings(host))
+    text = refused(make_bundle(tmp_path / "bundle", config_json), host_config(host))
     assert f'"{where[-1]}" is not an ' in text
 
 
 def test_a_number_that_json_cannot_say_is_refused_before_anything_is_touched(tmp_path: Path, host: Path) -> None:
-    made = bundle(tmp_path / "bundle", spec(GPU0))
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
     path = made / "config.json"
     path.write_text(path.read_text().replace('"cwd"', '"odd":1e999,"cwd"'))
-    assert "cannot be written as JSON" in refused(made, settings(host))
+    assert "cannot be written as JSON" in refused(made, host_config(host))
 
 
 @pytest.mark.parametrize("root", [None, 7, "", {}, {"path": None}, {"path": ""}, {"path": "a\0b"}, {"path": "nowhere"},
                                   {"path": "\ud800"}, {"path": "config.json"}])  # fmt: skip
 def test_a_root_that_cannot_be_is_refused(root: object, tmp_path: Path, host: Path) -> None:
-    text = refused(bundle(tmp_path / "bundle", spec(GPU0, root=root)), settings(host))
+    text = refused(make_bundle(tmp_path / "bundle", container_spec(GPU0, root=root)), host_config(host))
     assert "root" in text
     assert "no such file or directory" not in text.lower()
 
@@ -312,37 +312,37 @@ def test_the_machines_own_root_is_not_injected_into(
     tmp_path: Path, host: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Another directory plays the machine's root: a test that fails shall not harm the one it runs on.
-    made = bundle(tmp_path / "bundle", spec(GPU0))
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
     truly = os.stat
     monkeypatch.setattr(os, "stat", lambda path, **more: truly(made / "rootfs" if path == "/" else path, **more))
-    assert "machine's own" in refused(made, settings(host))
+    assert "machine's own" in refused(made, host_config(host))
 
 
 def test_a_rule_that_a_later_one_takes_back_is_not_taken_for_ours(tmp_path: Path, host: Path) -> None:
-    config_json = spec(GPU0)
+    config_json = container_spec(GPU0)
     allow = {"allow": True, "type": "c", "major": 195, "minor": 255, "access": "rwm"}
     config_json["linux"]["resources"]["devices"] = [allow, {"allow": False, "access": "rwm"}]
-    after = inject(bundle(tmp_path / "bundle", config_json), settings(host))
-    assert allowed(after).count((195, 255)) == 2
+    after = inject_in_process(make_bundle(tmp_path / "bundle", config_json), host_config(host))
+    assert list_allowed_numbers(after).count((195, 255)) == 2
 
 
 def test_a_rule_of_the_engines_own_is_not_repeated(tmp_path: Path, host: Path) -> None:
-    config_json = spec(GPU0)
+    config_json = container_spec(GPU0)
     config_json["linux"]["resources"]["devices"].append(
         {"allow": True, "type": "c", "major": 195, "minor": 255, "access": "rwm"}
     )
-    after = inject(bundle(tmp_path / "bundle", config_json), settings(host))
-    assert allowed(after).count((195, 255)) == 1
+    after = inject_in_process(make_bundle(tmp_path / "bundle", config_json), host_config(host))
+    assert list_allowed_numbers(after).count((195, 255)) == 1
 
 
 def test_stale_numbers_in_the_spec_give_way_to_the_kernels(tmp_path: Path, host: Path) -> None:
-    config_json = spec(GPU0)
+    config_json = container_spec(GPU0)
     config_json["linux"]["devices"] = [
         {"path": "/dev/nvidia-uvm", "type": "c", "major": 235, "minor": 0},
         {"path": "/dev/fuse", "type": "c", "major": 10, "minor": 229},
     ]
-    after = inject(bundle(tmp_path / "bundle", config_json), settings(host))
-    found = devices(after)
+    after = inject_in_process(make_bundle(tmp_path / "bundle", config_json), host_config(host))
+    found = list_device_numbers(after)
     assert found["/dev/nvidia-uvm"] == (510, 0)
     assert found["/dev/fuse"] == (10, 229)
     assert [node["path"] for node in after["linux"]["devices"]].count("/dev/nvidia-uvm") == 1
@@ -350,11 +350,11 @@ def test_stale_numbers_in_the_spec_give_way_to_the_kernels(tmp_path: Path, host:
 
 def test_the_bundle_of_a_cdi_engine_is_left_alone(tmp_path: Path, host: Path) -> None:
     hook = {"path": "/usr/bin/nvidia-ctk", "args": ["nvidia-ctk", "hook", "update-ldcache"]}
-    made = bundle(tmp_path / "bundle", spec(GPU0, hooks={"createContainer": [hook]}))
-    before = look(made)
-    inject(made, settings(host))
-    assert look(made) == before
-    outcome = prepared(made, settings(host))
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0, hooks={"createContainer": [hook]}))
+    before = snapshot_tree(made)
+    inject_in_process(made, host_config(host))
+    assert snapshot_tree(made) == before
+    outcome = prepared(made, host_config(host))
     assert outcome.plan.state == "done"
     assert any("nvidia-ctk" in warning for warning in outcome.plan.warnings)
 
@@ -362,7 +362,10 @@ def test_the_bundle_of_a_cdi_engine_is_left_alone(tmp_path: Path, host: Path) ->
 def test_the_hook_of_the_incumbent_is_taken_out(tmp_path: Path, host: Path) -> None:
     other = {"path": "/usr/bin/other"}
     nvidia = {"path": "/usr/bin/nvidia-container-runtime-hook", "args": ["nvidia-container-runtime-hook", "prestart"]}
-    after = inject(bundle(tmp_path / "bundle", spec(GPU0, hooks={"prestart": [nvidia, other, nvidia]})), settings(host))
+    after = inject_in_process(
+        make_bundle(tmp_path / "bundle", container_spec(GPU0, hooks={"prestart": [nvidia, other, nvidia]})),
+        host_config(host),
+    )
     assert after["hooks"]["prestart"] == [other]
 
 
@@ -371,24 +374,26 @@ def test_the_hook_of_the_incumbent_is_taken_out(tmp_path: Path, host: Path) -> N
 
 @pytest.mark.parametrize("config", [{"env": "never"}, {"env": "privileged"}])
 def test_who_may_not_ask_starts_without_a_gpu_and_untouched(config: dict[str, str], tmp_path: Path, host: Path) -> None:
-    made = bundle(tmp_path / "bundle", spec(GPU0))
-    before = look(made)
-    inject(made, settings(host, **config))
-    assert look(made) == before
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
+    before = snapshot_tree(made)
+    inject_in_process(made, host_config(host, **config))
+    assert snapshot_tree(made) == before
 
 
 @pytest.mark.parametrize("words", ["0,0", "0,GPU-4", "0,0000:07:00.0", "0-0,0", " 0 , 0 ,"])
 def test_a_gpu_by_two_names_is_one(words: str, tmp_path: Path, host: Path) -> None:
     uuid = host_tree.build_host(tmp_path / "again", gpus=2).gpus[0].uuid
     words = words.replace("GPU-4", uuid[:12])
-    after = inject(bundle(tmp_path / "bundle", spec(f"NVIDIA_VISIBLE_DEVICES={words}")), settings(host))
+    after = inject_in_process(
+        make_bundle(tmp_path / "bundle", container_spec(f"NVIDIA_VISIBLE_DEVICES={words}")), host_config(host)
+    )
     nodes = [node["path"] for node in after["linux"]["devices"]]
-    assert len(nodes) == len(set(nodes)) == len(allowed(after)) == len(set(allowed(after)))
+    assert len(nodes) == len(set(nodes)) == len(list_allowed_numbers(after)) == len(set(list_allowed_numbers(after)))
     assert [path for path in nodes if path[len("/dev/nvidia") :].isdigit()] == ["/dev/nvidia1"]
 
 
 def test_a_gpu_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path, host: Path) -> None:
-    text = refused(bundle(tmp_path / "bundle", spec("NVIDIA_VISIBLE_DEVICES=9")), settings(host))
+    text = refused(make_bundle(tmp_path / "bundle", container_spec("NVIDIA_VISIBLE_DEVICES=9")), host_config(host))
     assert "there is no GPU 9. This machine has 0 to 1" in text
 
 
@@ -412,20 +417,20 @@ def no_files(root: Path) -> None:
 
 
 def test_a_root_that_is_not_there_is_named_and_nothing_else(own: Path, tmp_path: Path) -> None:
-    made = bundle(tmp_path / "bundle", spec(GPU0))
-    wrong = settings(tmp_path / "none")
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
+    wrong = host_config(tmp_path / "none")
     assert f": [host] root = {tmp_path}/none is not a directory. Name" in refused(made, wrong)
-    wrong = settings(own, driver_root="/run/nvidia/none")
+    wrong = host_config(own, driver_root="/run/nvidia/none")
     assert refused(made, wrong).startswith(f"[host] driver-root = /run/nvidia/none is not a directory below {own}")
-    (warning,) = prepared(made, settings(tmp_path / "none", missing_gpu="warn")).plan.warnings
+    (warning,) = prepared(made, host_config(tmp_path / "none", missing_gpu="warn")).plan.warnings
     assert warning == f"[host] root = {tmp_path}/none is not a directory; the container starts without a GPU"
 
 
 def test_no_gpu_names_the_configuration_that_counted(own: Path, tmp_path: Path) -> None:
     no_gpu(own)
-    made = bundle(tmp_path / "bundle", spec(GPU0))
-    assert "for containers (default configuration): " in refused(made, settings(own))
-    named = settings(own)
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
+    assert "for containers (default configuration): " in refused(made, host_config(own))
+    named = host_config(own)
     named.path = "/somewhere/config.toml"
     assert "for containers (configuration /somewhere/config.toml): " in refused(made, named)
 
@@ -440,34 +445,36 @@ def test_no_gpu_names_the_configuration_that_counted(own: Path, tmp_path: Path) 
 )
 def test_a_machine_without_a_gpu(spoil: Any, said: tuple[str, ...], own: Path, tmp_path: Path) -> None:
     spoil(own)
-    made = bundle(tmp_path / "bundle", spec(GPU0))
-    text = refused(made, settings(own))
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
+    text = refused(made, host_config(own))
     for part in (*said, "this machine has no NVIDIA GPU for containers", "missing-gpu"):
         assert part in text
-    before = look(made)
-    inject(made, settings(own, missing_gpu="warn"))
-    assert look(made) == before
-    (warning,) = prepared(made, settings(own, missing_gpu="warn")).plan.warnings
+    before = snapshot_tree(made)
+    inject_in_process(made, host_config(own, missing_gpu="warn"))
+    assert snapshot_tree(made) == before
+    (warning,) = prepared(made, host_config(own, missing_gpu="warn")).plan.warnings
     assert warning.endswith("the container starts without a GPU")
 
 
 def test_none_needs_no_gpu_but_the_module(own: Path, tmp_path: Path) -> None:
     no_gpu(own)
-    after = inject(bundle(tmp_path / "bundle", spec("NVIDIA_VISIBLE_DEVICES=none")), settings(own))
-    assert list(devices(after)) == ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"]
+    after = inject_in_process(
+        make_bundle(tmp_path / "bundle", container_spec("NVIDIA_VISIBLE_DEVICES=none")), host_config(own)
+    )
+    assert list(list_device_numbers(after)) == ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"]
 
 
 def test_r20_libraries_of_another_version_than_the_module(own: Path, tmp_path: Path) -> None:
     path = own / "proc/driver/nvidia/version"
     path.chmod(0o644)
     path.write_text(path.read_text().replace(DRIVER, "535.183.06"))
-    made = bundle(tmp_path / "bundle", spec(GPU0))
-    text = refused(made, settings(own))
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
+    text = refused(made, host_config(own))
     assert f"kernel module 535.183.06, libraries {DRIVER}" in text
     assert "reboot" in text
-    after = inject(made, settings(own, version_mismatch="warn"))
+    after = inject_in_process(made, host_config(own, version_mismatch="warn"))
     assert any(f"libcuda.so.{DRIVER}" in mount["source"] for mount in after["mounts"])
-    warnings = prepared(made, settings(own, version_mismatch="warn")).plan.warnings
+    warnings = prepared(made, host_config(own, version_mismatch="warn")).plan.warnings
     assert any("version mismatch" in warning for warning in warnings)
 
 
@@ -478,12 +485,12 @@ def test_a_stale_node_costs_a_warning_and_the_kernels_numbers_win(own: Path, tmp
         os.mknod(node, stat.S_IFCHR | 0o600, os.makedev(235, 0))
     except PermissionError:
         node.touch()
-    made = bundle(tmp_path / "bundle", spec(GPU0))
-    config = settings(own)
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
+    config = host_config(own)
     assert any("nvidia-uvm" in text and "510:0" in text for text in prepared(made, config).plan.warnings)
-    after = inject(made, config)
-    assert devices(after)["/dev/nvidia-uvm"] == (510, 0)
-    assert (510, 0) in allowed(after)
+    after = inject_in_process(made, config)
+    assert list_device_numbers(after)["/dev/nvidia-uvm"] == (510, 0)
+    assert (510, 0) in list_allowed_numbers(after)
     (found,) = [one for one in after["linux"]["devices"] if one["path"] == "/dev/nvidia-uvm"]
     assert found["fileMode"] == 0o666
 
@@ -493,26 +500,26 @@ def test_r04_nodes_that_the_host_lacks_cost_nothing_while_the_module_is_loaded(o
     for name in os.listdir(own / "dev"):
         if name.startswith("nvidia") and not (own / "dev" / name).is_dir():
             (own / "dev" / name).unlink()
-    made = bundle(tmp_path / "bundle", spec(GPU0))
-    after = inject(made, settings(own))
-    assert devices(after) == {
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
+    after = inject_in_process(made, host_config(own))
+    assert list_device_numbers(after) == {
         "/dev/nvidia1": (195, 1),
         "/dev/nvidiactl": (195, 255),
         "/dev/nvidia-uvm": (510, 0),
         "/dev/nvidia-uvm-tools": (510, 1),
     }
-    assert not prepared(made, settings(own)).plan.warnings
+    assert not prepared(made, host_config(own)).plan.warnings
 
 
 def test_r04_a_module_that_is_not_loaded_is_named(own: Path, tmp_path: Path) -> None:
     path = own / "proc/devices"
     path.chmod(0o644)
     path.write_text("".join(line + "\n" for line in path.read_text().splitlines() if "nvidia-uvm" not in line))
-    text = refused(bundle(tmp_path / "bundle", spec(GPU0)), settings(own))
+    text = refused(make_bundle(tmp_path / "bundle", container_spec(GPU0)), host_config(own))
     assert "/dev/nvidia-uvm is required for compute" in text
     assert "nvidia_uvm is not loaded" in text
-    made = bundle(tmp_path / "other", spec(GPU0, "NVIDIA_DRIVER_CAPABILITIES=utility"))
-    assert "/dev/nvidia-uvm" not in devices(inject(made, settings(own)))
+    made = make_bundle(tmp_path / "other", container_spec(GPU0, "NVIDIA_DRIVER_CAPABILITIES=utility"))
+    assert "/dev/nvidia-uvm" not in list_device_numbers(inject_in_process(made, host_config(own)))
 
 
 def test_a_group_of_the_nodes_becomes_the_processs(own: Path, tmp_path: Path) -> None:
@@ -522,9 +529,9 @@ def test_a_group_of_the_nodes_becomes_the_processs(own: Path, tmp_path: Path) ->
     for name in os.listdir(own / "dev"):
         if not (own / "dev" / name).is_dir():
             (own / "dev" / name).unlink()
-    config_json = spec(GPU0)
+    config_json = container_spec(GPU0)
     config_json["process"]["user"]["additionalGids"] = [7]
-    after = inject(bundle(tmp_path / "bundle", config_json), settings(own))
+    after = inject_in_process(make_bundle(tmp_path / "bundle", config_json), host_config(own))
     assert after["process"]["user"]["additionalGids"] == [7, 44]
     assert {(node["gid"], node["fileMode"]) for node in after["linux"]["devices"]} == {(44, 0o660)}
 
@@ -534,52 +541,60 @@ def test_an_excluded_gpu_is_nobodys(own: Path, tmp_path: Path) -> None:
     path = own / "proc/driver/nvidia/gpus" / name / "information"
     path.chmod(0o644)
     path.write_text(path.read_text().replace("GPU Excluded:\t No", "GPU Excluded:\t Yes"))
-    after = inject(bundle(tmp_path / "bundle", spec("NVIDIA_VISIBLE_DEVICES=all")), settings(own))
-    assert "/dev/nvidia0" in devices(after)
-    assert "/dev/nvidia1" not in devices(after)
+    after = inject_in_process(
+        make_bundle(tmp_path / "bundle", container_spec("NVIDIA_VISIBLE_DEVICES=all")), host_config(own)
+    )
+    assert "/dev/nvidia0" in list_device_numbers(after)
+    assert "/dev/nvidia1" not in list_device_numbers(after)
 
 
 # --- requirements ---------------------------------------------------------------------------------------
 
 
 def asking(*env: str) -> Spec:
-    return spec(GPU0, *env)
+    return container_spec(GPU0, *env)
 
 
 def test_a_requirement_that_is_met_changes_nothing(tmp_path: Path, host: Path) -> None:
-    made = bundle(tmp_path / "bundle", asking("NVIDIA_REQUIRE_CUDA=cuda>=12.4 brand=geforce,driver>=999"))
-    plain = bundle(tmp_path / "plain", asking())
-    config = settings(host)
-    assert destinations(inject(made, config)) == destinations(inject(plain, config))
+    made = make_bundle(tmp_path / "bundle", asking("NVIDIA_REQUIRE_CUDA=cuda>=12.4 brand=geforce,driver>=999"))
+    plain = make_bundle(tmp_path / "plain", asking())
+    config = host_config(host)
+    assert list_mount_destinations(inject_in_process(made, config)) == list_mount_destinations(
+        inject_in_process(plain, config)
+    )
 
 
 @pytest.mark.parametrize("off", ["NVIDIA_DISABLE_REQUIRE=1", "NVIDIA_DISABLE_REQUIRE=true"])
 def test_r22_a_requirement_can_be_switched_off(off: str, tmp_path: Path, host: Path) -> None:
-    made = bundle(tmp_path / "bundle", asking("NVIDIA_REQUIRE_CUDA=cuda=>12", off))
-    inject(made, settings(host))
-    assert any("not checked" in warning and off in warning for warning in prepared(made, settings(host)).plan.warnings)
-    made = bundle(tmp_path / "other", asking("NVIDIA_REQUIRE_CUDA=cuda>=99"))
-    inject(made, settings(host, disable_require=True))
-    assert "NVIDIA_REQUIRE_CUDA" in refused(made, settings(host))
+    made = make_bundle(tmp_path / "bundle", asking("NVIDIA_REQUIRE_CUDA=cuda=>12", off))
+    inject_in_process(made, host_config(host))
+    assert any(
+        "not checked" in warning and off in warning for warning in prepared(made, host_config(host)).plan.warnings
+    )
+    made = make_bundle(tmp_path / "other", asking("NVIDIA_REQUIRE_CUDA=cuda>=99"))
+    inject_in_process(made, host_config(host, disable_require=True))
+    assert "NVIDIA_REQUIRE_CUDA" in refused(made, host_config(host))
 
 
 def test_several_requirements_must_all_hold(tmp_path: Path, host: Path) -> None:
-    made = bundle(tmp_path / "bundle", asking("NVIDIA_REQUIRE_CUDA=cuda>=12", "NVIDIA_REQUIRE_X=driver<500"))
-    text = refused(made, settings(host))
+    made = make_bundle(tmp_path / "bundle", asking("NVIDIA_REQUIRE_CUDA=cuda>=12", "NVIDIA_REQUIRE_X=driver<500"))
+    text = refused(made, host_config(host))
     assert text.startswith("NVIDIA_REQUIRE_X: ")
     assert DRIVER in text
 
 
 def test_a_requirement_holds_for_a_container_without_a_gpu_of_its_own(tmp_path: Path, host: Path) -> None:
-    made = bundle(tmp_path / "bundle", spec("NVIDIA_VISIBLE_DEVICES=none", "NVIDIA_REQUIRE_CUDA=cuda>=99"))
-    assert "this host has cuda 12.4" in refused(made, settings(host))
+    made = make_bundle(
+        tmp_path / "bundle", container_spec("NVIDIA_VISIBLE_DEVICES=none", "NVIDIA_REQUIRE_CUDA=cuda>=99")
+    )
+    assert "this host has cuda 12.4" in refused(made, host_config(host))
 
 
 def test_a_requirement_is_no_matter_where_nothing_is_asked(tmp_path: Path, host: Path) -> None:
-    made = bundle(tmp_path / "bundle", spec("CUDA_VERSION=12.4", "NVIDIA_REQUIRE_CUDA=cuda>=99"))
-    before = look(made)
-    inject(made, settings(host))
-    assert look(made) == before
+    made = make_bundle(tmp_path / "bundle", container_spec("CUDA_VERSION=12.4", "NVIDIA_REQUIRE_CUDA=cuda>=99"))
+    before = snapshot_tree(made)
+    inject_in_process(made, host_config(host))
+    assert snapshot_tree(made) == before
 
 
 # --- images -----------------------------------------------------------------------------------------------
@@ -593,7 +608,7 @@ def test_an_image_with_something_else_in_a_directorys_place_starts(
     place: str, thing: str, tmp_path: Path, host: Path
 ) -> None:
     """Optional things never stop a start: what cannot be reached is withheld by name."""
-    made = bundle(tmp_path / "bundle", spec(GPU0, ALL, mounts=[PROC]))
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0, ALL, mounts=[PROC]))
     path = made / "rootfs" / place
     if path.is_symlink():
         path.unlink()
@@ -604,32 +619,34 @@ def test_an_image_with_something_else_in_a_directorys_place_starts(
         path.symlink_to(path.name)
     else:
         path.write_text("")
-    outcome = prepared(made, settings(host))
-    after = inject(made, settings(host))
-    assert not [name for name in destinations(after) if name.startswith(f"/{place}/")]
-    assert any("libcuda.so" in name for name in destinations(after))
+    outcome = prepared(made, host_config(host))
+    after = inject_in_process(made, host_config(host))
+    assert not [name for name in list_mount_destinations(after) if name.startswith(f"/{place}/")]
+    assert any("libcuda.so" in name for name in list_mount_destinations(after))
     names = [one.name for one in outcome.plan.withheld]
     if place in ("etc/vulkan", "etc/OpenCL", "usr/bin"):
         assert [name for name in names if name.startswith(f"/{place}/")]
 
 
 def test_a_link_of_the_image_into_a_volume_of_the_users_gets_no_mount_point_there(tmp_path: Path, host: Path) -> None:
-    made = bundle(
+    made = make_bundle(
         tmp_path / "bundle",
-        spec(GPU0, mounts=[{"destination": "/data", "type": "bind", "source": "/srv/data", "options": ["bind"]}]),
+        container_spec(
+            GPU0, mounts=[{"destination": "/data", "type": "bind", "source": "/srv/data", "options": ["bind"]}]
+        ),
     )
     for path in ("usr/bin", "usr/local"):
         if (made / "rootfs" / path).exists():
             os.rename(made / "rootfs" / path, tmp_path / path.replace("/", "-"))
         (made / "rootfs" / path).symlink_to(f"/data/{path}")
-    after = inject(made, settings(host))
-    assert [name for name in destinations(after) if name.startswith("/data")] == ["/data"]
+    after = inject_in_process(made, host_config(host))
+    assert [name for name in list_mount_destinations(after) if name.startswith("/data")] == ["/data"]
 
 
 def test_rich_leftovers_never_stop_a_start(tmp_path: Path, host: Path) -> None:
-    made = bundle(tmp_path / "bundle", spec(GPU0, ALL, mounts=[PROC]))
-    first = inject(made, settings(host))
-    for number, path in enumerate(destinations(first)[1:]):
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0, ALL, mounts=[PROC]))
+    first = inject_in_process(made, host_config(host))
+    for number, path in enumerate(list_mount_destinations(first)[1:]):
         place = made / "rootfs" / path.lstrip("/")
         try:
             place.parent.mkdir(parents=True, exist_ok=True)
@@ -638,23 +655,23 @@ def test_rich_leftovers_never_stop_a_start(tmp_path: Path, host: Path) -> None:
         if place.is_symlink() or place.exists():
             continue
         (place.touch, place.mkdir, lambda p=place: p.symlink_to("/nowhere"), lambda p=place: os.mkfifo(p))[number % 4]()
-    write(made, spec(GPU0, ALL, mounts=[PROC]))
-    after = inject(made, settings(host))
-    assert devices(after) == devices(first)
-    before = look(made)
-    inject(made, settings(host))
-    assert look(made) == before
+    write_spec(made, container_spec(GPU0, ALL, mounts=[PROC]))
+    after = inject_in_process(made, host_config(host))
+    assert list_device_numbers(after) == list_device_numbers(first)
+    before = snapshot_tree(made)
+    inject_in_process(made, host_config(host))
+    assert snapshot_tree(made) == before
 
 
 def test_what_is_written_below_the_root_belongs_to_the_directory_it_lands_in(tmp_path: Path, host: Path) -> None:
     if os.geteuid() != 0:
-        lacking("only root can give files away")
-    made = bundle(tmp_path / "bundle", spec(GPU0, ALL, mounts=[PROC]))
+        skip_or_fail("only root can give files away")
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0, ALL, mounts=[PROC]))
     rootfs = made / "rootfs"
     before = {str(path) for path in rootfs.rglob("*")}
     for path in (rootfs, *rootfs.rglob("*")):
         os.chown(path, 100000, 100000, follow_symlinks=False)
-    inject(made, settings(host))
+    inject_in_process(made, host_config(host))
     new = [path for path in rootfs.rglob("*") if str(path) not in before]
     assert new
     for path in new:
@@ -666,12 +683,12 @@ def test_a_musl_image(tmp_path: Path, host: Path) -> None:
     for name in ("lib", "usr/lib", "etc"):
         (rootfs / name).mkdir(parents=True)
     (rootfs / "lib/ld-musl-x86_64.so.1").write_bytes(b"\x7fELF")
-    inject(bundle(tmp_path / "bundle", spec(GPU0)), settings(host))
+    inject_in_process(make_bundle(tmp_path / "bundle", container_spec(GPU0)), host_config(host))
     assert not (rootfs / "etc/ld.so.cache").exists()
     assert (rootfs / "etc/ld-musl-x86_64.path").read_text().endswith("/lib\n/usr/local/lib\n/usr/lib\n")
 
 
 def test_debian_is_made_once(tmp_path: Path) -> None:
     """The helper itself: two bundles do not share an image."""
-    debian(tmp_path / "a")
+    make_debian_rootfs(tmp_path / "a")
     assert (tmp_path / "a/lib").is_symlink()

@@ -23,7 +23,16 @@ from gpu_oci_hook.model.edits import (
     SetEnvVariable,
 )
 from gpu_oci_hook.plan import build
-from support.plan_input import FILES, LIBRARIES, OWN, VERSION, Target, facts, library, node
+from support.plan_input import (
+    DRIVER_LIBRARY_DIR,
+    FILES,
+    IMAGE_LIBRARY_DIR,
+    VERSION,
+    FakeRootfs,
+    make_library,
+    make_node,
+    make_plan_input,
+)
 
 ALL = ("compute", "compat32", "graphics", "utility", "video", "display", "ngx")
 USER = {"namespaces": [{"type": "mount"}, {"type": "user"}]}
@@ -35,7 +44,7 @@ def of(plan: Plan, kind: type) -> list[Any]:
 
 
 def plan(asked: str = "0", capabilities: str = "", **more: Any) -> Plan:
-    return build.build_plan(facts(asked, capabilities, **more))
+    return build.build_plan(make_plan_input(asked, capabilities, **more))
 
 
 def reasons(made: Plan) -> dict[str, str]:
@@ -107,30 +116,30 @@ def test_a_joined_user_namespace_counts_as_one() -> None:
 
 
 def test_a_node_that_cannot_be_bound_is_named() -> None:
-    made = facts(spec={"linux": USER})
-    made.gpu_nodes[1] = node("/dev/nvidia1", 195, 1, exists=False)
+    made = make_plan_input(spec={"linux": USER})
+    made.gpu_nodes[1] = make_node("/dev/nvidia1", 195, 1, exists=False)
     with pytest.raises(Fault, match=r"/sim/dev/nvidia1 is missing.*user namespace"):
         build.build_plan(made)
 
 
 def test_a_node_that_the_host_lacks_costs_nothing_in_a_plain_container() -> None:
-    made = facts()
-    made.control_nodes = [("compute", node("/dev/nvidia-uvm", 510, 0, exists=False))]
+    made = make_plan_input()
+    made.control_nodes = [("compute", make_node("/dev/nvidia-uvm", 510, 0, exists=False))]
     assert "/dev/nvidia-uvm" in [edit.path for edit in of(build.build_plan(made), AddDeviceNode)]
 
 
 def test_the_group_of_a_node_becomes_an_additional_group_once() -> None:
-    made = facts()
-    made.gpu_nodes[1] = node("/dev/nvidia1", 195, 1, gid=44, mode=0o660)
-    made.control_nodes = [("", node("/dev/nvidiactl", 195, 255, gid=44, mode=0o660))]
+    made = make_plan_input()
+    made.gpu_nodes[1] = make_node("/dev/nvidia1", 195, 1, gid=44, mode=0o660)
+    made.control_nodes = [("", make_node("/dev/nvidiactl", 195, 255, gid=44, mode=0o660))]
     assert [(edit.gid, edit.reason) for edit in of(build.build_plan(made), AddGroup)] == [
         (44, "/dev/nvidia1 is for group 44 (mode 0660)")
     ]
 
 
 def test_the_group_of_a_node_that_anybody_may_use_is_not_needed() -> None:
-    made = facts()
-    made.gpu_nodes[1] = node("/dev/nvidia1", 195, 1, gid=44, mode=0o666)
+    made = make_plan_input()
+    made.gpu_nodes[1] = make_node("/dev/nvidia1", 195, 1, gid=44, mode=0o666)
     assert not of(build.build_plan(made), AddGroup)
 
 
@@ -148,7 +157,7 @@ def test_none_gives_the_control_nodes_alone() -> None:
 
 @pytest.mark.parametrize("capabilities", ["compute", "video"])
 def test_a_missing_uvm_module_is_named(capabilities: str) -> None:
-    made = facts("0", capabilities)
+    made = make_plan_input("0", capabilities)
     made.control_nodes = made.control_nodes[:1]
     made.absent_control_nodes = [("compute", "/dev/nvidia-uvm", "nvidia-uvm")]
     with pytest.raises(Fault) as caught:
@@ -160,14 +169,14 @@ def test_a_missing_uvm_module_is_named(capabilities: str) -> None:
 
 
 def test_a_missing_uvm_module_is_nothing_to_a_container_without_compute() -> None:
-    made = facts("0", "utility")
+    made = make_plan_input("0", "utility")
     made.absent_control_nodes = [("compute", "/dev/nvidia-uvm", "nvidia-uvm")]
     assert reasons(build.build_plan(made))["/dev/nvidia-uvm"] == "needs capability compute"
 
 
 @pytest.mark.parametrize("capabilities", ["display", "graphics"])
 def test_a_missing_modeset_module_is_a_warning(capabilities: str) -> None:
-    made = facts("0", capabilities)
+    made = make_plan_input("0", capabilities)
     made.absent_control_nodes = [("display", "/dev/nvidia-modeset", "nvidia-modeset")]
     done = build.build_plan(made)
     assert any("nvidia_modeset is not loaded" in warning for warning in done.warnings)
@@ -175,7 +184,7 @@ def test_a_missing_modeset_module_is_a_warning(capabilities: str) -> None:
 
 
 def test_a_missing_modeset_module_is_no_warning_for_compute() -> None:
-    made = facts("0", "compute")
+    made = make_plan_input("0", "compute")
     made.absent_control_nodes = [("display", "/dev/nvidia-modeset", "nvidia-modeset")]
     done = build.build_plan(made)
     assert not done.warnings
@@ -208,7 +217,7 @@ def test_libraries_by_capability(capabilities: str, expected: set[str]) -> None:
 
 def test_video_brings_the_libraries_of_compute_and_nothing_else_of_it() -> None:
     made = plan("0", "video")
-    assert mounted(made)[f"{LIBRARIES}/libcuda.so.{VERSION}"] == "capability compute, brought by video"
+    assert mounted(made)[f"{DRIVER_LIBRARY_DIR}/libcuda.so.{VERSION}"] == "capability compute, brought by video"
     assert reasons(made)["/usr/bin/nvidia-cuda-mps-control"] == (
         "needs capability compute (video brings its libraries only)"
     )
@@ -222,14 +231,14 @@ def test_display_brings_graphics_with_its_configuration() -> None:
 
 def test_what_a_library_needs_of_the_driver_comes_along_to_any_depth() -> None:
     made = mounted(plan("0", "ngx"))
-    assert made[f"{LIBRARIES}/libnvidia-deep.so.{VERSION}"] == "needed by libnvidia-ngx.so.1"
-    assert made[f"{LIBRARIES}/libnvidia-deeper.so.{VERSION}"] == f"needed by libnvidia-deep.so.{VERSION}"
+    assert made[f"{DRIVER_LIBRARY_DIR}/libnvidia-deep.so.{VERSION}"] == "needed by libnvidia-ngx.so.1"
+    assert made[f"{DRIVER_LIBRARY_DIR}/libnvidia-deeper.so.{VERSION}"] == f"needed by libnvidia-deep.so.{VERSION}"
 
 
 def test_libraries_that_need_each_other_and_themselves_come_to_an_end() -> None:
-    made = facts("0", "ngx")
+    made = make_plan_input("0", "ngx")
     deep, deeper = f"libnvidia-deep.so.{VERSION}", f"libnvidia-deeper.so.{VERSION}"
-    circle = library("libnvidia-deeper", "graphics", soname="", needs=(deep, deeper))
+    circle = make_library("libnvidia-deeper", "graphics", soname="", needs=(deep, deeper))
     made.inventory.files = (*FILES[:8], circle)
     assert libraries(build.build_plan(made)) == {"libnvidia-ngx", "libnvidia-deep", "libnvidia-deeper"}
 
@@ -239,14 +248,14 @@ def test_32_bit_libraries_go_in_with_compat32_alone_and_to_a_directory_of_their_
     assert reasons(plan("0", "compute"))["libcuda.so.1 (i386)"] == "needs capability compat32"
     made = plan("0", "compute,compat32")
     assert {edit.destination: edit.source for edit in of(made, AddMount) if edit.source.endswith(name)} == {
-        f"{LIBRARIES}/{name}": f"/drv/x86_64/{name}",
+        f"{DRIVER_LIBRARY_DIR}/{name}": f"/drv/x86_64/{name}",
         f"/usr/local/nvidia/lib/{name}": f"/drv/i386/{name}",
     }
 
 
 @pytest.mark.parametrize("prefix", ["/usr/local/nvidia", "/run/gpu-oci-hook"])
 def test_32_bit_libraries_never_fall_together_with_those_of_64_bit(prefix: str) -> None:
-    made = facts("0", "all", spec={"mounts": [{"destination": "/run", "type": "tmpfs"}]})
+    made = make_plan_input("0", "all", spec={"mounts": [{"destination": "/run", "type": "tmpfs"}]})
     made.container.image.writable = prefix.startswith("/usr")
     places = [edit.destination for edit in of(build.build_plan(made), AddMount)]
     assert len(places) == len(set(places))
@@ -285,11 +294,11 @@ def test_what_the_administrator_switched_off_is_withheld_by_his_word() -> None:
 
 
 def test_a_required_library_that_is_missing_is_named() -> None:
-    made = facts("0", "video")
+    made = make_plan_input("0", "video")
     made.inventory.missing_libraries = (("compute", "libcuda.so.1", "/x/libcuda.so.470"),)
     with pytest.raises(Fault, match=r"libcuda.so.1 is required for capability compute.*libcuda.so.470"):
         build.build_plan(made)
-    made = facts("0", "utility")
+    made = make_plan_input("0", "utility")
     made.inventory.missing_libraries = (("compute", "libcuda.so.1", ""),)
     build.build_plan(made)
 
@@ -299,7 +308,7 @@ def test_a_required_library_that_is_missing_is_named() -> None:
 
 def test_options_of_each_kind_of_mount() -> None:
     by = {edit.destination: edit for edit in of(plan("0", "all"), AddMount)}
-    library = by[f"{LIBRARIES}/libcuda.so.{VERSION}"]
+    library = by[f"{DRIVER_LIBRARY_DIR}/libcuda.so.{VERSION}"]
     assert library.options == ("ro", "nosuid", "nodev", "rbind", "rprivate")
     socket = by["/var/run/nvidia-persistenced/socket"]
     assert "ro" not in socket.options
@@ -315,12 +324,12 @@ def beside(made: Plan, directory: str) -> dict[str, str]:
 
 
 def test_a_library_has_its_soname_and_its_development_link_beside_it() -> None:
-    entries = beside(plan(), LIBRARIES)
+    entries = beside(plan(), DRIVER_LIBRARY_DIR)
     assert entries[f"libcuda.so.{VERSION}"] == ""
     assert entries["libcuda.so.1"] == f"libcuda.so.{VERSION}"
     assert entries["libcuda.so"] == "libcuda.so.1"
     for edit in of(plan(), AddMount):
-        if edit.destination.startswith(f"{LIBRARIES}/"):
+        if edit.destination.startswith(f"{DRIVER_LIBRARY_DIR}/"):
             assert entries[edit.destination.rpartition("/")[2]] == "", "a library has no place to be mounted on"
 
 
@@ -342,20 +351,23 @@ def test_prepared_directories_of_one_name_have_one_content() -> None:
 
 def test_the_main_libraries_are_linked_where_programs_look_that_do_not_ask_the_loader() -> None:
     links = {edit.path: edit.target for edit in of(plan("0", "all"), AddLink)}
-    assert links[f"{OWN}/libcuda.so.1"] == f"{LIBRARIES}/libcuda.so.1"
-    assert links[f"{OWN}/libnvidia-ml.so.1"] == f"{LIBRARIES}/libnvidia-ml.so.1"
-    assert f"{OWN}/libnvidia-encode.so.1" not in links
+    assert links[f"{IMAGE_LIBRARY_DIR}/libcuda.so.1"] == f"{DRIVER_LIBRARY_DIR}/libcuda.so.1"
+    assert links[f"{IMAGE_LIBRARY_DIR}/libnvidia-ml.so.1"] == f"{DRIVER_LIBRARY_DIR}/libnvidia-ml.so.1"
+    assert f"{IMAGE_LIBRARY_DIR}/libnvidia-encode.so.1" not in links
 
 
 def test_a_leftover_in_the_image_gives_way_and_a_librarys_own_file_does_not() -> None:
-    target = Target(there=(f"{OWN}/libnvidia-encode.so.1",), files=(f"{OWN}/libnvidia-ptxjitcompiler.so.1",))
+    target = FakeRootfs(
+        there=(f"{IMAGE_LIBRARY_DIR}/libnvidia-encode.so.1",),
+        files=(f"{IMAGE_LIBRARY_DIR}/libnvidia-ptxjitcompiler.so.1",),
+    )
     links = {edit.path: edit.reason for edit in of(plan("0", "all", target=target), AddLink)}
-    assert "leftover" in links[f"{OWN}/libnvidia-encode.so.1"]
-    assert f"{OWN}/libnvidia-ptxjitcompiler.so.1" not in links
+    assert "leftover" in links[f"{IMAGE_LIBRARY_DIR}/libnvidia-encode.so.1"]
+    assert f"{IMAGE_LIBRARY_DIR}/libnvidia-ptxjitcompiler.so.1" not in links
 
 
 def test_where_no_link_can_be_written_the_prepared_directory_has_them_all() -> None:
-    image = Image(library_dir=OWN, writable=False)
+    image = Image(library_dir=IMAGE_LIBRARY_DIR, writable=False)
     made = plan(image=image, spec={"mounts": [{"destination": "/dev", "type": "tmpfs"}]})
     assert not of(made, AddLink)
     entries = beside(made, "/dev/gpu-oci-hook/lib64")
@@ -364,22 +376,22 @@ def test_where_no_link_can_be_written_the_prepared_directory_has_them_all() -> N
 
 @pytest.mark.parametrize("name", ["libcuda.so.1", f"libcuda.so.{VERSION}"])
 def test_the_users_own_mount_on_a_librarys_place_wins_and_is_said(name: str) -> None:
-    path = f"{OWN}/{name}"
+    path = f"{IMAGE_LIBRARY_DIR}/{name}"
     made = plan(spec={"mounts": [{"destination": path, "type": "bind", "source": "/home/me/libcuda"}]})
     assert reasons(made)["libcuda.so.1"] == f"the container has its own mount on {path}"
     assert not [edit for edit in of(made, AddMount) if "libcuda.so" in edit.source]
     assert path not in [edit.path for edit in of(made, AddLink)]
-    assert not [name for name in beside(made, LIBRARIES) if name.startswith("libcuda.so")]
+    assert not [name for name in beside(made, DRIVER_LIBRARY_DIR) if name.startswith("libcuda.so")]
     (cache,) = [edit.content for edit in of(made, AddFile) if edit.path.endswith("ld.so.cache")]
     assert path.encode() + b"\0" in cache, "the loader is to find the user's"
-    assert f"{LIBRARIES}/libcuda.so".encode() not in cache
+    assert f"{DRIVER_LIBRARY_DIR}/libcuda.so".encode() not in cache
 
 
 def test_a_choice_of_mounts_makes_no_directory_that_stays() -> None:
-    path = f"{OWN}/libcuda.so.1"
+    path = f"{IMAGE_LIBRARY_DIR}/libcuda.so.1"
     made = plan(spec={"mounts": [{"destination": path, "type": "bind", "source": "/home/me/libcuda"}]})
     (directory,) = of(made, PrepareDirectory)
-    assert directory.source.startswith(f"{facts().container.generated_dir}/libraries-")
+    assert directory.source.startswith(f"{make_plan_input().container.generated_dir}/libraries-")
 
 
 def test_the_users_own_mount_on_a_programs_place_wins_and_is_said() -> None:
@@ -392,15 +404,15 @@ def test_the_users_own_mount_on_a_programs_place_wins_and_is_said() -> None:
     ("links", "lost"),
     [
         # below the libraries' directory, which is read-only
-        ({"/lib/firmware": LIBRARIES}, f"/lib/firmware/nvidia/{VERSION}/gsp_tu10x.bin"),
+        ({"/lib/firmware": DRIVER_LIBRARY_DIR}, f"/lib/firmware/nvidia/{VERSION}/gsp_tu10x.bin"),
         # on one of the libraries
-        ({"/usr/bin": LIBRARIES}, "/usr/bin/nvidia-smi"),
+        ({"/usr/bin": DRIVER_LIBRARY_DIR}, "/usr/bin/nvidia-smi"),
         # below a file, the other way round
         ({"/etc/OpenCL": "/usr/bin/nvidia-smi"}, "/etc/OpenCL/vendors/nvidia.icd"),
     ],
 )
 def test_links_of_the_image_that_bring_two_files_together_cost_the_second_one(links: dict[str, str], lost: str) -> None:
-    made = plan("0", "all", target=Target(links))
+    made = plan("0", "all", target=FakeRootfs(links))
     assert "another driver file" in reasons(made)[lost]
     where = [edit.destination for edit in of(made, AddMount)]
     assert len(where) == len(set(where))
@@ -408,14 +420,14 @@ def test_links_of_the_image_that_bring_two_files_together_cost_the_second_one(li
 
 def test_a_container_without_any_place_for_libraries_is_refused_with_a_cure() -> None:
     with pytest.raises(Fault, match=r"no directory for the driver's libraries.*tmpfs"):
-        plan(image=Image(library_dir=OWN, writable=False))
+        plan(image=Image(library_dir=IMAGE_LIBRARY_DIR, writable=False))
 
 
 def test_on_a_root_that_cannot_be_written_the_cache_is_mounted_and_nothing_is_written() -> None:
-    image = Image(library_dir=OWN, writable=False)
+    image = Image(library_dir=IMAGE_LIBRARY_DIR, writable=False)
     made = plan(
         image=image,
-        target=Target(there=("/etc/ld.so.cache", "/etc/ld.so.conf")),
+        target=FakeRootfs(there=("/etc/ld.so.cache", "/etc/ld.so.conf")),
         spec={"mounts": [{"destination": "/dev", "type": "tmpfs"}]},
     )
     assert [edit.path for edit in of(made, AddFile)] == ["/etc/ld.so.cache"]
@@ -427,7 +439,7 @@ def test_on_a_root_that_cannot_be_written_the_cache_is_mounted_and_nothing_is_wr
 
 def test_where_the_loaders_cache_cannot_be_had_the_environment_stands_in() -> None:
     made = plan(
-        image=Image(library_dir=OWN, writable=False),
+        image=Image(library_dir=IMAGE_LIBRARY_DIR, writable=False),
         spec={"mounts": [{"destination": "/dev", "type": "tmpfs"}]},
         env=("LD_LIBRARY_PATH=/opt/own",),
     )
@@ -437,7 +449,7 @@ def test_where_the_loaders_cache_cannot_be_had_the_environment_stands_in() -> No
 
 
 COMPAT = Image(
-    library_dir=OWN, compat_libcudas=(("/usr/local/cuda-12.6/compat/libcuda.so.560.35.03", "560.35.03"),),
+    library_dir=IMAGE_LIBRARY_DIR, compat_libcudas=(("/usr/local/cuda-12.6/compat/libcuda.so.560.35.03", "560.35.03"),),
     compat_dir="/usr/local/cuda-12.6/compat", compat_names=("libcuda.so.1", "libcuda.so.560.35.03"),
 )  # fmt: skip
 
@@ -446,10 +458,10 @@ def test_compat_libraries_come_first_in_the_loaders_order() -> None:
     made = plan("0", "compute", image=COMPAT)
     drop_in = next(edit for edit in of(made, AddFile) if edit.path.endswith("00-gpu-oci-hook.conf"))
     lines = drop_in.content.decode().splitlines()
-    assert lines.index("/usr/local/cuda-12.6/compat") < lines.index(LIBRARIES)
+    assert lines.index("/usr/local/cuda-12.6/compat") < lines.index(DRIVER_LIBRARY_DIR)
     cache = next(edit for edit in of(made, AddFile) if edit.path.endswith("ld.so.cache"))
     assert b"/usr/local/cuda-12.6/compat/libcuda.so.1\0" in cache.content
-    assert f"{LIBRARIES}/libcuda.so.1\0".encode() not in cache.content
+    assert f"{DRIVER_LIBRARY_DIR}/libcuda.so.1\0".encode() not in cache.content
 
 
 @pytest.mark.parametrize("policy", ["auto", "always"])
@@ -478,15 +490,15 @@ def test_mounts_of_an_earlier_run_are_known_again() -> None:
 
 def test_mounts_of_an_earlier_run_with_another_driver_give_way() -> None:
     mounts = [
-        {"destination": LIBRARIES, "source": "/state/libraries-77", "type": "bind"},
-        {"destination": f"{LIBRARIES}/libcuda.so.470.1", "source": "/drv/libcuda.so.470.1", "type": "bind"},
+        {"destination": DRIVER_LIBRARY_DIR, "source": "/state/libraries-77", "type": "bind"},
+        {"destination": f"{DRIVER_LIBRARY_DIR}/libcuda.so.470.1", "source": "/drv/libcuda.so.470.1", "type": "bind"},
         {"destination": "/data", "source": "/state", "type": "bind"},
     ]
     made = plan(spec={"mounts": mounts})
     assert [(edit.source, edit.destination) for edit in of(made, DropMount)] == [
-        ("/state/libraries-77", LIBRARIES), ("/drv/libcuda.so.470.1", f"{LIBRARIES}/libcuda.so.470.1"),
+        ("/state/libraries-77", DRIVER_LIBRARY_DIR), ("/drv/libcuda.so.470.1", f"{DRIVER_LIBRARY_DIR}/libcuda.so.470.1"),
     ]  # fmt: skip
-    assert LIBRARIES in mounted(made)
+    assert DRIVER_LIBRARY_DIR in mounted(made)
 
 
 # --- ModifyDeviceFiles --------------------------------------------------------------------------------
@@ -496,7 +508,7 @@ PARAMS = b"EnableMSI: 1\nModifyDeviceFiles: 1\nDeviceFileUID: 0\n"
 
 
 def hidden(asked: str, params: bytes | None = PARAMS, *, program: bool = True, **more: Any) -> Plan:
-    made = facts(asked, **{"spec": {"mounts": [PROC]}, **more})
+    made = make_plan_input(asked, **{"spec": {"mounts": [PROC]}, **more})
     made.container.driver_params, made.container.has_mount_program = params, program
     return build.build_plan(made)
 

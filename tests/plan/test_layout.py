@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from gpu_oci_hook.plan.layout import Layout
-from support.plan_input import Target
+from support.plan_input import FakeRootfs
 
 NVIDIA = "/usr/local/nvidia/lib64"
 
@@ -16,8 +16,8 @@ def mount(destination: str, kind: str = "bind") -> dict[str, str]:
     return {"destination": destination, "type": kind, "source": "/vol"}
 
 
-def places(*mounts: dict[str, Any], writable: bool = True, target: Target | None = None) -> Layout:
-    return Layout({"mounts": list(mounts)}, target or Target(), [], writable=writable)
+def places(*mounts: dict[str, Any], writable: bool = True, target: FakeRootfs | None = None) -> Layout:
+    return Layout({"mounts": list(mounts)}, target or FakeRootfs(), [], writable=writable)
 
 
 @pytest.mark.parametrize(
@@ -67,43 +67,43 @@ def test_the_directory_for_libraries(mounts: tuple[dict[str, Any], ...], writabl
 def test_a_root_that_cannot_be_written_may_have_the_directories_already() -> None:
     """CUDA images of old have them."""
     there = ("/usr/local/nvidia/lib", "/usr/local/nvidia/lib64")
-    found = places(writable=False, target=Target(there=there))
+    found = places(writable=False, target=FakeRootfs(there=there))
     assert found.driver_library_dir == NVIDIA
-    assert places(writable=False, target=Target(there=there[:1])).driver_library_dir == ""
+    assert places(writable=False, target=FakeRootfs(there=there[:1])).driver_library_dir == ""
 
 
 def test_a_file_in_the_directorys_place_is_passed_by() -> None:
-    found = places(target=Target(files=(NVIDIA,)))
+    found = places(target=FakeRootfs(files=(NVIDIA,)))
     assert found.driver_library_dir == "/usr/lib/gpu-oci-hook/lib64"
 
 
 def test_mounts_of_an_earlier_run_of_ours_do_not_count() -> None:
     ours = [("/run/gpu-oci-hook/libraries-1", NVIDIA), ("/drv/libcuda.so.1", f"{NVIDIA}/libcuda.so.1")]
     mounts = [{"destination": destination, "source": source, "type": "bind"} for source, destination in ours]
-    assert Layout({"mounts": mounts}, Target(), ours, writable=True).driver_library_dir == NVIDIA
-    assert Layout({"mounts": mounts}, Target(), ours[:1], writable=True).driver_library_dir != NVIDIA
+    assert Layout({"mounts": mounts}, FakeRootfs(), ours, writable=True).driver_library_dir == NVIDIA
+    assert Layout({"mounts": mounts}, FakeRootfs(), ours[:1], writable=True).driver_library_dir != NVIDIA
 
 
 def test_odd_mounts_are_nobodys_business() -> None:
     found = Layout(
         {"mounts": [None, 7, {}, {"destination": 7}, {"destination": "usr/lib"}, {"destination": None}]},
-        Target(), [], writable=True,
+        FakeRootfs(), [], writable=True,
     )  # fmt: skip
     assert found.driver_library_dir == NVIDIA
 
 
 @pytest.mark.parametrize("mounts", [None, 7, "x", {}, [[]]])
 def test_a_list_of_mounts_that_is_none(mounts: object) -> None:
-    assert Layout({"mounts": mounts}, Target(), [], writable=True).driver_library_dir == NVIDIA
+    assert Layout({"mounts": mounts}, FakeRootfs(), [], writable=True).driver_library_dir == NVIDIA
 
 
 def test_a_mount_point_in_the_image_is_free_of_links() -> None:
-    target = Target({"/var/run": "/run"})
+    target = FakeRootfs({"/var/run": "/run"})
     assert places(target=target).find_mount_point("/var/run/x/socket") == ("/run/x/socket", "")
 
 
 def test_a_link_in_the_place_of_a_file_is_not_followed_and_in_that_of_a_directory_it_is() -> None:
-    target = Target({"/usr/bin/nvidia-smi": "/etc", "/tmp/nvidia-mps": "/var/mps"})
+    target = FakeRootfs({"/usr/bin/nvidia-smi": "/etc", "/tmp/nvidia-mps": "/var/mps"})
     found = places(target=target)
     assert found.find_mount_point("/usr/bin/nvidia-smi") == ("/usr/bin/nvidia-smi", "")
     assert found.find_mount_point("/tmp/nvidia-mps", follow=True) == ("/var/mps", "")
@@ -117,14 +117,14 @@ def test_a_mount_point_below_somebody_elses_mount_is_refused() -> None:
 
 def test_a_link_of_the_image_into_somebody_elses_mount_is_seen_through() -> None:
     """The runtime would make the mount point in the volume, which is a directory of the user's."""
-    target = Target({"/usr/bin": "/data/bin"})
+    target = FakeRootfs({"/usr/bin": "/data/bin"})
     destination, reason = places(mount("/data"), target=target).find_mount_point("/usr/bin/nvidia-smi")
     assert destination == ""
     assert "another mount" in reason
 
 
 def test_a_spec_that_mounts_through_a_link_of_the_image_is_seen_through() -> None:
-    target = Target({"/lib": "/usr/lib", "/var/run": "/run", "/opt/n": "/usr/local/nvidia"})
+    target = FakeRootfs({"/lib": "/usr/lib", "/var/run": "/run", "/opt/n": "/usr/local/nvidia"})
     assert places(mount("/opt/n"), target=target).driver_library_dir == "/usr/lib/gpu-oci-hook/lib64"
     assert (
         places(mount("/var/run", "tmpfs"), writable=False, target=target).driver_library_dir
@@ -134,13 +134,13 @@ def test_a_spec_that_mounts_through_a_link_of_the_image_is_seen_through() -> Non
 
 
 def test_a_link_of_the_image_into_a_tmpfs_is_fresh() -> None:
-    target = Target({"/usr/bin": "/run/bin"})
+    target = FakeRootfs({"/usr/bin": "/run/bin"})
     found = places(mount("/run", "tmpfs"), writable=False, target=target)
     assert found.find_mount_point("/usr/bin/nvidia-smi") == ("/run/bin/nvidia-smi", "")
 
 
 def test_a_root_that_cannot_be_written_has_only_the_mount_points_that_are_there() -> None:
-    target = Target(there=("/etc/ld.so.cache",))
+    target = FakeRootfs(there=("/etc/ld.so.cache",))
     found = places(writable=False, target=target)
     assert found.find_mount_point("/etc/ld.so.cache") == ("/etc/ld.so.cache", "")
     destination, reason = found.find_mount_point("/etc/other")
@@ -169,12 +169,12 @@ OWN = "/usr/lib/x86_64-linux-gnu"
 def test_a_link_of_the_image_never_has_us_hide_what_is_there(
     links: dict[str, str], there: tuple[str, ...], directory: str
 ) -> None:
-    found = places(mount("/dev", "tmpfs"), target=Target(links, there))
+    found = places(mount("/dev", "tmpfs"), target=FakeRootfs(links, there))
     assert found.driver_library_dir == directory
 
 
 def test_a_link_of_the_image_into_dev_gets_no_mount_point() -> None:
-    found = places(mount("/dev", "tmpfs"), target=Target({"/etc/vulkan": "/dev/null"}))
+    found = places(mount("/dev", "tmpfs"), target=FakeRootfs({"/etc/vulkan": "/dev/null"}))
     where, why = found.find_mount_point("/etc/vulkan/icd.d/nvidia_icd.json")
     assert where == ""
     assert "/dev/null/icd.d/nvidia_icd.json" in why
@@ -183,7 +183,7 @@ def test_a_link_of_the_image_into_dev_gets_no_mount_point() -> None:
 @pytest.mark.parametrize("target", ["/", "/dev", "/proc", "/sys/kernel"])
 def test_no_link_of_the_image_brings_a_directory_to_a_place_of_the_runtimes(target: str) -> None:
     """The runtime would make the container's nodes in a directory of the host's."""
-    found = places(target=Target({"/tmp/nvidia-mps": target, "/usr/local": target}))
+    found = places(target=FakeRootfs({"/tmp/nvidia-mps": target, "/usr/local": target}))
     where, why = found.find_mount_point("/tmp/nvidia-mps", follow=True)
     assert where == ""
     assert f"leads from /tmp/nvidia-mps to {target}, which is the runtime's" in why

@@ -16,7 +16,7 @@ from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.reporting import log
 from gpu_oci_hook.simulate import host_tree
-from support.bundles import Shim, bundle, inject, lacking, settings, spec
+from support.bundles import Shim, container_spec, host_config, inject_in_process, make_bundle, skip_or_fail
 
 pytestmark = pytest.mark.usefixtures("own_state")
 
@@ -36,8 +36,8 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 def test_a_start_is_one_line_with_what_it_got(tmp_path: Path, host: Path) -> None:
     path = tmp_path / "log"
-    made = bundle(tmp_path / "bundle", spec(GPU0))
-    inject(made, settings(host, log_file=str(path)))
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
+    inject_in_process(made, host_config(host, log_file=str(path)))
     (line,) = lines(path)
     assert line["event"] == "injected"
     assert line["level"] == "info"
@@ -52,9 +52,9 @@ def test_a_start_is_one_line_with_what_it_got(tmp_path: Path, host: Path) -> Non
 
 def test_the_lines_name_the_container_and_the_bundle_from_wherever_the_engine_calls(tmp_path: Path, host: Path) -> None:
     shim = Shim(tmp_path / "shim", host, f'log-file = "{tmp_path}/log"\n')
-    made = bundle(tmp_path / "bundle", spec(GPU0))
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
     for env in (GPU0, "NVIDIA_VISIBLE_DEVICES=9"):
-        (made / "config.json").write_text(json.dumps(spec(env)))
+        (made / "config.json").write_text(json.dumps(container_spec(env)))
         subprocess.run([shim.path, "create", "web-1"], env=shim.env, cwd=made, capture_output=True, timeout=60)
     events = [(line["event"], line["container"], line["bundle"]) for line in lines(tmp_path / "log")]
     assert events == [("injected", "web-1", str(made)), ("refused", "web-1", str(made))]
@@ -62,16 +62,18 @@ def test_the_lines_name_the_container_and_the_bundle_from_wherever_the_engine_ca
 
 def test_a_refusal_has_its_sentence(tmp_path: Path, host: Path) -> None:
     path = tmp_path / "log"
-    made = bundle(tmp_path / "bundle", spec("NVIDIA_VISIBLE_DEVICES=9"))
+    made = make_bundle(tmp_path / "bundle", container_spec("NVIDIA_VISIBLE_DEVICES=9"))
     with pytest.raises(Fault) as caught:
-        inject(made, settings(host, log_file=str(path)))
+        inject_in_process(made, host_config(host, log_file=str(path)))
     (line,) = lines(path)
     assert (line["event"], line["level"], line["reason"]) == ("refused", "error", str(caught.value))
 
 
 def test_who_may_not_ask_is_one_warning(tmp_path: Path, host: Path) -> None:
     path = tmp_path / "log"
-    inject(bundle(tmp_path / "bundle", spec(GPU0)), settings(host, log_file=str(path), env="never"))
+    inject_in_process(
+        make_bundle(tmp_path / "bundle", container_spec(GPU0)), host_config(host, log_file=str(path), env="never")
+    )
     warnings = [line for line in lines(path) if line["level"] == "warning"]
     assert len(warnings) == 1
     assert "starts without a GPU" in warnings[0]["text"]
@@ -85,17 +87,17 @@ def test_who_may_not_ask_is_one_warning(tmp_path: Path, host: Path) -> None:
 )  # fmt: skip
 def test_the_level_decides(level: str, events: set[str], tmp_path: Path, host: Path) -> None:
     path = tmp_path / "log"
-    made = bundle(tmp_path / "bundle", spec("NVIDIA_VISIBLE_DEVICES=all", GPU0))
-    inject(made, settings(host, log_file=str(path), log_level=level))
+    made = make_bundle(tmp_path / "bundle", container_spec("NVIDIA_VISIBLE_DEVICES=all", GPU0))
+    inject_in_process(made, host_config(host, log_file=str(path), log_level=level))
     assert {line["event"] for line in lines(path)} == events
 
 
 def test_names_from_an_image_cannot_break_a_line(tmp_path: Path, host: Path) -> None:
     path = tmp_path / "log"
     odd = "a\nb\x1b[31m\ud800"
-    made = bundle(tmp_path / "bundle", spec(f"NVIDIA_VISIBLE_DEVICES={odd}"))
+    made = make_bundle(tmp_path / "bundle", container_spec(f"NVIDIA_VISIBLE_DEVICES={odd}"))
     with pytest.raises(Fault):
-        inject(made, settings(host, log_file=str(path)))
+        inject_in_process(made, host_config(host, log_file=str(path)))
     (line,) = lines(path)
     assert "a\\nb\\x1b[31m" in line["reason"]
 
@@ -140,7 +142,7 @@ def test_r34_a_log_that_cannot_be_opened_never_stops_a_start(
     before = path.lstat()
     shim = Shim(tmp_path / "shim", host, f'log-file = "{path}"\n')
     words = ["--log", str(tmp_path / "engine.log"), "--log-format", "json"] if engine else []
-    done = shim.create(bundle(tmp_path / "bundle", spec(GPU0)), *words)
+    done = shim.create(make_bundle(tmp_path / "bundle", container_spec(GPU0)), *words)
     assert (done.returncode, done.stdout) == (0, "")
     if engine:
         assert done.stderr == ""
@@ -155,7 +157,7 @@ def test_r34_a_log_that_cannot_be_opened_never_stops_a_start(
 def test_r34_as_another_user(tmp_path: Path, host: Path) -> None:
     """The very case: uid 1000 and a log below /root."""
     if os.geteuid() != 0:
-        lacking("only root can become another user")
+        skip_or_fail("only root can become another user")
     secret = tmp_path / "secret"
     secret.mkdir(mode=0o700)
     path = subprocess.run(["mktemp", "-d"], capture_output=True, text=True, check=True).stdout.strip()
@@ -164,7 +166,7 @@ def test_r34_as_another_user(tmp_path: Path, host: Path) -> None:
         place.chmod(0o755)
         host_tree.build_host(place / "host")
         shim = Shim(place / "shim", place / "host", f'log-file = "{secret}/forbidden.log"\n')
-        made = bundle(place / "bundle", spec(GPU0))
+        made = make_bundle(place / "bundle", container_spec(GPU0))
         for where, names, files in os.walk(place):
             for name in (".", *names, *files):
                 os.chown(os.path.join(where, name), 1000, 1000, follow_symlinks=False)
@@ -178,18 +180,18 @@ def test_r34_as_another_user(tmp_path: Path, host: Path) -> None:
 
 
 def test_a_full_disk_stops_nobody(tmp_path: Path, host: Path) -> None:
-    inject(bundle(tmp_path / "bundle", spec(GPU0)), settings(host, log_file="/dev/full"))
+    inject_in_process(make_bundle(tmp_path / "bundle", container_spec(GPU0)), host_config(host, log_file="/dev/full"))
 
 
 def test_no_log_no_structlog(tmp_path: Path, host: Path) -> None:
     """The library costs more than the whole start."""
     code = (
-        "import sys; from support.bundles import inject, settings; from pathlib import Path; "
+        "import sys; from support.bundles import host_config, inject_in_process; from pathlib import Path; "
         "from gpu_oci_hook.files import state_dir;"
-        f"state_dir.DIRECTORY={str(tmp_path / 's')!r}; inject(Path({str(tmp_path / 'b')!r}), settings({str(host)!r}));"
+        f"state_dir.DIRECTORY={str(tmp_path / 's')!r}; inject_in_process(Path({str(tmp_path / 'b')!r}), host_config({str(host)!r}));"
         "print('structlog' in sys.modules)"
     )
-    bundle(tmp_path / "b", spec(GPU0))
+    make_bundle(tmp_path / "b", container_spec(GPU0))
     done = subprocess.run(
         [sys.executable, "-c", code], cwd=Path(__file__).parents[1], capture_output=True, text=True, check=True
     )
@@ -200,7 +202,9 @@ def test_an_image_with_much_to_say_does_not_fill_the_disk(tmp_path: Path, host: 
     path = tmp_path / "log"
     env = [f"NVIDIA_VISIBLE_DEVICES={'x' * 9000}{number}" for number in range(100)]
     env += [f"NVIDIA_REQUIRE_{number}={'a=1 ' * 1000}" for number in range(200)]
-    inject(bundle(tmp_path / "bundle", spec(*env, GPU0)), settings(host, log_file=str(path)))
+    inject_in_process(
+        make_bundle(tmp_path / "bundle", container_spec(*env, GPU0)), host_config(host, log_file=str(path))
+    )
     assert path.stat().st_size < 50_000
     texts = [line["text"] for line in lines(path) if line["event"] == "warning"]
     assert texts[-1] == "and 151 more warnings"

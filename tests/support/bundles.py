@@ -17,17 +17,17 @@ from gpu_oci_hook.cli.launchers import find_import_paths, find_interpreter
 from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.inject import pipeline
 
-LIBRARIES = "/usr/lib/x86_64-linux-gnu"
+IMAGE_LIBRARY_DIR = "/usr/lib/x86_64-linux-gnu"
 PROC = {"destination": "/proc", "type": "proc", "source": "proc"}
 DEV = {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]}
 
 # Temporary names that a killed process may leave behind; nobody looks at them.
-LITTER = ".gpu-oci-hook-"
+TEMPORARY_PREFIX = ".gpu-oci-hook-"
 
 Spec = dict[str, Any]
 
 
-def spec(*env: str, **more: Any) -> Spec:
+def container_spec(*env: str, **more: Any) -> Spec:
     """A config.json like that of cases.md, with its changes; `env` is added to the environment."""
     made: Spec = {
         "ociVersion": "1.0.2",
@@ -48,7 +48,7 @@ def spec(*env: str, **more: Any) -> Spec:
     return made
 
 
-def debian(rootfs: Path) -> Path:
+def make_debian_rootfs(rootfs: Path) -> Path:
     """An image like Debian's, as far as the loader cares."""
     for name in ("usr/lib/x86_64-linux-gnu", "usr/bin", "etc/ld.so.conf.d", "proc", "dev", "run", "var", "tmp"):
         (rootfs / name).mkdir(parents=True, exist_ok=True)
@@ -60,38 +60,38 @@ def debian(rootfs: Path) -> Path:
     return rootfs
 
 
-def bundle(directory: Path, config: Spec) -> Path:
+def make_bundle(directory: Path, config: Spec) -> Path:
     """A bundle with a Debian-like image; the directory is new, or has its image already."""
     if not (directory / "rootfs").exists():
-        debian(directory / "rootfs")
-    write(directory, config)
+        make_debian_rootfs(directory / "rootfs")
+    write_spec(directory, config)
     return directory
 
 
-def write(directory: Path, config: Spec) -> None:
+def write_spec(directory: Path, config: Spec) -> None:
     """Puts a config.json into a bundle."""
     (directory / "config.json").write_text(json.dumps(config))
 
 
-def read(directory: Path) -> Spec:
+def read_spec(directory: Path) -> Spec:
     """The config.json of a bundle."""
     found: Spec = json.loads((directory / "config.json").read_text())
     return found
 
 
-def settings(host: Path | str, **values: Any) -> Config:
+def host_config(host: Path | str, **values: Any) -> Config:
     """A configuration for a simulated host: nothing of this machine counts."""
     return Config(root=str(host), **{"load_modules": False, **values})
 
 
-def inject(directory: Path, config: Config) -> Spec:
+def inject_in_process(directory: Path, config: Config) -> Spec:
     """The shim's way on a bundle, in this process; the config.json as it is afterwards."""
     path = str(directory / "config.json")
     pipeline.inject_gpus(path, Path(path).read_bytes(), str(directory), config.to_data())
-    return read(directory)
+    return read_spec(directory)
 
 
-def look(top: Path, *, times: bool = True) -> dict[str, tuple[object, ...]]:
+def snapshot_tree(top: Path, *, times: bool = True) -> dict[str, tuple[object, ...]]:
     """Everything that could change below a directory, by relative path; the litter of the killed left out.
 
     Without `times`: only what makes a result, so that two trees can be compared.
@@ -100,7 +100,7 @@ def look(top: Path, *, times: bool = True) -> dict[str, tuple[object, ...]]:
     for where, directories, files in os.walk(top):
         for name in [".", *directories, *files]:
             path = os.path.join(where, name)
-            if f"/{LITTER}" in path:
+            if f"/{TEMPORARY_PREFIX}" in path:
                 continue
             info = os.lstat(path)
             content: object = None
@@ -115,30 +115,30 @@ def look(top: Path, *, times: bool = True) -> dict[str, tuple[object, ...]]:
     return seen
 
 
-def destinations(config: Spec) -> list[str]:
+def list_mount_destinations(config: Spec) -> list[str]:
     """Where a spec mounts something."""
     return [mount["destination"] for mount in config["mounts"]]
 
 
-def devices(config: Spec) -> dict[str, tuple[int, int]]:
+def list_device_numbers(config: Spec) -> dict[str, tuple[int, int]]:
     """The device nodes of a spec: path to numbers."""
     return {node["path"]: (node["major"], node["minor"]) for node in config["linux"].get("devices", [])}
 
 
-def allowed(config: Spec) -> list[tuple[int, int]]:
+def list_allowed_numbers(config: Spec) -> list[tuple[int, int]]:
     """The numbers that a spec's rules allow, in order."""
     rules = config["linux"].get("resources", {}).get("devices", [])
     return [(rule["major"], rule["minor"]) for rule in rules if rule["allow"] and rule.get("type") == "c"]
 
 
-def lacking(what: str) -> None:
+def skip_or_fail(what: str) -> None:
     """Skips, loudly, what this machine cannot test; with GPU_OCI_HOOK_E2E=require that is a failure."""
     if os.environ.get("GPU_OCI_HOOK_E2E") == "require":
         pytest.fail(f"GPU_OCI_HOOK_E2E=require, but not tested: {what}", pytrace=False)
     pytest.skip(f"NOT TESTED: {what}")
 
 
-def nodes_needed(kind: str) -> Any:
+def user_namespace_param(kind: str) -> Any:
     """A parameter that names a kind of container; in a user namespace the simulated host's nodes must be real."""
     lack = kind == "user namespace" and os.geteuid() != 0
     return pytest.param(kind, marks=pytest.mark.skipif(lack, reason="NOT TESTED: only root can make device nodes"))

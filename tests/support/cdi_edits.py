@@ -16,8 +16,8 @@ from gpu_oci_hook.hook.arguments import HookArguments
 
 Spec = dict[str, Any]
 
-FOLDER = "/usr/local/nvidia/lib64"
-THEIRS = "/usr/lib/x86_64-linux-gnu"
+OUR_LIBRARY_DIR = "/usr/local/nvidia/lib64"
+NVIDIA_LIBRARY_DIR = "/usr/lib/x86_64-linux-gnu"
 VERSION = "550.163.01"
 READ_ONLY = ["ro", "nosuid", "nodev", "rbind", "rprivate"]
 HOOK_ENV = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
@@ -39,7 +39,7 @@ main()
 """
 
 
-def launcher(path: Path, prelude: str = "", source: Path | None = None) -> Path:
+def write_hook_launcher(path: Path, prelude: str = "", source: Path | None = None) -> Path:
     """A program that starts the hook as the installed launcher does, with its own memory, after a prelude in Python.
 
     Arguments:
@@ -53,7 +53,9 @@ def launcher(path: Path, prelude: str = "", source: Path | None = None) -> Path:
     return path
 
 
-def call(program: Path | str, words: list[str], state: bytes | str, **more: Any) -> subprocess.CompletedProcess[str]:
+def call_hook(
+    program: Path | str, words: list[str], state: bytes | str, **more: Any
+) -> subprocess.CompletedProcess[str]:
     """Calls a hook as a runtime does, with a state on stdin."""
     data = state.encode() if isinstance(state, str) else state
     more = {"env": {"PATH": "/usr/bin:/bin"}, "timeout": 60, **more}
@@ -62,7 +64,7 @@ def call(program: Path | str, words: list[str], state: bytes | str, **more: Any)
     return subprocess.CompletedProcess(done.args, done.returncode, **text)
 
 
-def devices(spec: Spec, nodes: dict[str, tuple[int, int]]) -> None:
+def add_devices(spec: Spec, nodes: dict[str, tuple[int, int]]) -> None:
     """Device nodes with their rules."""
     linux = spec.setdefault("linux", {})
     for path, (major, minor) in nodes.items():
@@ -71,80 +73,83 @@ def devices(spec: Spec, nodes: dict[str, tuple[int, int]]) -> None:
         linux.setdefault("resources", {}).setdefault("devices", []).append(rule)
 
 
-def mounts(spec: Spec, host: Path, folder: str, version: str = VERSION) -> None:
+def add_driver_mounts(spec: Spec, host: Path, folder: str, version: str = VERSION) -> None:
     """The driver's libraries, one bind mount each, and nvidia-smi."""
     for name in LIBRARIES.values():
         file = name.format(version)
-        source = f"{host}{THEIRS}/{file}"
+        source = f"{host}{NVIDIA_LIBRARY_DIR}/{file}"
         assert Path(source).is_file(), source
-        spec.setdefault("mounts", []).append(mount(source, f"{folder}/{file}"))
-    spec["mounts"].append(mount(f"{host}/usr/bin/nvidia-smi", "/usr/bin/nvidia-smi"))
+        spec.setdefault("mounts", []).append(build_mount(source, f"{folder}/{file}"))
+    spec["mounts"].append(build_mount(f"{host}/usr/bin/nvidia-smi", "/usr/bin/nvidia-smi"))
 
 
-def mount(source: str, destination: str) -> Spec:
+def build_mount(source: str, destination: str) -> Spec:
     return {"destination": destination, "source": source, "type": "bind", "options": READ_ONLY}
 
 
-def errand(host: Path, version: str = VERSION) -> HookArguments:
+def build_hook_arguments(host: Path, version: str = VERSION) -> HookArguments:
     """What our file tells our hook about these libraries."""
     made = HookArguments()
     for soname, name in LIBRARIES.items():
         if soname != name:
-            made.links.append((name.format(version), f"{FOLDER}/{soname}"))
-    made.links.append(("libcuda.so.1", f"{FOLDER}/libcuda.so"))
-    made.folders, made.driver_version, made.root = [FOLDER], version, str(host)
+            made.links.append((name.format(version), f"{OUR_LIBRARY_DIR}/{soname}"))
+    made.links.append(("libcuda.so.1", f"{OUR_LIBRARY_DIR}/libcuda.so"))
+    made.folders, made.driver_version, made.root = [OUR_LIBRARY_DIR], version, str(host)
     return made
 
 
-def hook(program: Path | str, words: list[str], env: list[str] | None = None) -> Spec:
+def build_hook(program: Path | str, words: list[str], env: list[str] | None = None) -> Spec:
     """A createContainer hook."""
     name = os.path.basename(program)
     return {"path": str(program), "args": [name, *words], "env": HOOK_ENV if env is None else env}
 
 
-def ours(
+def add_our_edits(
     spec: Spec, host: Path, program: Path | str, said: HookArguments | None = None, version: str = VERSION
 ) -> Spec:
     """The edits of a file of ours, in place."""
-    mounts(spec, host, FOLDER, version)
-    said = said or errand(host, version)
+    add_driver_mounts(spec, host, OUR_LIBRARY_DIR, version)
+    said = said or build_hook_arguments(host, version)
     spec.setdefault("hooks", {}).setdefault("createContainer", []).append(
-        hook(program, ["hook", "create-container", *said.to_command_line()])
+        build_hook(program, ["hook", "create-container", *said.to_command_line()])
     )
     spec["process"]["env"].append("NVIDIA_VISIBLE_DEVICES=void")
     return spec
 
 
-def theirs(spec: Spec, host: Path, program: Path | str, version: str = VERSION) -> Spec:
+def add_nvidia_edits(spec: Spec, host: Path, program: Path | str, version: str = VERSION) -> Spec:
     """The edits of a file by NVIDIA's generator (container toolkit facts 3.4 to 3.19), in place.
 
     Arguments:
         program: what stands in for nvidia-cdi-hook.
     """
-    mounts(spec, host, THEIRS, version)
-    for words in chain(version):
+    add_driver_mounts(spec, host, NVIDIA_LIBRARY_DIR, version)
+    for words in list_nvidia_hooks(version):
         spec.setdefault("hooks", {}).setdefault("createContainer", []).append(
-            hook(program, words, ["NVIDIA_CTK_DEBUG=false"])
+            build_hook(program, words, ["NVIDIA_CTK_DEBUG=false"])
         )
     spec["process"]["env"].append("NVIDIA_VISIBLE_DEVICES=void")
     return spec
 
 
-def chain(version: str = VERSION) -> list[list[str]]:
+def list_nvidia_hooks(version: str = VERSION) -> list[list[str]]:
     """The hooks of NVIDIA's generator, in its order."""
     return [
-        ["create-symlinks", "--link", f"libcuda.so.1::{THEIRS}/libcuda.so"],
+        ["create-symlinks", "--link", f"libcuda.so.1::{NVIDIA_LIBRARY_DIR}/libcuda.so"],
         ["enable-cuda-compat", f"--host-driver-version={version}"],
-        ["update-ldcache", "--folder", THEIRS, "--folder", f"{THEIRS}/vdpau"],
+        ["update-ldcache", "--folder", NVIDIA_LIBRARY_DIR, "--folder", f"{NVIDIA_LIBRARY_DIR}/vdpau"],
         ["disable-device-node-modification"],
         ["update-application-profile"],
     ]
 
 
-def mount_points(made: Path, spec: Spec) -> None:
+def make_mount_points(made: Path, spec: Spec) -> None:
     """What a runtime makes below the root before hooks run: a place for each bind mount."""
     for item in spec["mounts"]:
         path = made / "rootfs" / item["destination"].lstrip("/")
         if item.get("type") == "bind" and not os.path.lexists(path):
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch()
+
+
+EDITS_OF = {"ours": add_our_edits, "theirs": add_nvidia_edits}

@@ -11,24 +11,24 @@ from gpu_oci_hook import cli
 
 
 @dataclass
-class Answer:
+class CommandResult:
     status: int
     out: str
     err: str
 
 
-Command = Callable[..., Answer]
+Command = Callable[..., CommandResult]
 
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> Command:
     """Runs `gpu-oci-hook` with these words; a traceback fails the test by itself."""
 
-    def call(*words: str, name: str = "gpu-oci-hook") -> Answer:
+    def call(*words: str, name: str = "gpu-oci-hook") -> CommandResult:
         capsys.readouterr()
         status = cli.run_command_line([str(word) for word in words], name)
         printed = capsys.readouterr()
         assert "Traceback" not in printed.err
-        return Answer(status, printed.out, printed.err)
+        return CommandResult(status, printed.out, printed.err)
 
     return call

@@ -15,35 +15,35 @@ from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.generate.recipe import BuiltSpec, SpecRecipe, build_spec
 from gpu_oci_hook.generate.spec_planner import PlannedSpec, plan_spec
 from gpu_oci_hook.hook import arguments
-from support.bundles import settings
+from support.bundles import host_config
 
-DRIVER = "550.163.01"
-LIB = "/usr/local/nvidia/lib64"
-VOID = "NVIDIA_VISIBLE_DEVICES=void"
+DRIVER_VERSION = "550.163.01"
+DRIVER_LIBRARY_DIR = "/usr/local/nvidia/lib64"
+VOID_VARIABLE = "NVIDIA_VISIBLE_DEVICES=void"
 
-nodes_needed = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can make device nodes")
+needs_device_nodes = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can make device nodes")
 
 Spec = dict[str, Any]
 
 
-def made(host: Path, config: Config | None = None, **options: Any) -> PlannedSpec:
+def plan_host_spec(host: Path, config: Config | None = None, **options: Any) -> PlannedSpec:
     """What a file about a host is made of."""
-    return plan_spec(config or settings(host), ContentOptions(**options), ReadOnlyCache())
+    return plan_spec(config or host_config(host), ContentOptions(**options), ReadOnlyCache())
 
 
-def product(
+def build_host_spec(
     host: Path, config: Config | None = None, *, recipe: dict[str, Any] | None = None, **options: Any
 ) -> BuiltSpec:
     """The file about a host; whatever it is, it must be one that the reference library accepts, without a warning."""
     found = build_spec(
-        SpecRecipe(ContentOptions(**options), **(recipe or {})), config or settings(host), ReadOnlyCache()
+        SpecRecipe(ContentOptions(**options), **(recipe or {})), config or host_config(host), ReadOnlyCache()
     )
     assert [str(one) for one in validation.validate_spec(found.spec, "made.yaml")] == []
-    by_hand(found.spec)
+    check_main_rules(found.spec)
     return found
 
 
-def by_hand(spec: Spec) -> None:
+def check_main_rules(spec: Spec) -> None:
     """The rules that matter most, once more and by nobody's schema."""
     assert list(spec)[:2] == ["cdiVersion", "kind"]
     assert spec["devices"]
@@ -69,22 +69,22 @@ def by_hand(spec: Spec) -> None:
             assert ("major" in node) == ("minor" in node) == (node.get("major") in (195, 226))
 
 
-def devices(spec: Spec) -> dict[str, Spec]:
+def index_devices(spec: Spec) -> dict[str, Spec]:
     """Name to edits."""
     return {device["name"]: device["containerEdits"] for device in spec["devices"]}
 
 
-def nodes(edits: Spec) -> list[str]:
+def list_node_paths(edits: Spec) -> list[str]:
     """Paths of device nodes."""
     return [node["path"] for node in edits.get("deviceNodes", [])]
 
 
-def places(spec: Spec) -> dict[str, str]:
+def index_mount_sources(spec: Spec) -> dict[str, str]:
     """Place in the container to path on the host, of the common mounts."""
     return {mount["containerPath"]: mount["hostPath"] for mount in spec["containerEdits"].get("mounts", [])}
 
 
-def errand_of(spec: Spec) -> arguments.HookArguments:
+def read_hook_arguments(spec: Spec) -> arguments.HookArguments:
     """What the file's hook is to do."""
     (hook,) = spec["containerEdits"]["hooks"]
     return arguments.parse_hook_arguments(hook["args"][3:])

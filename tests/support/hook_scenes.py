@@ -10,46 +10,46 @@ from typing import Any
 from gpu_oci_hook.formats import ldcache
 from gpu_oci_hook.simulate import host_tree
 from support import cdi_edits
-from support.bundles import bundle, read, spec, write
-from support.cdi_edits import VERSION, call, launcher
+from support.bundles import container_spec, make_bundle, read_spec, write_spec
+from support.cdi_edits import VERSION, call_hook, write_hook_launcher
 
-PROFILE = "etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
-CACHE, DROP_IN = "etc/ld.so.cache", "etc/ld.so.conf.d/00-gpu-oci-hook.conf"
-COMPAT = "usr/local/cuda/compat"
+EGL_PROFILE = "etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
+LD_CACHE, DROP_IN = "etc/ld.so.cache", "etc/ld.so.conf.d/00-gpu-oci-hook.conf"
+COMPAT_DIR = "usr/local/cuda/compat"
 
 
-def gpu_host(directory: Path) -> Path:
+def build_gpu_host(directory: Path) -> Path:
     """A simulated host with two GPUs of the data-centre class."""
     host_tree.build_host(directory, gpus=2, driver=VERSION, model="NVIDIA A100-SXM4-40GB")
     return directory
 
 
-class Scene:
+class HookScene:
     """A bundle with a file's edits in it, and the hook."""
 
     def __init__(self, directory: Path, host: Path, *env: str, source: Path | None = None, **more: Any) -> None:
         self.host = host
-        self.program = launcher(directory / "gpu-oci-hook", source=source)
+        self.program = write_hook_launcher(directory / "gpu-oci-hook", source=source)
         self.state = directory / "state"
-        self.bundle = bundle(directory / "bundle", spec(*env, **more))
+        self.bundle = make_bundle(directory / "bundle", container_spec(*env, **more))
         self.root = self.bundle / "rootfs"
-        self.errand = cdi_edits.errand(host)
+        self.errand = cdi_edits.build_hook_arguments(host)
         self.nodes: dict[str, tuple[int, int]] = {}
 
     def finish(self) -> None:
         """Puts the edits into config.json and makes the mount points, as engine and runtime would."""
-        config = read(self.bundle)
+        config = read_spec(self.bundle)
         if "hooks" not in config:
-            cdi_edits.devices(config, self.nodes)
-            cdi_edits.ours(config, self.host, self.program, self.errand)
-            write(self.bundle, config)
-        cdi_edits.mount_points(self.bundle, config)
+            cdi_edits.add_devices(config, self.nodes)
+            cdi_edits.add_our_edits(config, self.host, self.program, self.errand)
+            write_spec(self.bundle, config)
+        cdi_edits.make_mount_points(self.bundle, config)
 
     def call(self, **more: Any) -> subprocess.CompletedProcess[str]:
         """One call of the hook; nothing is ever said on stdout."""
         self.finish()
         words = ["hook", "create-container", *self.errand.to_command_line()]
-        done = call(self.program, words, json.dumps({"bundle": str(self.bundle)}), **more)
+        done = call_hook(self.program, words, json.dumps({"bundle": str(self.bundle)}), **more)
         assert done.stdout == ""
         assert "Traceback" not in done.stderr
         return done
@@ -69,15 +69,15 @@ class Scene:
 
     def cache(self) -> dict[str, str]:
         """Name to path, of the 64-bit libraries in the image's loader cache."""
-        return cached(self.root)
+        return read_cache_entries(self.root)
 
 
-def cached(root: Path) -> dict[str, str]:
-    found = ldcache.parse_ld_cache((root / CACHE).read_bytes())
+def read_cache_entries(root: Path) -> dict[str, str]:
+    found = ldcache.parse_ld_cache((root / LD_CACHE).read_bytes())
     return {entry.name: entry.path for entry in found.entries if entry.flags == 0x303}
 
 
-class Theirs(Scene):
+class NvidiaHookScene(HookScene):
     """A bundle as NVIDIA's generator wants it, and our program under NVIDIA's name."""
 
     def __init__(self, directory: Path, host: Path, *env: str, **more: Any) -> None:
@@ -86,22 +86,22 @@ class Theirs(Scene):
         self.cdi_hook.symlink_to("gpu-oci-hook")
 
     def finish(self) -> None:
-        config = read(self.bundle)
+        config = read_spec(self.bundle)
         if "hooks" not in config:
-            cdi_edits.devices(config, self.nodes)
-            cdi_edits.theirs(config, self.host, self.cdi_hook)
-            write(self.bundle, config)
-        cdi_edits.mount_points(self.bundle, config)
+            cdi_edits.add_devices(config, self.nodes)
+            cdi_edits.add_nvidia_edits(config, self.host, self.cdi_hook)
+            write_spec(self.bundle, config)
+        cdi_edits.make_mount_points(self.bundle, config)
 
     def hook(self, *words: str, said: str | None = None) -> subprocess.CompletedProcess[str]:
         self.finish()
-        done = call(self.cdi_hook, list(words), json.dumps({"bundle": str(self.bundle)}) if said is None else said)
+        done = call_hook(self.cdi_hook, list(words), json.dumps({"bundle": str(self.bundle)}) if said is None else said)
         assert "Traceback" not in done.stderr
         return done
 
     def chain(self) -> str:
         text = ""
-        for words in cdi_edits.chain():
+        for words in cdi_edits.list_nvidia_hooks():
             done = self.hook(*words)
             assert (done.returncode, done.stdout) == (0, ""), done.stderr
             text += done.stderr

@@ -18,19 +18,19 @@ MODES = (
 )  # fmt: skip
 
 
-def compiler() -> str:
+def find_compiler() -> str:
     """The C compiler; empty when there is none."""
     return shutil.which("gcc") or shutil.which("cc") or ""
 
 
 @functools.cache
-def library() -> bytes:
+def compile_library() -> bytes:
     """The compiled library; once in a process."""
     with tempfile.TemporaryDirectory() as directory:
         made = Path(directory) / "double.so"
         subprocess.run(
             [
-                compiler(), "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-format-truncation",
+                find_compiler(), "-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror", "-Wno-format-truncation",
                 "-Wl,-soname,libnvidia-ml.so.1", "-o", made, SOURCE, "-ldl",
             ],
             check=True,
@@ -38,7 +38,7 @@ def library() -> bytes:
         return made.read_bytes()
 
 
-class Double:
+class NvmlDouble:
     """The double in a simulated host.
 
     Arguments:
@@ -53,7 +53,7 @@ class Double:
         self.report = report
         self.called_file = self.path.with_name("nvml-double.called")
         fresh = self.path.with_name("nvml-double.new")
-        fresh.write_bytes(library())
+        fresh.write_bytes(compile_library())
         fresh.chmod(0o755)
         os.replace(fresh, self.path)
         self.set("normal")

@@ -16,11 +16,11 @@ from gpu_oci_hook.request import selectors
 from gpu_oci_hook.request.read import read_request
 
 VERSION = "550.163.01"
-OWN = "/usr/lib/x86_64-linux-gnu"
-LIBRARIES = "/usr/local/nvidia/lib64"
+IMAGE_LIBRARY_DIR = "/usr/lib/x86_64-linux-gnu"
+DRIVER_LIBRARY_DIR = "/usr/local/nvidia/lib64"
 
 
-class Target:
+class FakeRootfs:
     """A container's root without links, or with the few that are named; which directories and files exist is listed."""
 
     def __init__(
@@ -55,7 +55,7 @@ class Target:
         return {name: status for name, status in found.items() if status is not None}
 
 
-def library(
+def make_library(
     stem: str,
     capability: str,
     *,
@@ -73,7 +73,7 @@ def library(
     )  # fmt: skip
 
 
-def other(kind: str, capability: str, container: str) -> DriverFile:
+def make_driver_file(kind: str, capability: str, container: str) -> DriverFile:
     path = f"/drv{container}"
     return DriverFile(
         kind=kind,
@@ -86,55 +86,55 @@ def other(kind: str, capability: str, container: str) -> DriverFile:
 
 
 FILES = (
-    library("libcuda", "compute", links=("libcuda.so",)),
-    library("libnvidia-ptxjitcompiler", "compute"),
-    library("libnvidia-ml", "utility"),
-    library("libnvidia-encode", "video"),
-    library("libGLX_nvidia", "graphics", soname="0", needs=(f"libnvidia-glcore.so.{VERSION}", "libX11.so.6")),
-    library("libnvidia-glcore", "graphics", soname=""),
-    library("libnvidia-ngx", "ngx", needs=(f"libnvidia-deep.so.{VERSION}",)),
-    library("libnvidia-deep", "graphics", soname="", needs=(f"libnvidia-deeper.so.{VERSION}",)),
-    library("libnvidia-deeper", "graphics", soname=""),
-    library("libcuda", "compute", arch="i386"),
-    other("binary", "utility", "/usr/bin/nvidia-smi"),
-    other("binary", "compute", "/usr/bin/nvidia-cuda-mps-control"),
-    other("config", "graphics", "/etc/vulkan/icd.d/nvidia_icd.json"),
-    other("config", "compute", "/etc/OpenCL/vendors/nvidia.icd"),
-    other("firmware", "", f"/lib/firmware/nvidia/{VERSION}/gsp_tu10x.bin"),
-    other("socket", "utility", "/var/run/nvidia-persistenced/socket"),
-    other("directory", "compute", "/tmp/nvidia-mps"),
+    make_library("libcuda", "compute", links=("libcuda.so",)),
+    make_library("libnvidia-ptxjitcompiler", "compute"),
+    make_library("libnvidia-ml", "utility"),
+    make_library("libnvidia-encode", "video"),
+    make_library("libGLX_nvidia", "graphics", soname="0", needs=(f"libnvidia-glcore.so.{VERSION}", "libX11.so.6")),
+    make_library("libnvidia-glcore", "graphics", soname=""),
+    make_library("libnvidia-ngx", "ngx", needs=(f"libnvidia-deep.so.{VERSION}",)),
+    make_library("libnvidia-deep", "graphics", soname="", needs=(f"libnvidia-deeper.so.{VERSION}",)),
+    make_library("libnvidia-deeper", "graphics", soname=""),
+    make_library("libcuda", "compute", arch="i386"),
+    make_driver_file("binary", "utility", "/usr/bin/nvidia-smi"),
+    make_driver_file("binary", "compute", "/usr/bin/nvidia-cuda-mps-control"),
+    make_driver_file("config", "graphics", "/etc/vulkan/icd.d/nvidia_icd.json"),
+    make_driver_file("config", "compute", "/etc/OpenCL/vendors/nvidia.icd"),
+    make_driver_file("firmware", "", f"/lib/firmware/nvidia/{VERSION}/gsp_tu10x.bin"),
+    make_driver_file("socket", "utility", "/var/run/nvidia-persistenced/socket"),
+    make_driver_file("directory", "compute", "/tmp/nvidia-mps"),
 )
 
 
-def gpu(index: int) -> Gpu:
+def make_gpu(index: int) -> Gpu:
     """GPU 0 has minor 1 and GPU 1 minor 0, as on real hosts."""
     minor = {0: 1, 1: 0}.get(index, index)
     uuid = f"GPU-00000000-0000-0000-0000-00000000000{index}"
     return Gpu(index=index, uuid=uuid, pci=f"0000:0{index + 1}:00.0", minor=minor, model="NVIDIA A100")
 
 
-def node(path: str, major: int, minor: int, *, gid: int = 0, mode: int = 0o666, exists: bool = True) -> DeviceNode:
+def make_node(path: str, major: int, minor: int, *, gid: int = 0, mode: int = 0o666, exists: bool = True) -> DeviceNode:
     return DeviceNode(
         path=path, major=major, minor=minor, mode=mode, uid=0, gid=gid, exists=exists, source=f"/sim{path}"
     )  # fmt: skip
 
 
-CONTROL = (
-    ("", node("/dev/nvidiactl", 195, 255)),
-    ("compute", node("/dev/nvidia-uvm", 510, 0)),
-    ("compute", node("/dev/nvidia-uvm-tools", 510, 1)),
-    ("display", node("/dev/nvidia-modeset", 195, 254)),
+CONTROL_NODES = (
+    ("", make_node("/dev/nvidiactl", 195, 255)),
+    ("compute", make_node("/dev/nvidia-uvm", 510, 0)),
+    ("compute", make_node("/dev/nvidia-uvm-tools", 510, 1)),
+    ("display", make_node("/dev/nvidia-modeset", 195, 254)),
 )
 
 
-def facts(
+def make_plan_input(
     asked: str = "0",
     capabilities: str = "",
     *,
     spec: dict[str, Any] | None = None,
     env: tuple[str, ...] = (),
     image: Image | None = None,
-    target: Target | None = None,
+    target: FakeRootfs | None = None,
     inside: bool = False,
     **config: object,
 ) -> PlanInput:
@@ -150,7 +150,7 @@ def facts(
     }
     settings = Config(**config)
     request = read_request(config_json, settings)
-    gpus = [gpu(0), gpu(1)]
+    gpus = [make_gpu(0), make_gpu(1)]
     chosen_gpus = selectors.resolve_gpus(request.device_requests, gpus)
     return PlanInput(
         request=request,
@@ -158,14 +158,14 @@ def facts(
         inventory=Inventory(version=VERSION, library_version=VERSION, files=FILES),
         gpus=gpus,
         chosen_gpus=chosen_gpus,
-        control_nodes=list(CONTROL),
+        control_nodes=list(CONTROL_NODES),
         absent_control_nodes=[],
-        gpu_nodes={one.minor: node(f"/dev/nvidia{one.minor}", 195, one.minor) for one, _ in chosen_gpus},
+        gpu_nodes={one.minor: make_node(f"/dev/nvidia{one.minor}", 195, one.minor) for one, _ in chosen_gpus},
         optional_items=OptionalItems(),
         container=ContainerFacts(
             spec=config_json,
-            image=image or Image(library_dir=OWN, library_dir32="/usr/lib/i386-linux-gnu"),
-            rootfs_reader=target or Target(),
+            image=image or Image(library_dir=IMAGE_LIBRARY_DIR, library_dir32="/usr/lib/i386-linux-gnu"),
+            rootfs_reader=target or FakeRootfs(),
             rootfs_path="/b/rootfs",
             generated_dir="/b/gpu-oci-hook",
             shared_dir="/state",

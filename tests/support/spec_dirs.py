@@ -8,28 +8,13 @@ from typing import Any
 
 from gpu_oci_hook.cdi.registry.registry import Registry
 from gpu_oci_hook.host.root import Host
+from support.fake_cache import FakeCache
 
 DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
 Spec = dict[str, Any]
 
 
-class Memory:
-    """A memory that a test can look into."""
-
-    def __init__(self) -> None:
-        self.blobs: dict[str, bytes] = {}
-
-    def get(self, name: str) -> bytes | None:
-        return self.blobs.get(name)
-
-    def put(self, name: str, data: bytes) -> None:
-        self.blobs[name] = data
-
-    def lock(self, name: str) -> Any:
-        raise AssertionError("nobody waits for CDI files")
-
-
-def spec(*names: str, kind: str = "vendor.com/dev", **edits: Any) -> Spec:
+def make_spec(*names: str, kind: str = "vendor.com/dev", **edits: Any) -> Spec:
     """A spec with these devices, each with the edits or a variable of its own."""
     return {
         "cdiVersion": "0.5.0",
@@ -38,7 +23,7 @@ def spec(*names: str, kind: str = "vendor.com/dev", **edits: Any) -> Spec:
     }
 
 
-def put(root: Path, path: str, content: Spec | str) -> Path:
+def write_host_file(root: Path, path: str, content: Spec | str) -> Path:
     """Writes a file below the root."""
     place = root / path.lstrip("/")
     place.parent.mkdir(parents=True, exist_ok=True)
@@ -46,6 +31,6 @@ def put(root: Path, path: str, content: Spec | str) -> Path:
     return place
 
 
-def registry(root: Path, memory: Memory | None = None, directories: tuple[str, ...] = DIRECTORIES) -> Registry:
+def make_registry(root: Path, cache: FakeCache | None = None, directories: tuple[str, ...] = DIRECTORIES) -> Registry:
     """The registry of the host."""
-    return Registry(Host(str(root)), directories, memory or Memory())
+    return Registry(Host(str(root)), directories, cache or FakeCache(lockable=False))

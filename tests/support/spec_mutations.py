@@ -8,7 +8,7 @@ from typing import Any
 
 from support.valid_specs import Spec
 
-ODD: list[object] = [
+ODD_VALUES: list[object] = [
     None, True, False, 0, -1, 1, 5, 195, 1.0, 1.5, -0.0, 1e300, 2**32, 2**63, 2**64, 10**30, "", "a", "0", "c", "u",
     "rwm", "rx", "none", "/", "/a", ".", "..", "a/b", "vendor.com/class", "vendor.com/cl.ass", "v/c", "A=b", "=b", "A",
     "a\n", "a\0b", "\n", "é", "0.5.0", "v1.1.0", "2.0.0", "prestart", "x" * 300, [], [None], [[]], ["A=b"], ["x", 1],
@@ -18,7 +18,7 @@ ODD: list[object] = [
 ]  # fmt: skip
 
 
-def mutated(spec: Spec, chance: random.Random, most: int = 3) -> object:
+def mutate_spec(spec: Spec, chance: random.Random, most: int = 3) -> object:
     """A copy of a file with one thing in it, or up to `most`, that is odd, gone, or somewhere else."""
     new: object = json.loads(json.dumps(spec))
     for _ in range(chance.randint(1, most)):
@@ -30,7 +30,7 @@ def mutated(spec: Spec, chance: random.Random, most: int = 3) -> object:
             places += [(one, key) for key in keys]
             waiting += [one[key] for key in keys]  # type: ignore[index]
         if not places:
-            return chance.choice(ODD)
+            return chance.choice(ODD_VALUES)
         owner, key = chance.choice(places)
         match chance.randrange(5):
             case 0:
@@ -42,11 +42,11 @@ def mutated(spec: Spec, chance: random.Random, most: int = 3) -> object:
             case 2 if isinstance(owner, list):
                 owner.append(owner[key])
             case _:
-                owner[key] = json.loads(json.dumps(chance.choice(ODD)))
+                owner[key] = json.loads(json.dumps(chance.choice(ODD_VALUES)))
     return new
 
 
-def text_mutated(text: str, chance: random.Random, most: int = 4) -> str:
+def mutate_text(text: str, chance: random.Random, most: int = 4) -> str:
     """The text with one small change, or up to `most`."""
     pieces = [
         "[",

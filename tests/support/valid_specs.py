@@ -8,25 +8,25 @@ from typing import Any
 Spec = dict[str, Any]
 
 
-def small(version: str = "0.3.0", **edits: Any) -> Spec:
+def minimal_spec(version: str = "0.3.0", **edits: Any) -> Spec:
     """A file with one device that has these edits (a variable by default)."""
     device = {"name": "dev", "containerEdits": edits or {"env": ["A=b"]}}
     return {"cdiVersion": version, "kind": "vendor.com/class", "devices": [device]}
 
 
 # What each version brought, used.
-BROUGHT: dict[str, Spec] = {
-    "0.3.0": small("0.3.0"),
-    "0.4.0": small("0.4.0", mounts=[{"hostPath": "/a", "containerPath": "/b", "type": "bind"}]),
-    "0.5.0": small("0.5.0", deviceNodes=[{"path": "/dev/a", "hostPath": "/dev/b"}]),
-    "0.6.0": small("0.6.0") | {"annotations": {"example.com/key": "value"}},
-    "0.7.0": small("0.7.0", additionalGids=[44], intelRdt={"closID": "a", "enableCMT": True}),
-    "0.8.0": small("0.8.0"),
-    "1.0.0": small("1.0.0"),
-    "1.1.0": small("1.1.0", netDevices=[{"hostInterfaceName": "eth0", "name": "net0"}]),
+SPECS_BY_VERSION: dict[str, Spec] = {
+    "0.3.0": minimal_spec("0.3.0"),
+    "0.4.0": minimal_spec("0.4.0", mounts=[{"hostPath": "/a", "containerPath": "/b", "type": "bind"}]),
+    "0.5.0": minimal_spec("0.5.0", deviceNodes=[{"path": "/dev/a", "hostPath": "/dev/b"}]),
+    "0.6.0": minimal_spec("0.6.0") | {"annotations": {"example.com/key": "value"}},
+    "0.7.0": minimal_spec("0.7.0", additionalGids=[44], intelRdt={"closID": "a", "enableCMT": True}),
+    "0.8.0": minimal_spec("0.8.0"),
+    "1.0.0": minimal_spec("1.0.0"),
+    "1.1.0": minimal_spec("1.1.0", netDevices=[{"hostInterfaceName": "eth0", "name": "net0"}]),
 }
 
-FULL: Spec = {
+FULL_SPEC: Spec = {
     "cdiVersion": "1.1.0",
     "kind": "vendor.com/cla.ss",
     "annotations": {"whatever": "it is", "example.com/other": ""},
@@ -66,7 +66,7 @@ FULL: Spec = {
 }  # fmt: skip
 
 
-def changed(spec: Spec, *way: Any, to: Any = None, remove: bool = False) -> Spec:
+def with_change(spec: Spec, *way: Any, to: Any = None, remove: bool = False) -> Spec:
     """A copy of a file where what lies at the end of the way is something else, or gone."""
     new = copy.deepcopy(spec)
     place: Any = new

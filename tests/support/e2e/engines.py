@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from support.e2e import images, machine
-from support.e2e.machine import Done, program
+from support.e2e.machine import CommandResult, find_program
 
 # The user that owns the rootless containers. It needs a name and ranges in /etc/subuid; both exist in a
 # private mount namespace only.
@@ -32,7 +32,7 @@ MKNOD = "CAP_MKNOD"
 
 
 @dataclass(frozen=True)
-class Request:
+class ContainerRequest:
     """A container to be made.
 
     Arguments:
@@ -55,7 +55,7 @@ class Request:
 
 
 @dataclass
-class Place:
+class EngineHome:
     """Where an engine lives, and what it runs.
 
     Arguments:
@@ -83,25 +83,25 @@ class Engine:
     refusal = 1
 
     def __init__(self) -> None:
-        self.place: Place
+        self.place: EngineHome
         self._numbers = itertools.count(1)
 
-    def start(self, place: Place) -> None:
+    def start(self, place: EngineHome) -> None:
         """Makes the engine ready."""
         self.place = place
 
     def stop(self) -> None:
         """Ends everything that `start` began; never fails."""
 
-    def run(self, request: Request) -> Done:
+    def run(self, request: ContainerRequest) -> CommandResult:
         """Runs a container in the foreground and removes it."""
         raise NotImplementedError
 
-    def background(self, request: Request) -> str:
+    def background(self, request: ContainerRequest) -> str:
         """Starts a container, returns its name."""
         raise NotImplementedError
 
-    def exec(self, name: str, args: Sequence[str]) -> Done:
+    def exec(self, name: str, args: Sequence[str]) -> CommandResult:
         """Runs a command in a running container."""
         raise NotImplementedError
 
@@ -113,12 +113,12 @@ class Engine:
         """A container name that nobody else uses."""
         return f"e2e-{os.getpid()}-{next(self._numbers)}"
 
-    def fresh_root(self, request: Request) -> Path:
+    def fresh_root(self, request: ContainerRequest) -> Path:
         """A private copy of the image, for engines that are handed a directory."""
-        return images.copy(request.root or self.place.image, self.place.directory / f"root-{next(self._numbers)}")
+        return images.copy_image(request.root or self.place.image, self.place.directory / f"root-{next(self._numbers)}")
 
 
-class ByHand(Engine):
+class BareRuntime(Engine):
     """A bundle written by hand, given to the runtime directly.
 
     Arguments:
@@ -133,11 +133,11 @@ class ByHand(Engine):
         self.low_level, self.cgroup, self.style = low_level, cgroup, style
         self.name = f"{low_level} {cgroup} {'create+start' if style == 'create' else 'run'}"
         self.programs = (low_level, "busybox", "gcc", "unshare", "nsenter")
-        self._holder: machine.Holder | None = None
+        self._holder: machine.MountNamespace | None = None
         self._bundles: dict[str, Path] = {}
         self._environment: list[str] = []
 
-    def start(self, place: Place) -> None:
+    def start(self, place: EngineHome) -> None:
         super().start(place)
         script = ""
         if self.cgroup == "v2":
@@ -146,11 +146,11 @@ class ByHand(Engine):
             # crun refuses a hybrid tree; without the unified part it is a plain v1 tree.
             script = "umount /sys/fs/cgroup/unified || true"
         if script:
-            self._holder = machine.Holder(script)
+            self._holder = machine.MountNamespace(script)
             self._holder.start()
         if self.low_level == "crun" and self.cgroup == "v2" and not machine.may_raise_memlock():
-            library = images.forgiving_setrlimit(place.directory / "forgiving.so")
-            self._environment = [program("env"), f"LD_PRELOAD={library}"]
+            library = images.build_forgiving_setrlimit(place.directory / "forgiving.so")
+            self._environment = [find_program("env"), f"LD_PRELOAD={library}"]
 
     def stop(self) -> None:
         for name in list(self._bundles):
@@ -166,22 +166,22 @@ class ByHand(Engine):
         prefix = self._holder.enter if self._holder is not None else []
         return [*prefix, *self._environment, str(self.place.runtime(self.low_level)), *flags, *words]
 
-    def bundle(self, request: Request) -> Path:
+    def bundle(self, request: ContainerRequest) -> Path:
         """A new bundle for the request."""
         directory = self.place.directory / f"bundle-{next(self._numbers)}"
         directory.mkdir()
-        images.copy(request.root or self.place.image, directory / "rootfs")
-        machine.run([program("runc"), "spec", "--bundle", str(directory)]).check()
+        images.copy_image(request.root or self.place.image, directory / "rootfs")
+        machine.run_command([find_program("runc"), "spec", "--bundle", str(directory)]).check()
         config = json.loads((directory / "config.json").read_text())
         edit_spec(config, request, cgroup=f"/{CGROUP}/{directory.name}-{os.getpid()}")
         (directory / "config.json").write_text(json.dumps(config))
         return directory
 
-    def run(self, request: Request) -> Done:
+    def run(self, request: ContainerRequest) -> CommandResult:
         if self.style == "run":
             name = self.fresh_name()
             bundle = self.bundle(request)
-            done = machine.run(self.command("run", "--bundle", str(bundle), name))
+            done = machine.run_command(self.command("run", "--bundle", str(bundle), name))
             self._forget(name, bundle)
             return done
         name = self.fresh_name()
@@ -190,33 +190,33 @@ class ByHand(Engine):
         created = self._create(name, bundle, out, err)
         status = created
         if created == 0:
-            started = machine.run(self.command("start", name))
+            started = machine.run_command(self.command("start", name))
             err.write_text(err.read_text() + started.text)
             status = started.status
             machine.wait_for(lambda: self._state(name) == "stopped", f"{self.name}: end of {name}")
-        done = Done(("create+start", name), status, out.read_text(), err.read_text())
+        done = CommandResult(("create+start", name), status, out.read_text(), err.read_text())
         self._forget(name, bundle)
         return done
 
-    def start_bundle(self, bundle: Path) -> Done:
+    def start_bundle(self, bundle: Path) -> CommandResult:
         """Runs a bundle and keeps it."""
         name = self.fresh_name()
         try:
-            return machine.run(self.command("run", "--bundle", str(bundle), name))
+            return machine.run_command(self.command("run", "--bundle", str(bundle), name))
         finally:
-            machine.run(self.command("delete", "--force", name))
+            machine.run_command(self.command("delete", "--force", name))
 
-    def background(self, request: Request) -> str:
+    def background(self, request: ContainerRequest) -> str:
         name = self.fresh_name()
         bundle = self.bundle(request)
         self._bundles[name] = bundle
         status = self._create(name, bundle, bundle / "stdout", bundle / "stderr")
         assert status == 0, (bundle / "stderr").read_text()
-        machine.run(self.command("start", name)).check()
+        machine.run_command(self.command("start", name)).check()
         return name
 
-    def exec(self, name: str, args: Sequence[str]) -> Done:
-        return machine.run(self.command("exec", name, *args))
+    def exec(self, name: str, args: Sequence[str]) -> CommandResult:
+        return machine.run_command(self.command("exec", name, *args))
 
     def remove(self, name: str) -> None:
         self._forget(name, self._bundles.pop(name))
@@ -232,15 +232,15 @@ class ByHand(Engine):
             ).returncode
 
     def _state(self, name: str) -> str:
-        done = machine.run(self.command("state", name))
+        done = machine.run_command(self.command("state", name))
         return str(json.loads(done.stdout)["status"]) if done.status == 0 else "stopped"
 
     def _forget(self, name: str, bundle: Path) -> None:
-        machine.run(self.command("delete", "--force", name))
+        machine.run_command(self.command("delete", "--force", name))
         machine.remove_tree(bundle)
 
 
-def edit_spec(config: dict[str, object], request: Request, *, cgroup: str) -> None:
+def edit_spec(config: dict[str, object], request: ContainerRequest, *, cgroup: str) -> None:
     """Turns the spec that `runc spec` writes into the request's."""
     process = config["process"]
     root = config["root"]
@@ -273,7 +273,7 @@ class Containerd(Engine):
     name = "ctr run"
     programs = ("containerd", "ctr", "runc", "busybox", "gcc")
 
-    def start(self, place: Place) -> None:
+    def start(self, place: EngineHome) -> None:
         super().start(place)
         home = place.directory
         self.socket = home / "c.sock"
@@ -285,22 +285,22 @@ class Containerd(Engine):
         )
         with (home / "containerd.log").open("wb") as log:
             self._daemon = subprocess.Popen(
-                [program("containerd"), "--config", str(config)],
+                [find_program("containerd"), "--config", str(config)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
                 env={"PATH": machine.DIRECTORIES},
             )
-        machine.wait_for(lambda: machine.run([*self._ctr(), "version"], timeout=10).status == 0, "containerd")
+        machine.wait_for(lambda: machine.run_command([*self._ctr(), "version"], timeout=10).status == 0, "containerd")
 
     def stop(self) -> None:
-        machine.stop(self._daemon)
+        machine.stop_daemon(self._daemon)
 
     def _ctr(self) -> list[str]:
-        return [program("ctr"), "--address", str(self.socket), "--namespace", "e2e"]
+        return [find_program("ctr"), "--address", str(self.socket), "--namespace", "e2e"]
 
-    def _run_words(self, request: Request, name: str, *extra: str) -> list[str]:
+    def _run_words(self, request: ContainerRequest, name: str, *extra: str) -> list[str]:
         words = [*self._ctr(), "run", *extra, "--rootfs", "--runc-binary", str(self.place.runtime("runc"))]
         words += ["--runc-root", str(self.place.directory / "runc"), "--cap-add", MKNOD]
         words += ["--cgroup", f"/{CGROUP}/{name}"]
@@ -312,24 +312,24 @@ class Containerd(Engine):
             words.append("--read-only")
         return [*words, str(self.fresh_root(request)), name, *request.args]
 
-    def run(self, request: Request) -> Done:
+    def run(self, request: ContainerRequest) -> CommandResult:
         name = self.fresh_name()
         try:
-            return machine.run(self._run_words(request, name, "--rm"))
+            return machine.run_command(self._run_words(request, name, "--rm"))
         finally:
             self.remove(name)
 
-    def background(self, request: Request) -> str:
+    def background(self, request: ContainerRequest) -> str:
         name = self.fresh_name()
-        machine.run(self._run_words(request, name, "--detach")).check()
+        machine.run_command(self._run_words(request, name, "--detach")).check()
         return name
 
-    def exec(self, name: str, args: Sequence[str]) -> Done:
-        return machine.run([*self._ctr(), "tasks", "exec", "--exec-id", self.fresh_name(), name, *args])
+    def exec(self, name: str, args: Sequence[str]) -> CommandResult:
+        return machine.run_command([*self._ctr(), "tasks", "exec", "--exec-id", self.fresh_name(), name, *args])
 
     def remove(self, name: str) -> None:
-        machine.run([*self._ctr(), "tasks", "delete", "--force", name])
-        machine.run([*self._ctr(), "containers", "delete", name])
+        machine.run_command([*self._ctr(), "tasks", "delete", "--force", name])
+        machine.run_command([*self._ctr(), "containers", "delete", name])
 
 
 class Docker(Engine):
@@ -348,7 +348,7 @@ class Docker(Engine):
         self.name = "docker userns-remap" if remap else "docker run"
         self._images: dict[Path, str] = {}
 
-    def start(self, place: Place) -> None:
+    def start(self, place: EngineHome) -> None:
         super().start(place)
         home = place.directory
         self.socket = home / "d.sock"
@@ -356,12 +356,12 @@ class Docker(Engine):
         config.write_text(json.dumps({"runtimes": {"gpu": {"path": str(place.runtime("runc"))}}}))
         # dockerd writes /etc/docker/key.json, and reads the remapped user's ranges from /etc/subuid: it gets
         # its own of both.
-        script = private_etc(home)
-        self._holder = machine.Holder(f"{script}\nmkdir -p /etc/docker\nmount -t tmpfs none /etc/docker")
+        script = private_etc_script(home)
+        self._holder = machine.MountNamespace(f"{script}\nmkdir -p /etc/docker\nmount -t tmpfs none /etc/docker")
         self._holder.start()
         words = [
             *self._holder.enter,
-            program("dockerd"),
+            find_program("dockerd"),
             *(
                 "--config-file",
                 str(config),
@@ -387,22 +387,22 @@ class Docker(Engine):
         machine.wait_for(lambda: self.command("version").status == 0, f"dockerd ({home}/dockerd.log)")
 
     def stop(self) -> None:
-        machine.stop(self._daemon)
+        machine.stop_daemon(self._daemon)
         self._holder.stop()
 
-    def command(self, *words: str, timeout: float = 60) -> Done:
+    def command(self, *words: str, timeout: float = 60) -> CommandResult:
         """A docker command with these words."""
-        return machine.run([program("docker"), "--host", f"unix://{self.socket}", *words], timeout=timeout)
+        return machine.run_command([find_program("docker"), "--host", f"unix://{self.socket}", *words], timeout=timeout)
 
-    def _image(self, request: Request) -> str:
+    def _image(self, request: ContainerRequest) -> str:
         root = request.root or self.place.image
         if root not in self._images:
-            archive = images.tar(root, self.place.directory / f"image-{next(self._numbers)}.tar")
+            archive = images.write_archive(root, self.place.directory / f"image-{next(self._numbers)}.tar")
             self._images[root] = self.command("import", str(archive)).check().stdout.strip()
             archive.unlink()
         return self._images[root]
 
-    def _run_words(self, request: Request, *extra: str) -> list[str]:
+    def _run_words(self, request: ContainerRequest, *extra: str) -> list[str]:
         words = ["run", *extra, "--runtime", "gpu", "--network", "none", "--cgroup-parent", f"/{CGROUP}"]
         for entry in request.env:
             words += ["--env", entry]
@@ -412,13 +412,13 @@ class Docker(Engine):
             words.append("--read-only")
         return [*words, self._image(request), *request.args]
 
-    def run(self, request: Request) -> Done:
+    def run(self, request: ContainerRequest) -> CommandResult:
         return self.command(*self._run_words(request, "--rm"))
 
-    def background(self, request: Request) -> str:
+    def background(self, request: ContainerRequest) -> str:
         return self.command(*self._run_words(request, "--detach")).check().stdout.strip()
 
-    def exec(self, name: str, args: Sequence[str]) -> Done:
+    def exec(self, name: str, args: Sequence[str]) -> CommandResult:
         return self.command("exec", name, *args)
 
     def remove(self, name: str) -> None:
@@ -440,12 +440,12 @@ class Podman(Engine):
         super().__init__()
         self._images: dict[Path, str] = {}
         self._furnish = furnish
-        self._holder: machine.Holder | None = None
+        self._holder: machine.MountNamespace | None = None
 
-    def start(self, place: Place) -> None:
+    def start(self, place: EngineHome) -> None:
         super().start(place)
         if self._furnish:
-            self._holder = machine.Holder(self._furnish)
+            self._holder = machine.MountNamespace(self._furnish)
             self._holder.start()
         self._configure()
 
@@ -454,7 +454,7 @@ class Podman(Engine):
         (self.place.directory / "containers.conf").write_text("[engine]\n[containers]\n")
         (self.place.directory / "policy.json").write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
 
-    def _podman(self, *words: str) -> Done:
+    def _podman(self, *words: str) -> CommandResult:
         home = self.place.directory
         flags = ["--root", str(home / "data"), "--runroot", str(home / "run"), "--tmpdir", str(home / "tmp")]
         flags += [
@@ -471,17 +471,17 @@ class Podman(Engine):
             "CONTAINERS_CONF": str(home / "containers.conf"),
         }
         enter = self._holder.enter if self._holder is not None else []
-        return machine.run([*enter, program("podman"), *flags, *words], env=env, cwd=home)
+        return machine.run_command([*enter, find_program("podman"), *flags, *words], env=env, cwd=home)
 
-    def _image(self, request: Request) -> str:
+    def _image(self, request: ContainerRequest) -> str:
         root = request.root or self.place.image
         if root not in self._images:
-            archive = images.tar(root, self.place.directory / f"image-{next(self._numbers)}.tar")
+            archive = images.write_archive(root, self.place.directory / f"image-{next(self._numbers)}.tar")
             self._images[root] = self._podman("import", "--quiet", str(archive)).check().stdout.strip()
             archive.unlink()
         return self._images[root]
 
-    def _run_words(self, request: Request, *extra: str) -> list[str]:
+    def _run_words(self, request: ContainerRequest, *extra: str) -> list[str]:
         words = ["run", *extra, "--network", "none", "--cap-add", MKNOD, *self._cgroup_words()]
         # Podman asks for the highest limits there are: on a machine that lacks CAP_SYS_RESOURCE (a container,
         # a sandbox) that fails.
@@ -501,13 +501,13 @@ class Podman(Engine):
     def _cgroup_words(self) -> list[str]:
         return ["--cgroup-parent", f"/{CGROUP}"]
 
-    def run(self, request: Request) -> Done:
+    def run(self, request: ContainerRequest) -> CommandResult:
         return self._podman(*self._run_words(request, "--rm"))
 
-    def background(self, request: Request) -> str:
+    def background(self, request: ContainerRequest) -> str:
         return self._podman(*self._run_words(request, "--detach")).check().stdout.strip()
 
-    def exec(self, name: str, args: Sequence[str]) -> Done:
+    def exec(self, name: str, args: Sequence[str]) -> CommandResult:
         return self._podman("exec", name, *args)
 
     def remove(self, name: str) -> None:
@@ -532,8 +532,8 @@ class RootlessPodman(Podman):
         # the failure.
         return []
 
-    def start(self, place: Place) -> None:
-        self._holder = machine.Holder(f"{self._furnish}\n{private_etc(place.directory)}")
+    def start(self, place: EngineHome) -> None:
+        self._holder = machine.MountNamespace(f"{self._furnish}\n{private_etc_script(place.directory)}")
         self._holder.start()
         self.place = place
         self._configure()
@@ -543,7 +543,7 @@ class RootlessPodman(Podman):
             path.chmod(0o700)
             os.chown(path, ROOTLESS_ID, ROOTLESS_ID)
 
-    def _podman(self, *words: str) -> Done:
+    def _podman(self, *words: str) -> CommandResult:
         home = self.place.directory
         flags = ["--root", str(home / "data"), "--runroot", str(home / "run"), "--tmpdir", str(home / "tmp")]
         flags += [
@@ -561,17 +561,19 @@ class RootlessPodman(Podman):
             "CONTAINERS_CONF": str(home / "containers.conf"),
         }
         user = [
-            program("setpriv"),
+            find_program("setpriv"),
             f"--reuid={ROOTLESS_ID}",
             f"--regid={ROOTLESS_ID}",
             "--clear-groups",
             "--inh-caps=-all",
         ]
         assert self._holder is not None
-        return machine.run([*self._holder.enter, *user, program("podman"), *flags, *words], env=env, cwd=home)
+        return machine.run_command(
+            [*self._holder.enter, *user, find_program("podman"), *flags, *words], env=env, cwd=home
+        )
 
 
-def private_etc(directory: Path) -> str:
+def private_etc_script(directory: Path) -> str:
     """Shell commands that give a private mount namespace the unprivileged user with its ranges of subordinate
     ids.
     """
@@ -593,11 +595,11 @@ def private_etc(directory: Path) -> str:
     return "\n".join(lines)
 
 
-def variants() -> list[Engine]:
+def list_engines() -> list[Engine]:
     """Every row of the matrix."""
     return [
         *(
-            ByHand(low_level, cgroup, style)
+            BareRuntime(low_level, cgroup, style)
             for low_level, cgroup in (("runc", "v1"), ("runc", "v2"), ("crun", "v1"), ("crun", "v2"))
             for style in ("create", "run")
         ),

@@ -6,43 +6,43 @@ from pathlib import Path
 from typing import Any
 
 from support import cdi_edits
-from support.e2e.host import Runtime, SimulatedHost
+from support.e2e.host import InstalledRuntime, SimulatedHost
 
 LIBRARIES = ("libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1")
 PROBE = ["/probe", *(word for name in LIBRARIES for word in ("--library", name))]
-WAYS = ("ours", "theirs")
+SPEC_MAKERS = ("ours", "theirs")
 OK = dict.fromkeys(LIBRARIES, "ok")
 
 
-class Program:
+class HookProgram:
     """Our program under both names, and how bundles are edited for it.
 
     Arguments:
         directory: for the launchers. prelude: Python that the launcher runs first.
     """
 
-    def __init__(self, directory: Path, runtime: Runtime, simulated: SimulatedHost, prelude: str = "") -> None:
+    def __init__(self, directory: Path, runtime: InstalledRuntime, simulated: SimulatedHost, prelude: str = "") -> None:
         directory.mkdir(exist_ok=True)
         self.host = simulated.root
-        self.errand = cdi_edits.errand(simulated.root, simulated.version)
+        self.errand = cdi_edits.build_hook_arguments(simulated.root, simulated.version)
         root = f"from gpu_oci_hook.hook import nvidia_hooks; nvidia_hooks.HOST_ROOT = {str(simulated.root)!r}\n"
         self.paths = {}
         for way, name in (("ours", "gpu-oci-hook"), ("theirs", "nvidia-cdi-hook")):
             text = (root if way == "theirs" else "") + prelude
-            self.paths[way] = cdi_edits.launcher(directory / name, text, runtime.code)
+            self.paths[way] = cdi_edits.write_hook_launcher(directory / name, text, runtime.code)
 
     def edit(self, spec: dict[str, Any], way: str, nodes: dict[str, tuple[int, int]] | None = None) -> None:
         """Puts a file's edits into a spec."""
         if nodes:
-            cdi_edits.devices(spec, nodes)
+            cdi_edits.add_devices(spec, nodes)
         if way == "ours":
-            cdi_edits.ours(spec, self.host, self.paths[way], self.errand)
+            cdi_edits.add_our_edits(spec, self.host, self.paths[way], self.errand)
         else:
-            cdi_edits.theirs(spec, self.host, self.paths[way])
+            cdi_edits.add_nvidia_edits(spec, self.host, self.paths[way])
 
 
-def document(
-    program: Program, way: str, node: Path, *, bound: bool = False, kind: str = "nvidia.com/gpu"
+def build_spec_document(
+    program: HookProgram, way: str, node: Path, *, bound: bool = False, kind: str = "nvidia.com/gpu"
 ) -> dict[str, Any]:
     """The edits of a bundle as a CDI file.
 

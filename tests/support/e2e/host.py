@@ -48,13 +48,13 @@ class SimulatedHost:
         return f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
 
 
-def build(root: Path, *, gpus: int = 2, layout: str = "debian", version: str = "550.163.01") -> SimulatedHost:
+def build_host(root: Path, *, gpus: int = 2, layout: str = "debian", version: str = "550.163.01") -> SimulatedHost:
     """Makes a simulated host."""
     host_tree.build_host(root, gpus=gpus, driver=version, layout=layout)
-    return look(root, version)
+    return read_host(root, version)
 
 
-def look(root: Path, version: str) -> SimulatedHost:
+def read_host(root: Path, version: str) -> SimulatedHost:
     """Reads a simulated host's GPUs out of its /proc: the index is the rank of the PCI address, the minor
     another number.
     """
@@ -69,7 +69,7 @@ def look(root: Path, version: str) -> SimulatedHost:
     return SimulatedHost(root, version, tuple(cards))
 
 
-class Runtime:
+class InstalledRuntime:
     """The runtime under test, installed where an unprivileged user can reach it.
 
     `gpu-oci-hook install` writes launchers that name their interpreter and our code; a checkout below /root
@@ -84,8 +84,8 @@ class Runtime:
         self.code = directory / "code"
         source = Path(gpu_oci_hook.__file__).parent
         shutil.copytree(source, self.code / "gpu_oci_hook", ignore=shutil.ignore_patterns("__pycache__"))
-        self.shim = install(self.code, directory / "prefix")
-        machine.run([sys.executable, "-m", "compileall", "-q", str(self.code)], timeout=120).check()
+        self.shim = install_launchers(self.code, directory / "prefix")
+        machine.run_command([sys.executable, "-m", "compileall", "-q", str(self.code)], timeout=120).check()
 
     def wrapper(self, low_level: str, host_root: Path, *, extra: str = "", name: str = "") -> Path:
         """A runtime for an engine: engines hand no environment on, so a script names the configuration.
@@ -105,9 +105,9 @@ class Runtime:
         return path
 
 
-def install(code: Path, prefix: Path) -> Path:
+def install_launchers(code: Path, prefix: Path) -> Path:
     """Installs the launchers out of a copy of our code; returns the shim's."""
     words: Sequence[str] = ("install", "--prefix", str(prefix))
     script = f"import sys; sys.path.insert(0, {str(code)!r}); from gpu_oci_hook.cli import main; main()"
-    machine.run([sys.executable, "-c", script, *words], cwd=code).check()
+    machine.run_command([sys.executable, "-c", script, *words], cwd=code).check()
     return prefix / "bin/gpu-oci-runtime"

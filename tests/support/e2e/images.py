@@ -17,7 +17,7 @@ from pathlib import Path
 
 from support.e2e import machine
 
-HERE = Path(__file__).parent
+SOURCES = Path(__file__).parent
 TRIPLE = f"{os.uname().machine}-linux-gnu"
 LOADER = {"x86_64": "ld-linux-x86-64.so.2", "aarch64": "ld-linux-aarch64.so.1"}[os.uname().machine]
 # What the C library consists of; libdl and libpthread are stubs for programs linked before glibc 2.34
@@ -31,17 +31,19 @@ APPLETS = (
 
 def compile_probe(target: Path, *, musl: bool = False) -> None:
     """Compiles probe.c for the image."""
-    compiler = machine.program("musl-gcc" if musl else "gcc")
-    machine.run([compiler, "-O1", "-Wall", "-Wextra", "-Werror", "-o", str(target), str(HERE / "probe.c")]).check()
+    compiler = machine.find_program("musl-gcc" if musl else "gcc")
+    machine.run_command(
+        [compiler, "-O1", "-Wall", "-Wextra", "-Werror", "-o", str(target), str(SOURCES / "probe.c")]
+    ).check()
 
 
-def glibc(root: Path) -> Path:
+def build_glibc_image(root: Path) -> Path:
     """An image like Debian's."""
     _skeleton(root)
     _merged_usr(root)
     _c_library(root)
     _busybox(root)
-    shutil.copy2(machine.program("ldconfig"), root / "usr/sbin/ldconfig")
+    shutil.copy2(machine.find_program("ldconfig"), root / "usr/sbin/ldconfig")
     (root / "etc/ld.so.conf").write_text("include /etc/ld.so.conf.d/*.conf\n")
     (root / "etc/ld.so.conf.d").mkdir()
     (root / "etc/ld.so.conf.d/libc.conf").write_text("# libc default configuration\n/usr/local/lib\n")
@@ -49,16 +51,16 @@ def glibc(root: Path) -> Path:
         f"# Multiarch support\n/usr/local/lib/{TRIPLE}\n/lib/{TRIPLE}\n/usr/lib/{TRIPLE}\n"
     )
     compile_probe(root / "probe")
-    refresh_cache(root)
+    refresh_ld_cache(root)
     return root
 
 
-def refresh_cache(root: Path) -> None:
+def refresh_ld_cache(root: Path) -> None:
     """Has the system's ldconfig write the image's ld.so.cache."""
-    machine.run([machine.program("ldconfig"), "-r", str(root)]).check()
+    machine.run_command([machine.find_program("ldconfig"), "-r", str(root)]).check()
 
 
-def distroless(root: Path) -> Path:
+def build_distroless_image(root: Path) -> Path:
     """An image with nothing but what one program needs."""
     _skeleton(root)
     for name in ("bin", "sbin", "lib"):
@@ -72,7 +74,7 @@ def distroless(root: Path) -> Path:
     return root
 
 
-def musl(root: Path) -> Path:
+def build_musl_image(root: Path) -> Path:
     """An image like Alpine's."""
     _skeleton(root)
     for name in ("bin", "sbin", "lib", "usr/lib", "usr/bin", "usr/sbin"):
@@ -86,14 +88,14 @@ def musl(root: Path) -> Path:
     return root
 
 
-def tar(root: Path, archive: Path) -> Path:
+def write_archive(root: Path, archive: Path) -> Path:
     """The image as an archive for `docker import` and `podman import`."""
     subprocess.run(["tar", "-C", str(root), "-cf", str(archive), "."], check=True, timeout=60)
     archive.chmod(0o644)
     return archive
 
 
-def copy(root: Path, target: Path) -> Path:
+def copy_image(root: Path, target: Path) -> Path:
     """A private copy of an image, with owners, links and devices as they are."""
     subprocess.run(["cp", "-a", str(root), str(target)], check=True, timeout=60)
     return target
@@ -134,18 +136,18 @@ def _c_library(root: Path) -> None:
 def _busybox(root: Path) -> None:
     """Busybox by its applets' names; no ldconfig among them."""
     directory = root / "usr/bin" if (root / "bin").is_symlink() else root / "bin"
-    shutil.copy2(machine.program("busybox"), directory / "busybox")
+    shutil.copy2(machine.find_program("busybox"), directory / "busybox")
     for name in APPLETS:
         (directory / name).symlink_to("busybox")
 
 
-def static_program(target: Path) -> None:
+def copy_static_program(target: Path) -> None:
     """Busybox under a name of its own, which needs nothing else in the image."""
-    shutil.copy2(machine.program("busybox"), target)
+    shutil.copy2(machine.find_program("busybox"), target)
 
 
-def forgiving_setrlimit(target: Path) -> Path:
+def build_forgiving_setrlimit(target: Path) -> Path:
     """A library to preload into crun where root may not raise RLIMIT_MEMLOCK, see forgiving.c."""
-    source = str(HERE / "forgiving.c")
-    machine.run([machine.program("gcc"), "-shared", "-fPIC", "-O1", "-o", str(target), source]).check()
+    source = str(SOURCES / "forgiving.c")
+    machine.run_command([machine.find_program("gcc"), "-shared", "-fPIC", "-O1", "-o", str(target), source]).check()
     return target

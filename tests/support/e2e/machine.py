@@ -43,7 +43,7 @@ PACKAGES = {
 
 
 # A low-level runtime that keeps the config.json of the bundle at {target}, and fails: nothing has to start.
-KEEPING = """#!/bin/sh
+KEEPING_RUNTIME = """#!/bin/sh
 for word in "$@"; do
     [ "$before" = --bundle ] && cp "$word/config.json" {target}
     before=$word
@@ -52,12 +52,12 @@ exit 1
 """
 
 
-def program(name: str) -> str:
+def find_program(name: str) -> str:
     """The absolute path of a program of this machine, or the bare name when there is none."""
     return shutil.which(name, path=DIRECTORIES) or name
 
 
-def lacking(programs: Iterable[str]) -> str:
+def describe_missing(programs: Iterable[str]) -> str:
     """What this machine lacks to run these programs as root, as a sentence; empty when all is there."""
     if os.geteuid() != 0:
         return "needs root"
@@ -66,7 +66,7 @@ def lacking(programs: Iterable[str]) -> str:
 
 
 @dataclass(frozen=True)
-class Done:
+class CommandResult:
     """A finished command. `status` is 124 where its time was up."""
 
     argv: Sequence[str]
@@ -79,20 +79,20 @@ class Done:
         """Everything that the person at the terminal saw."""
         return self.stdout + self.stderr
 
-    def check(self) -> Done:
+    def check(self) -> CommandResult:
         """Itself, or an AssertionError that quotes everything."""
         assert self.status == 0, f"{' '.join(self.argv)}\nstatus {self.status}\n{self.stdout}\n{self.stderr}"
         return self
 
 
-def run(
+def run_command(
     argv: Sequence[str],
     *,
     timeout: float = 60,
     env: Mapping[str, str] | None = None,
     cwd: Path | None = None,
     stdin: bytes = b"",
-) -> Done:
+) -> CommandResult:
     """Runs a command in its own process group to its end, or kills the group when its time is up.
 
     Output goes through files, not pipes: a container left behind would hold a pipe open for ever.
@@ -116,7 +116,7 @@ def run(
         for file in (out, err):
             file.seek(0)
             texts.append(file.read().decode(errors="replace"))
-    return Done(tuple(argv), status, texts[0], texts[1])
+    return CommandResult(tuple(argv), status, texts[0], texts[1])
 
 
 def wait_for(condition: Callable[[], bool], what: str, *, timeout: float = 30) -> None:
@@ -127,7 +127,7 @@ def wait_for(condition: Callable[[], bool], what: str, *, timeout: float = 30) -
         time.sleep(0.05)
 
 
-def stop(process: subprocess.Popen[bytes], *, patience: float = 15) -> None:
+def stop_daemon(process: subprocess.Popen[bytes], *, patience: float = 15) -> None:
     """Ends a daemon that we started: asks, waits, then kills its whole session."""
     if process.poll() is None:
         process.terminate()
@@ -135,7 +135,7 @@ def stop(process: subprocess.Popen[bytes], *, patience: float = 15) -> None:
             process.wait(patience)
         except subprocess.TimeoutExpired:
             pass
-    for pid in session(process.pid):
+    for pid in list_session(process.pid):
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
@@ -143,7 +143,7 @@ def stop(process: subprocess.Popen[bytes], *, patience: float = 15) -> None:
     process.wait()
 
 
-def session(leader: int) -> list[int]:
+def list_session(leader: int) -> list[int]:
     """The processes of a session that we started."""
     found = []
     for entry in Path("/proc").iterdir():
@@ -157,7 +157,7 @@ def session(leader: int) -> list[int]:
     return found
 
 
-def mentioning(directory: Path) -> list[int]:
+def list_processes_of(directory: Path) -> list[int]:
     """The processes whose command line, working directory or root lies below a directory of ours."""
     word = str(directory)
     found = []
@@ -194,22 +194,22 @@ def remove_cgroups(name: str) -> None:
 
 def remove_tree(directory: Path) -> None:
     """Kills what still runs out of a directory, unmounts everything below it and removes it."""
-    for pid in mentioning(directory):
+    for pid in list_processes_of(directory):
         try:
             os.kill(pid, signal.SIGKILL)
         except ProcessLookupError:
             pass
     for _ in range(50):
-        below = mounts_below(directory)
+        below = list_mounts_below(directory)
         if not below:
             break
         for point in reversed(below):
-            subprocess.run([program("umount"), "--lazy", point], stderr=subprocess.DEVNULL, timeout=20)
+            subprocess.run([find_program("umount"), "--lazy", point], stderr=subprocess.DEVNULL, timeout=20)
     # One file system only: should a mount have survived, its content is not ours to delete.
-    subprocess.run([program("rm"), "-rf", "--one-file-system", str(directory)], timeout=120)
+    subprocess.run([find_program("rm"), "-rf", "--one-file-system", str(directory)], timeout=120)
 
 
-def mounts_below(directory: Path) -> list[str]:
+def list_mounts_below(directory: Path) -> list[str]:
     """The mount points below a directory, outermost first."""
     points = []
     for line in Path("/proc/self/mounts").read_text().splitlines():
@@ -220,7 +220,7 @@ def mounts_below(directory: Path) -> list[str]:
 
 
 @dataclass
-class Holder:
+class MountNamespace:
     """A private mount namespace that lives as long as this object: `enter` prefixes commands that shall run
     in it.
 
@@ -235,7 +235,7 @@ class Holder:
         """Makes the namespace and furnishes it."""
         self.process = subprocess.Popen(
             [
-                program("unshare"),
+                find_program("unshare"),
                 "--mount",
                 "--propagation=private",
                 "/bin/sh",
@@ -254,11 +254,11 @@ class Holder:
     def enter(self) -> list[str]:
         """The words to put before a command."""
         assert self.process is not None
-        return [program("nsenter"), f"--target={self.process.pid}", "--mount"]
+        return [find_program("nsenter"), f"--target={self.process.pid}", "--mount"]
 
     def stop(self) -> None:
         """Ends it; the kernel takes the mounts away with the last process inside."""
         if self.process is not None:
-            stop(self.process, patience=0.1)
+            stop_daemon(self.process, patience=0.1)
             if self.process.stdout is not None:
                 self.process.stdout.close()

@@ -57,7 +57,7 @@ class Pair:
     refused: str = ""
 
 
-def spec(*devices: tuple[str, Edits], common: Edits | None = None, kind: str = "vendor.com/dev") -> dict[str, Any]:
+def make_spec(*devices: tuple[str, Edits], common: Edits | None = None, kind: str = "vendor.com/dev") -> dict[str, Any]:
     """A spec that podman 4.3 reads."""
     made: dict[str, Any] = {
         "cdiVersion": "0.5.0",
@@ -69,27 +69,27 @@ def spec(*devices: tuple[str, Edits], common: Edits | None = None, kind: str = "
     return made
 
 
-def one(edits: Edits, *differs: str, ask: tuple[str, ...] = ("vendor.com/dev=a",), **more: Any) -> Pair:
+def make_pair(edits: Edits, *differs: str, ask: tuple[str, ...] = ("vendor.com/dev=a",), **more: Any) -> Pair:
     """One file with one device."""
-    return Pair({"etc/a.json": spec(("a", edits))}, ask, differs=frozenset(differs), **more)
+    return Pair({"etc/a.json": make_spec(("a", edits))}, ask, differs=frozenset(differs), **more)
 
 
-def node(path: str, **more: Any) -> Edits:
+def node_edits(path: str, **more: Any) -> Edits:
     """Edits with one device node."""
     return {"deviceNodes": [{"path": path, **more}]}
 
 
-def mount(destination: str, *options: str, source: str = "@/file", **more: Any) -> Edits:
+def make_mount(destination: str, *options: str, source: str = "@/file", **more: Any) -> Edits:
     """A mount."""
     return {"hostPath": source, "containerPath": destination, "options": list(options or ("bind",)), **more}
 
 
-def hook(stage: str, *args: str, env: tuple[str, ...] = ("A=1",), **more: Any) -> Edits:
+def make_hook(stage: str, *args: str, env_edits: tuple[str, ...] = ("A=1",), **more: Any) -> Edits:
     """A hook that is there."""
-    return {"hookName": stage, "path": "@/hook", "args": list(args), "env": list(env), **more}
+    return {"hookName": stage, "path": "@/hook", "args": list(args), "env": list(env_edits), **more}
 
 
-def env(*entries: str) -> Edits:
+def env_edits(*entries: str) -> Edits:
     """Variables."""
     return {"env": list(entries)}
 
@@ -97,142 +97,182 @@ def env(*entries: str) -> Edits:
 A, B, C = "vendor.com/dev=a", "vendor.com/dev=b", "vendor.com/dev=c"
 NULL = {"path": "/dev/x", "type": "c", "major": 1, "minor": 3, "fileMode": 438}
 
-HAND: dict[str, Pair] = {
+WRITTEN_PAIRS: dict[str, Pair] = {
     # env
-    "a variable": one(env("A=1")),
-    "several variables": one(env("A=1", "B=", "C=a=b", "D=x y")),
-    "a variable that is there": one(env("PATH=/opt"), "env"),
-    "a variable of the container's own": one(env("X=new"), "env", options=("--env", "X=old")),
-    "a variable of the container's own with this value": one(env("X=1"), "env", options=("--env", "X=1")),
-    "a variable twice in a device": one(env("A=1", "A=2")),
+    "a variable": make_pair(env_edits("A=1")),
+    "several variables": make_pair(env_edits("A=1", "B=", "C=a=b", "D=x y")),
+    "a variable that is there": make_pair(env_edits("PATH=/opt"), "env"),
+    "a variable of the container's own": make_pair(env_edits("X=new"), "env", options=("--env", "X=old")),
+    "a variable of the container's own with this value": make_pair(env_edits("X=1"), "env", options=("--env", "X=1")),
+    "a variable twice in a device": make_pair(env_edits("A=1", "A=2")),
     "a variable of the file and of the device": Pair(
-        {"etc/a.json": spec(("a", env("A=device")), common=env("A=file", "B=1"))}
+        {"etc/a.json": make_spec(("a", env_edits("A=device")), common=env_edits("A=file", "B=1"))}
     ),
-    "no list at all": Pair({"etc/a.json": spec(("a", env("A=1")), common={})}),
+    "no list at all": Pair({"etc/a.json": make_spec(("a", env_edits("A=1")), common={})}),
     # device nodes
-    "a node that says everything": one({"deviceNodes": [NULL]}),
-    "a node of the host's": one(node("@/char"), "mode"),
-    "a node under another path": one(node("/dev/other", hostPath="@/char"), "mode"),
-    "a node with a type": one(node("/dev/other", hostPath="@/char", type="c"), "mode"),
-    "a node with a mode": one(node("/dev/other", hostPath="@/char", fileMode=0o600)),
-    "a node with an owner": one(node("/dev/other", hostPath="@/char", uid=3, gid=4), "mode"),
-    "a node that belongs to root": one(node("/dev/other", hostPath="@/char", uid=0, gid=0), "mode"),
-    "a node for a user's process": one({"deviceNodes": [NULL]}, options=("--user", "1000:1001")),
-    "a node of root's for a user's process": one(
+    "a node that says everything": make_pair({"deviceNodes": [NULL]}),
+    "a node of the host's": make_pair(node_edits("@/char"), "mode"),
+    "a node under another path": make_pair(node_edits("/dev/other", hostPath="@/char"), "mode"),
+    "a node with a type": make_pair(node_edits("/dev/other", hostPath="@/char", type="c"), "mode"),
+    "a node with a mode": make_pair(node_edits("/dev/other", hostPath="@/char", fileMode=0o600)),
+    "a node with an owner": make_pair(node_edits("/dev/other", hostPath="@/char", uid=3, gid=4), "mode"),
+    "a node that belongs to root": make_pair(node_edits("/dev/other", hostPath="@/char", uid=0, gid=0), "mode"),
+    "a node for a user's process": make_pair({"deviceNodes": [NULL]}, options=("--user", "1000:1001")),
+    "a node of root's for a user's process": make_pair(
         {"deviceNodes": [{**NULL, "uid": 0, "gid": 0}]}, options=("--user", "1000:1001")
     ),
-    "a node for a user of group 0": one({"deviceNodes": [NULL]}, options=("--user", "1000:0")),
-    "a node to be read only": one({"deviceNodes": [{**NULL, "permissions": "r"}]}),
-    "a node to be made": one({"deviceNodes": [{**NULL, "permissions": "rm"}]}),
-    "a block device": one(node("/dev/b", hostPath="@/block"), "mode"),
-    "a block device that says everything": one(node("/dev/b", type="b", major=259, minor=7, permissions="r")),
-    "a pipe": one(node("/dev/p", type="p", hostPath="@/pipe", fileMode=0o600)),
-    "a pipe that the host does not have": one(node("/dev/p", type="p")),
-    "a minor without a major": one(node("/dev/other", hostPath="@/char", type="c", minor=9), "mode"),
-    "a major that the host need not have": one(node("/dev/none", type="c", major=60, minor=1)),
-    "two nodes": one({"deviceNodes": [NULL, {**NULL, "path": "/dev/y", "minor": 5}]}),
-    "a node in the place of another": one({"deviceNodes": [NULL, {**NULL, "minor": 5}]}),
-    "a node that a container has anyway": one({"deviceNodes": [{**NULL, "path": "/dev/full", "minor": 7}]}),
-    "a node that the container has": one(
+    "a node for a user of group 0": make_pair({"deviceNodes": [NULL]}, options=("--user", "1000:0")),
+    "a node to be read only": make_pair({"deviceNodes": [{**NULL, "permissions": "r"}]}),
+    "a node to be made": make_pair({"deviceNodes": [{**NULL, "permissions": "rm"}]}),
+    "a block device": make_pair(node_edits("/dev/b", hostPath="@/block"), "mode"),
+    "a block device that says everything": make_pair(
+        node_edits("/dev/b", type="b", major=259, minor=7, permissions="r")
+    ),
+    "a pipe": make_pair(node_edits("/dev/p", type="p", hostPath="@/pipe", fileMode=0o600)),
+    "a pipe that the host does not have": make_pair(node_edits("/dev/p", type="p")),
+    "a minor without a major": make_pair(node_edits("/dev/other", hostPath="@/char", type="c", minor=9), "mode"),
+    "a major that the host need not have": make_pair(node_edits("/dev/none", type="c", major=60, minor=1)),
+    "two nodes": make_pair({"deviceNodes": [NULL, {**NULL, "path": "/dev/y", "minor": 5}]}),
+    "a node in the place of another": make_pair({"deviceNodes": [NULL, {**NULL, "minor": 5}]}),
+    "a node that a container has anyway": make_pair({"deviceNodes": [{**NULL, "path": "/dev/full", "minor": 7}]}),
+    "a node that the container has": make_pair(
         {"deviceNodes": [{"path": "/dev/full", "type": "c", "major": 1, "minor": 7, "fileMode": 438}]},
         "rules",
         options=("--device", "/dev/full:/dev/full:rwm"),
     ),
     "the same node for two devices": Pair(
-        {"etc/a.json": spec(("a", {"deviceNodes": [NULL]}), ("b", {"deviceNodes": [NULL]}))},
+        {"etc/a.json": make_spec(("a", {"deviceNodes": [NULL]}), ("b", {"deviceNodes": [NULL]}))},
         (A, B),
         differs=frozenset({"rules"}),
     ),
-    "a node that is not there": one(node("/dev/none"), refused="both"),
-    "a node that is none": one(node("/dev/other", hostPath="@/file"), refused="both"),
-    "a node of another type": one(node("/dev/other", hostPath="@/char", type="b"), refused="both"),
-    "a node of another type with numbers": one(
-        node("/dev/other", hostPath="@/char", type="b", major=1, minor=3), "kind", refused="us"
+    "a node that is not there": make_pair(node_edits("/dev/none"), refused="both"),
+    "a node that is none": make_pair(node_edits("/dev/other", hostPath="@/file"), refused="both"),
+    "a node of another type": make_pair(node_edits("/dev/other", hostPath="@/char", type="b"), refused="both"),
+    "a node of another type with numbers": make_pair(
+        node_edits("/dev/other", hostPath="@/char", type="b", major=1, minor=3), "kind", refused="us"
     ),
-    "a node with other numbers than the host's": one(
-        node("/dev/other", hostPath="@/char", type="c", major=1, minor=5), "numbers", refused="us"
+    "a node with other numbers than the host's": make_pair(
+        node_edits("/dev/other", hostPath="@/char", type="c", major=1, minor=5), "numbers", refused="us"
     ),
-    "an unbuffered node of the host's": one(
-        node("/dev/other", hostPath="@/char", type="u"), "unbuffered", refused="podman"
+    "an unbuffered node of the host's": make_pair(
+        node_edits("/dev/other", hostPath="@/char", type="u"), "unbuffered", refused="podman"
     ),
-    "an unbuffered node that says everything": one(node("/dev/u", type="u", major=1, minor=3, fileMode=438)),
+    "an unbuffered node that says everything": make_pair(
+        node_edits("/dev/u", type="u", major=1, minor=3, fileMode=438)
+    ),
     # mounts
-    "a mount": one({"mounts": [mount("/m")]}),
-    "a mount with options": one({"mounts": [mount("/m", "ro", "nosuid", "nodev", "bind")]}),
-    "a mount with a type": one({"mounts": [mount("/m", "ro", "bind", type="bind")]}),
-    "a tmpfs": one({"mounts": [mount("/m", "size=1m", source="tmpfs", type="tmpfs")]}),
-    "a mount of a directory": one({"mounts": [mount("/m", "rbind", source="@/directory")]}),
-    "mounts deeper first": one(
-        {"mounts": [mount("/m/a/b/c"), mount("/m/a", source="@/directory"), mount("/m", source="@/directory")]}
+    "a mount": make_pair({"mounts": [make_mount("/m")]}),
+    "a mount with options": make_pair({"mounts": [make_mount("/m", "ro", "nosuid", "nodev", "bind")]}),
+    "a mount with a type": make_pair({"mounts": [make_mount("/m", "ro", "bind", type="bind")]}),
+    "a tmpfs": make_pair({"mounts": [make_mount("/m", "size=1m", source="tmpfs", type="tmpfs")]}),
+    "a mount of a directory": make_pair({"mounts": [make_mount("/m", "rbind", source="@/directory")]}),
+    "mounts deeper first": make_pair(
+        {
+            "mounts": [
+                make_mount("/m/a/b/c"),
+                make_mount("/m/a", source="@/directory"),
+                make_mount("/m", source="@/directory"),
+            ]
+        }
     ),
-    "mounts of one depth": one({"mounts": [mount("/z"), mount("/y"), mount("/x")]}, "order"),
-    "a mount that does not end well": one({"mounts": [mount("/m//n/../o/"), mount("/m/p/")]}),
-    "a mount twice": one({"mounts": [mount("/m"), mount("/m", "ro", "bind")]}),
-    "a mount in the place of the engine's": one({"mounts": [mount("/etc/hosts", "ro", "bind")]}),
-    "a mount in the place of the container's own": one(
-        {"mounts": [mount("/m", "ro", "bind")]}, options=("--volume", "/usr:/m")
+    "mounts of one depth": make_pair({"mounts": [make_mount("/z"), make_mount("/y"), make_mount("/x")]}, "order"),
+    "a mount that does not end well": make_pair({"mounts": [make_mount("/m//n/../o/"), make_mount("/m/p/")]}),
+    "a mount twice": make_pair({"mounts": [make_mount("/m"), make_mount("/m", "ro", "bind")]}),
+    "a mount in the place of the engine's": make_pair({"mounts": [make_mount("/etc/hosts", "ro", "bind")]}),
+    "a mount in the place of the container's own": make_pair(
+        {"mounts": [make_mount("/m", "ro", "bind")]}, options=("--volume", "/usr:/m")
     ),
-    "a mount below the container's own": one({"mounts": [mount("/m/n")]}, options=("--volume", "/usr:/m")),
-    "a mount whose source is missing": one({"mounts": [mount("/m", source="@/none")]}, "missing", refused="us"),
-    "a mount without bind": one({"mounts": [{"hostPath": "@/file", "containerPath": "/m"}]}, "unmade", refused="us"),
-    "a mount of the type bind alone": one({"mounts": [mount("/m", "ro", type="bind")]}, "unmade", refused="us"),
+    "a mount below the container's own": make_pair({"mounts": [make_mount("/m/n")]}, options=("--volume", "/usr:/m")),
+    "a mount whose source is missing": make_pair(
+        {"mounts": [make_mount("/m", source="@/none")]}, "missing", refused="us"
+    ),
+    "a mount without bind": make_pair(
+        {"mounts": [{"hostPath": "@/file", "containerPath": "/m"}]}, "unmade", refused="us"
+    ),
+    "a mount of the type bind alone": make_pair(
+        {"mounts": [make_mount("/m", "ro", type="bind")]}, "unmade", refused="us"
+    ),
     # hooks
     **{
-        f"a {stage} hook": one({"hooks": [hook(stage, "hook", "--flag", "x y")]})
+        f"a {stage} hook": make_pair({"hooks": [make_hook(stage, "hook", "--flag", "x y")]})
         for stage in ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
     },
-    "a hook with a time limit": one({"hooks": [hook("createContainer", "hook", timeout=7)]}),
-    "a hook without words": one({"hooks": [hook("createContainer")]}),
-    "a hook without an environment": one({"hooks": [hook("createContainer", "hook", env=())]}, "hook-env"),
-    "the same hook twice": one({"hooks": [hook("createContainer", "hook"), hook("createContainer", "hook")]}),
+    "a hook with a time limit": make_pair({"hooks": [make_hook("createContainer", "hook", timeout=7)]}),
+    "a hook without words": make_pair({"hooks": [make_hook("createContainer")]}),
+    "a hook without an environment": make_pair({"hooks": [make_hook("createContainer", "hook", env=())]}, "hook-env"),
+    "the same hook twice": make_pair(
+        {"hooks": [make_hook("createContainer", "hook"), make_hook("createContainer", "hook")]}
+    ),
     "the same hook of two devices": Pair(
         {
-            "etc/a.json": spec(
-                ("a", {"hooks": [hook("createContainer", "hook")]}), ("b", {"hooks": [hook("createContainer", "hook")]})
+            "etc/a.json": make_spec(
+                ("a", {"hooks": [make_hook("createContainer", "hook")]}),
+                ("b", {"hooks": [make_hook("createContainer", "hook")]}),
             )
         },
         (A, B),
     ),
-    "hooks of several stages": one(
-        {"hooks": [hook("poststop", "1"), hook("createContainer", "2"), hook("poststop", "3"), hook("prestart", "4")]}
+    "hooks of several stages": make_pair(
+        {
+            "hooks": [
+                make_hook("poststop", "1"),
+                make_hook("createContainer", "2"),
+                make_hook("poststop", "3"),
+                make_hook("prestart", "4"),
+            ]
+        }
     ),
-    "a hook that is missing": one(
+    "a hook that is missing": make_pair(
         {"hooks": [{"hookName": "createContainer", "path": "@/none"}]}, "missing", refused="us"
     ),
-    "a hook with a relative path": one(
+    "a hook with a relative path": make_pair(
         {"hooks": [{"hookName": "createContainer", "path": "hook"}]}, "relative", refused="us"
     ),
     # several devices and files
     "devices in the order of the request": Pair(
-        {"etc/a.json": spec(("a", env("A=a")), ("b", env("B=b")), ("c", env("C=c")), common=env("F=f"))}, (C, A, B)
+        {
+            "etc/a.json": make_spec(
+                ("a", env_edits("A=a")), ("b", env_edits("B=b")), ("c", env_edits("C=c")), common=env_edits("F=f")
+            )
+        },
+        (C, A, B),
     ),
     "the file's own edits once": Pair(
-        {"etc/a.json": spec(("a", env("A=a")), ("b", env("B=b")), common={"hooks": [hook("createContainer", "f")]})},
+        {
+            "etc/a.json": make_spec(
+                ("a", env_edits("A=a")), ("b", env_edits("B=b")), common={"hooks": [make_hook("createContainer", "f")]}
+            )
+        },
         (A, B),
     ),
     "two files": Pair(
         {
-            "etc/a.json": spec(("a", env("A=a")), common=env("FA=1")),
-            "etc/b.json": spec(("b", env("B=b")), common=env("FB=1")),
+            "etc/a.json": make_spec(("a", env_edits("A=a")), common=env_edits("FA=1")),
+            "etc/b.json": make_spec(("b", env_edits("B=b")), common=env_edits("FB=1")),
         },
         (B, A),
     ),
     "two files by turns": Pair(
         {
-            "etc/a.json": spec(("a", env("A=a")), ("c", env("C=c")), common=env("FA=1")),
-            "etc/b.json": spec(("b", env("B=b")), common=env("FB=1")),
+            "etc/a.json": make_spec(("a", env_edits("A=a")), ("c", env_edits("C=c")), common=env_edits("FA=1")),
+            "etc/b.json": make_spec(("b", env_edits("B=b")), common=env_edits("FB=1")),
         },
         (A, B, C),
     ),
     "two kinds": Pair(
-        {"etc/a.json": spec(("a", env("A=a"))), "etc/o.json": spec(("a", env("O=o")), kind="other.com/net")},
+        {
+            "etc/a.json": make_spec(("a", env_edits("A=a"))),
+            "etc/o.json": make_spec(("a", env_edits("O=o")), kind="other.com/net"),
+        },
         ("other.com/net=a", A),
     ),
-    "a later directory wins": Pair({"etc/a.json": spec(("a", env("A=etc"))), "run/a.json": spec(("a", env("A=run")))}),
+    "a later directory wins": Pair(
+        {"etc/a.json": make_spec(("a", env_edits("A=etc"))), "run/a.json": make_spec(("a", env_edits("A=run")))}
+    ),
     "a later directory wins for one device": Pair(
         {
-            "etc/a.json": spec(("a", env("A=etc")), ("b", env("B=etc")), common=env("F=etc")),
-            "run/a.json": spec(("a", env("A=run")), common=env("F2=run")),
+            "etc/a.json": make_spec(("a", env_edits("A=etc")), ("b", env_edits("B=etc")), common=env_edits("F=etc")),
+            "run/a.json": make_spec(("a", env_edits("A=run")), common=env_edits("F2=run")),
         },
         (A, B),
     ),
@@ -243,55 +283,71 @@ HAND: dict[str, Pair] = {
         }
     ),
     "a device in two files of one directory": Pair(
-        {"etc/a.json": spec(("a", env("A=1"))), "etc/b.json": spec(("a", env("A=2")))}, refused="both"
+        {"etc/a.json": make_spec(("a", env_edits("A=1"))), "etc/b.json": make_spec(("a", env_edits("A=2")))},
+        refused="both",
     ),
     "a conflict leaves the files' other devices": Pair(
-        {"etc/a.json": spec(("a", env("A=1")), ("b", env("B=1"))), "etc/b.json": spec(("a", env("A=2")))}, (B,)
+        {
+            "etc/a.json": make_spec(("a", env_edits("A=1")), ("b", env_edits("B=1"))),
+            "etc/b.json": make_spec(("a", env_edits("A=2"))),
+        },
+        (B,),
     ),
     "a conflict that a later directory does not settle": Pair(
         {
-            "etc/a.json": spec(("a", env("A=1"))),
-            "etc/b.json": spec(("a", env("A=2"))),
-            "run/a.json": spec(("a", env("A=3"))),
+            "etc/a.json": make_spec(("a", env_edits("A=1"))),
+            "etc/b.json": make_spec(("a", env_edits("A=2"))),
+            "run/a.json": make_spec(("a", env_edits("A=3"))),
         },
         refused="both",
     ),
-    "a broken neighbour": Pair({"etc/0.json": "{", "etc/a.json": spec(("a", env("A=1"))), "etc/z.yaml": "a: ["}),
-    "a neighbour with an unknown field": Pair(
-        {"etc/0.json": {**spec(("b", env("B=1"))), "new": 1}, "etc/a.json": spec(("a", env("A=1")))}
+    "a broken neighbour": Pair(
+        {"etc/0.json": "{", "etc/a.json": make_spec(("a", env_edits("A=1"))), "etc/z.yaml": "a: ["}
     ),
-    "a file with an unknown field": Pair({"etc/a.json": {**spec(("a", env("A=1"))), "new": 1}}, refused="both"),
-    "a device without edits": Pair({"etc/a.json": spec(("a", {}))}, refused="both"),
-    "a device without edits beside another": Pair({"etc/a.json": spec(("a", env("A=1")), ("b", {}))}, refused="both"),
-    "a file with another suffix": Pair({"etc/a.yml": spec(("a", env("A=1")))}, refused="both"),
-    "a file in a subdirectory": Pair({"etc/sub/a.json": spec(("a", env("A=1")))}, refused="both"),
+    "a neighbour with an unknown field": Pair(
+        {
+            "etc/0.json": {**make_spec(("b", env_edits("B=1"))), "new": 1},
+            "etc/a.json": make_spec(("a", env_edits("A=1"))),
+        }
+    ),
+    "a file with an unknown field": Pair(
+        {"etc/a.json": {**make_spec(("a", env_edits("A=1"))), "new": 1}}, refused="both"
+    ),
+    "a device without edits": Pair({"etc/a.json": make_spec(("a", {}))}, refused="both"),
+    "a device without edits beside another": Pair(
+        {"etc/a.json": make_spec(("a", env_edits("A=1")), ("b", {}))}, refused="both"
+    ),
+    "a file with another suffix": Pair({"etc/a.yml": make_spec(("a", env_edits("A=1")))}, refused="both"),
+    "a file in a subdirectory": Pair({"etc/sub/a.json": make_spec(("a", env_edits("A=1")))}, refused="both"),
     "a version that is too low": Pair(
-        {"etc/a.json": {**spec(("a", node("/dev/o", hostPath="@/char"))), "cdiVersion": "0.4.0"}},
+        {"etc/a.json": {**make_spec(("a", node_edits("/dev/o", hostPath="@/char"))), "cdiVersion": "0.4.0"}},
         differs=frozenset({"version"}),
         refused="us",
     ),
-    "a device that nobody has": Pair({"etc/a.json": spec(("a", env("A=1")))}, (A, B), refused="both"),
+    "a device that nobody has": Pair({"etc/a.json": make_spec(("a", env_edits("A=1")))}, (A, B), refused="both"),
     "groups": Pair(
-        {"etc/a.json": {**spec(("a", {"additionalGids": [44]})), "cdiVersion": "0.7.0"}},
+        {"etc/a.json": {**make_spec(("a", {"additionalGids": [44]})), "cdiVersion": "0.7.0"}},
         differs=frozenset({"newer"}),
         refused="podman",
     ),
     # everything
     "a file like NVIDIA's": Pair(
         {
-            "etc/nvidia.yaml": spec(
+            "etc/nvidia.yaml": make_spec(
                 ("0", {"deviceNodes": [{"path": "/dev/nvidia0", "hostPath": "@/char"}]}),
                 ("all", {"deviceNodes": [{"path": "/dev/nvidia0", "hostPath": "@/char"}]}),
                 common={
                     "env": ["NVIDIA_VISIBLE_DEVICES=void"],
                     "deviceNodes": [{"path": "/dev/nvidiactl", "type": "c", "major": 195, "minor": 255}],
                     "hooks": [
-                        hook("createContainer", "nvidia-cdi-hook", "create-symlinks", "--link", "a::/b"),
-                        hook("createContainer", "nvidia-cdi-hook", "update-ldcache", "--folder", "/usr/lib"),
+                        make_hook("createContainer", "nvidia-cdi-hook", "create-symlinks", "--link", "a::/b"),
+                        make_hook("createContainer", "nvidia-cdi-hook", "update-ldcache", "--folder", "/usr/lib"),
                     ],
                     "mounts": [
-                        mount("/usr/lib/x86_64-linux-gnu/libcuda.so.1", "ro", "nosuid", "nodev", "rbind", "rprivate"),
-                        mount("/run/nvidia-persistenced/socket", "ro", "nosuid", "nodev", "bind", "noexec"),
+                        make_mount(
+                            "/usr/lib/x86_64-linux-gnu/libcuda.so.1", "ro", "nosuid", "nodev", "rbind", "rprivate"
+                        ),
+                        make_mount("/run/nvidia-persistenced/socket", "ro", "nosuid", "nodev", "bind", "noexec"),
                     ],
                 },
                 kind="nvidia.example/gpu",
@@ -303,7 +359,7 @@ HAND: dict[str, Pair] = {
 }
 
 
-def generated(count: int, seed: int) -> dict[str, Pair]:
+def generate_pairs(count: int, seed: int) -> dict[str, Pair]:
     """Pairs by chance: one to three files in both directories, some devices, everything that podman reads."""
     chance = random.Random(seed)
     pairs: dict[str, Pair] = {}
@@ -317,7 +373,7 @@ def generated(count: int, seed: int) -> dict[str, Pair]:
             common = _edits(chance, f"{place}f") if chance.random() < 0.7 else None
             suffix = chance.choice(("json", "yaml"))
             directory = chance.choice(("etc", "run"))
-            files[f"{directory}/f{place}.{suffix}"] = spec(*devices, common=common, kind=kind)
+            files[f"{directory}/f{place}.{suffix}"] = make_spec(*devices, common=common, kind=kind)
         ask = tuple(chance.sample(names, chance.randint(1, min(4, len(names)))))
         options = chance.choice(((), (), ("--user", "7:9"), ("--env", "E0=own"), ("--volume", "/usr:/m0/d1")))
         pairs[f"generated {seed}-{number}"] = Pair(files, ask, options, frozenset({"any"}))
@@ -335,13 +391,13 @@ def _edits(chance: random.Random, tag: str) -> Edits:
         if chance.random() < 0.5:
             places = [f"/m{chance.randint(0, 2)}" + "/d1" * chance.randint(0, 3) for _ in range(chance.randint(1, 4))]
             made["mounts"] = [
-                mount(place, *chance.choice((("ro", "bind"), ("rbind",), ("bind", "nosuid", "nodev"))))
+                make_mount(place, *chance.choice((("ro", "bind"), ("rbind",), ("bind", "nosuid", "nodev"))))
                 for place in places
             ]
         if chance.random() < 0.5:
             stages = ("prestart", "createRuntime", "createContainer", "startContainer", "poststart", "poststop")
             made["hooks"] = [
-                hook(chance.choice(stages), "hook", tag) | ({"timeout": 3} if chance.random() < 0.3 else {})
+                make_hook(chance.choice(stages), "hook", tag) | ({"timeout": 3} if chance.random() < 0.3 else {})
                 for _ in range(chance.randint(1, 2))
             ]
     return made

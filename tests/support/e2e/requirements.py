@@ -8,13 +8,13 @@ import pytest
 
 from support.e2e import machine
 
-REQUIRE = os.environ.get("GPU_OCI_HOOK_E2E") == "require"
+E2E_REQUIRED = os.environ.get("GPU_OCI_HOOK_E2E") == "require"
 
 
-def need(*programs: str) -> None:
+def require_programs(*programs: str) -> None:
     """Skips, loudly, what this machine cannot run; with GPU_OCI_HOOK_E2E=require that is a failure."""
-    lack = machine.lacking(programs)
-    if lack and REQUIRE:
+    lack = machine.describe_missing(programs)
+    if lack and E2E_REQUIRED:
         pytest.fail(f"GPU_OCI_HOOK_E2E=require, but this machine {lack}", pytrace=False)
     if lack:
         pytest.skip(f"END TO END NOT TESTED: {lack}")
