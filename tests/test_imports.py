@@ -185,9 +185,9 @@ def test_the_way_of_a_gpu_container_loads_the_allow_list_and_nothing_else(
 
 
 BESIDES = {
-    "NVIDIA_GDRCOPY=enabled": "request.feature_requests host.optional.collect host.optional.features",
-    "NVIDIA_IMEX_CHANNELS=0": "request.feature_requests host.optional.collect host.optional.features",
-    "CUDA_MPS_PIPE_DIRECTORY=/x": "host.optional.collect host.optional.mps",
+    "NVIDIA_GDRCOPY=enabled": "request.feature_requests host.optional.features",
+    "NVIDIA_IMEX_CHANNELS=0": "request.feature_requests host.optional.features",
+    "CUDA_MPS_PIPE_DIRECTORY=/x": "host.optional.mps",
     "NVIDIA_GDS=disabled": "request.feature_requests",
 }
 

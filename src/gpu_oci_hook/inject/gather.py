@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.host.device_nodes import (
+    CONTROL_NODES,
     read_device_majors,
     read_module_parameters,
     resolve_control_nodes,
@@ -20,6 +21,7 @@ from gpu_oci_hook.host.mig.capability_files import read_mig_enabled_gpus
 from gpu_oci_hook.model.optional_devices import OptionalItems
 from gpu_oci_hook.model.outcome import ChosenDevices
 from gpu_oci_hook.model.plan_input import PlanInput
+from gpu_oci_hook.request.capabilities import add_implied_capabilities
 from gpu_oci_hook.request.selectors import has_all_selector, is_mig_selector, resolve_gpus
 
 TYPE_CHECKING = False
@@ -258,11 +260,26 @@ def _gather_optional_items(
         # A MIG device brings no right to its GPU's display and graphics. A GPU without an address has its own lists.
         drawing = {gpu.index: gpu for gpu in gpus if gpu.pci and gpu.index not in chosen.mig_parents}
         add_graphics_items(items, host, list(drawing.values()), [gpu for gpu in machine.gpus if gpu.pci], problems)
-    if _needs_optional_items(request, machine.config):
-        from gpu_oci_hook.host.optional.collect import add_features_and_files
+    if request.features or request.imex_channels:
+        from gpu_oci_hook.host.optional.features import add_features
 
-        driver, config = machine.driver_host, machine.config
-        add_features_and_files(items, host, driver, machine.majors, request, config, inventory, gpus)
+        driver = machine.driver_host
+        add_features(items, host, driver, machine.majors, request.features, request.imex_channels)
+    if request.management_origin:
+        from gpu_oci_hook.host.optional.management import add_management_nodes
+
+        taken_paths = {f"/dev/nvidia{gpu.minor}" for gpu in gpus} | {path for path, _, _, _ in CONTROL_NODES}
+        add_management_nodes(items, host, machine.majors, taken_paths, request.management_origin)
+    config = machine.config
+    if _needs_mps_directories(request, config):
+        from gpu_oci_hook.host.optional.mps import add_mps_directories
+
+        add_mps_directories(items, host, request, config, inventory)
+    if config.extra or config.remove:
+        from gpu_oci_hook.host.optional.user_files import add_user_files, exclude_driver_files
+
+        add_user_files(items, host, config, add_implied_capabilities(request.capabilities))
+        exclude_driver_files(items, config, inventory)
     return items
 
 
@@ -271,15 +288,10 @@ def get_driver_host(host: Host, config: Config) -> Host:
     return host if config.driver_root == "/" else host.sub_host(config.driver_root)
 
 
-def _needs_optional_items(request: Request, config: Config) -> bool:
-    """Tell whether the container or the configuration requests anything that `host.optional.collect` provides."""
+def _needs_mps_directories(request: Request, config: Config) -> bool:
+    """Tell whether the container or the configuration names a directory of an MPS daemon."""
     return bool(
-        request.features
-        or request.imex_channels
-        or request.management_origin
-        or config.extra
-        or config.remove
-        or config.mps_pipe_directory
+        config.mps_pipe_directory
         or config.mps_log_directory
         or config.mps_shm
         or "CUDA_MPS_PIPE_DIRECTORY" in request.environment

@@ -29,8 +29,8 @@ NOT_A_CHARACTER_DEVICE = "it is not a character device"
 _MISSING = "the host has none"
 _MISC = "misc"
 
-# Key in [inject]; its nodes: (directory, name prefix, whether a number follows, name in /proc/devices); its files: (kind,
-# path); hint. The modules register these names (facts: optional-feature-nodes).
+# Key in [inject]; its nodes: (directory, name prefix, whether a number follows, name in /proc/devices); its files:
+# (kind, path); hint. The modules register these names (facts: optional-feature-nodes).
 FEATURES = (
     (
         "gds",

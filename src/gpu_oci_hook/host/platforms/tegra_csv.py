@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 
     from gpu_oci_hook.model.machine import InventorySearchResult, StatSignature
 
-    # File, line number, type, path, result ("matched" if a path exists), the paths that match. The result of a node is ""
-    # until `check_device_line`.
+    # File, line number, type, path, result ("matched" if a path exists), the paths that match. The result of a node is
+    # "" until `check_device_line`.
     CsvLine = tuple[str, int, str, str, str, tuple[str, ...]]
 
 STANDARD_LISTS = ("devices.csv", "drivers.csv", "l4t.csv")

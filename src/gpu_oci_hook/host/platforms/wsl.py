@@ -161,8 +161,8 @@ def _choose_driver_store(
 ) -> tuple[str, list[tuple[str, str]]]:
     """Return the store that has libcuda, and (directory, reason) of the stores that are not used.
 
-    Windows keeps the stores of earlier drivers for a while, and no file shows which one is in use. A configured store is
-    preferred, else the newest one, with a sentence in `problems`.
+    Windows keeps the stores of earlier drivers for a while, and no file shows which one is in use. A configured store
+    is preferred, else the newest one, with a sentence in `problems`.
     """
     search.find_directory(DRIVER_STORES_DIRECTORY)
     skipped: list[tuple[str, str]] = []
