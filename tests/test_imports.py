@@ -62,7 +62,7 @@ INJECTION |= modules(
     """
     shim.code_bundle
     inject.pipeline inject.gather inject.requirements
-    plan.build plan.devices plan.files plan.layout plan.links plan.loader_files plan.mounting
+    plan.build plan.devices plan.driver_params plan.files plan.layout plan.links plan.loader_files plan.mounting
     container.image container.rootfs_edits container.spec_edits
     host.device_nodes host.driver.inventory_cache host.gpus host.mig.capability_files host.model_tables
     host.optional.graphics host.root
@@ -394,11 +394,11 @@ HOOK = {name for name in INJECTION if not name.startswith("gpu_oci_hook")} | mod
     errors
     """
 )
-_GPUS = "hook.device_steps host.gpus model.machine formats.proc"
+_GPUS = "hook.device_steps host.gpus model.machine formats.proc plan.driver_params"
 _REQUIREMENTS = "request.require_expressions"
 # Beside those, what a container, or the file, asks for.
 HOOK_BESIDES = {
-    "hide": "hook.device_steps formats.proc",
+    "hide": "hook.device_steps formats.proc plan.driver_params",
     "profile": f"{_GPUS} host.device_nodes host.optional.graphics",
     "links": f"{_GPUS} host.device_nodes host.optional.graphics",
     "requirements": f"{_GPUS} {_REQUIREMENTS} inject.requirements config.keys host.model_tables model.request "

@@ -159,7 +159,7 @@ def test_r01_nothing_of_the_images_environment_reaches_the_hook(
 
 # --- parameters ---------------------------------------------------------------------------------------------
 
-STAND_IN = "from gpu_oci_hook.hook import device_steps; device_steps.PARAMS = '/proc/version'"
+STAND_IN = "from gpu_oci_hook.hook import device_steps; device_steps.DRIVER_PARAMS = '/proc/version'"
 SHOW = "cat /proc/version; echo x >> /proc/version || echo closed; grep -c ' /proc/version ' /proc/self/mountinfo"
 
 

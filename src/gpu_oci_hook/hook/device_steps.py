@@ -11,16 +11,20 @@ import os
 from gpu_oci_hook.errors import Fault, describe_os_error
 from gpu_oci_hook.files.directory import PATH_FLAGS
 from gpu_oci_hook.files.read_regular import UnusableFileError, read_regular_fd
-from gpu_oci_hook.formats.proc import disable_modify_device_files
 from gpu_oci_hook.host.root import Host
+from gpu_oci_hook.plan.driver_params import (
+    DRIVER_PARAMS,
+    DRIVER_PARAMS_LIMIT,
+    MODIFY_DEVICE_FILES,
+    SHARED_MOUNTS_REASON,
+    build_hidden_params,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpu_oci_hook.hook.called_container import Container
     from gpu_oci_hook.model.machine import Gpu
 
-PARAMS = "/proc/driver/nvidia/params"
-_PARAMS_LIMIT = 65536
 _NVIDIA_MAJOR = 195  # Documentation/admin-guide/devices.txt of the kernel
 
 
@@ -86,14 +90,14 @@ def write_egl_profile(container: Container, root: str) -> None:
 
     Where it has every one there is nothing to keep out; then only a profile that the image has already is replaced.
     """
-    from gpu_oci_hook.host.optional.graphics import EGL_PROFILE_PATH, build_egl_profile
+    from gpu_oci_hook.host.optional.graphics import EGL_PROFILE_PATH, decide_egl_profile
 
     known, _, minors = find_container_gpus(container, root)
     subset = len(minors) < len(known) or not known
-    text, warning = build_egl_profile(minors)
-    if warning and subset:
-        container.notes.append(warning)
-    if not text or not (subset or container.rootfs.stat_path(EGL_PROFILE_PATH) is not None):
+    profile = decide_egl_profile(minors, subset=subset)
+    if profile.warning:
+        container.notes.append(profile.warning)
+    if not profile.content or not (profile.always or container.rootfs.stat_path(EGL_PROFILE_PATH) is not None):
         return
     places = container.get_layout()
     if not places.writable:
@@ -102,7 +106,7 @@ def write_egl_profile(container: Container, root: str) -> None:
         container.notes.append(f"{EGL_PROFILE_PATH} is left out: it lies in another mount")
     else:
         try:
-            container.writable_rootfs.write_file(EGL_PROFILE_PATH, text)
+            container.writable_rootfs.write_file(EGL_PROFILE_PATH, profile.content)
         except Fault as fault:
             container.notes.append(f"EGL's application profile is left out: {fault}")
 
@@ -134,27 +138,24 @@ def hide_device_files(container: Container, root: str) -> None:
     following a link, and must be a procfs, which no image can bring. It protects nothing that the container's
     device rules do not, so whatever is in the way is a note.
     """
-    name = "ModifyDeviceFiles: 0"
-    if not os.path.exists(PARAMS):
+    if not os.path.exists(DRIVER_PARAMS):
         return  # no module, or a simulated one: containers see the running kernel's files
     try:
-        text = Host(root).read_file(PARAMS, _PARAMS_LIMIT)
+        params = Host(root).read_file(DRIVER_PARAMS, DRIVER_PARAMS_LIMIT)
     except Fault as fault:
-        container.notes.append(f"{name} is not set: {fault}")
+        container.notes.append(f"{MODIFY_DEVICE_FILES} is not set: {fault}")
         return
-    wanted = disable_modify_device_files(text or b"")
-    if text is None or wanted == text:
-        return
-    reason = _cover_params_file(container, wanted)
+    content = build_hidden_params(params)
+    reason = "" if content is None else _cover_params_file(container, content)
     if reason:
-        container.notes.append(f"{name} is not set in the container's {PARAMS}: {reason}")
+        container.notes.append(f"{MODIFY_DEVICE_FILES} is not set in the container's {DRIVER_PARAMS}: {reason}")
 
 
 def _cover_params_file(container: Container, content: bytes) -> str:
     """Why the container's parameters cannot be covered; "" when they are."""
     from gpu_oci_hook.files.mounts import bind_file_over, read_mount_of_fd
 
-    above, _, name = PARAMS.rpartition("/")
+    above, _, name = DRIVER_PARAMS.rpartition("/")
     try:
         directory = container.rootfs.open_directory(above, create=False)
     except Fault:
@@ -165,11 +166,11 @@ def _cover_params_file(container: Container, content: bytes) -> str:
     if mount.filesystem_type != "proc" or directory.path != above:
         return "it has no procfs on /proc"
     if mount.shared:
-        return "the container shares its mounts with the host, which would then see it too"
+        return SHARED_MOUNTS_REASON
     try:
         fd = os.open(name, PATH_FLAGS, dir_fd=directory.fd)
         try:
-            if read_regular_fd(fd, _PARAMS_LIMIT) == content:
+            if read_regular_fd(fd, DRIVER_PARAMS_LIMIT) == content:
                 return ""
         finally:
             os.close(fd)
@@ -180,7 +181,7 @@ def _cover_params_file(container: Container, content: bytes) -> str:
     from gpu_oci_hook.container.rootfs_edits import GENERATED_DIR, write_generated_file
 
     try:
-        source = write_generated_file(f"{container.bundle}/{GENERATED_DIR}", PARAMS, content)
+        source = write_generated_file(f"{container.bundle}/{GENERATED_DIR}", DRIVER_PARAMS, content)
         bind_file_over(source, directory.fd, name)
     except Fault as fault:
         return str(fault)

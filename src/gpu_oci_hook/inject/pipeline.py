@@ -23,7 +23,8 @@ from gpu_oci_hook.inject.gather import choose_devices, gather_inventory, gather_
 from gpu_oci_hook.model.edits import Plan, WithheldItem
 from gpu_oci_hook.model.outcome import Outcome
 from gpu_oci_hook.model.plan_input import ContainerFacts
-from gpu_oci_hook.plan.build import DRIVER_PARAMS, MOUNT_PROGRAM, build_plan, find_injecting_cdi_hook
+from gpu_oci_hook.plan.build import MOUNT_PROGRAM, build_plan, find_injecting_cdi_hook
+from gpu_oci_hook.plan.driver_params import DRIVER_PARAMS, DRIVER_PARAMS_LIMIT
 from gpu_oci_hook.request.read import read_request
 
 TYPE_CHECKING = False
@@ -316,7 +317,7 @@ def _read_visible_params(host: Host) -> bytes | None:
     if not os.path.exists(DRIVER_PARAMS):
         return None
     try:
-        return host.read_file(DRIVER_PARAMS, 65536)
+        return host.read_file(DRIVER_PARAMS, DRIVER_PARAMS_LIMIT)
     except Fault:
         return None
 

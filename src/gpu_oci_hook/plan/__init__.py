@@ -1,1 +1,1 @@
-"""What goes into a container, what is withheld, and the reason for each: the one place of decision; pure."""
+"""Decide what goes into a container and what is withheld, each with its reason. No I/O of its own."""

@@ -1,51 +1,55 @@
-"""From what is asked, what is there and what the image is like to the list of edits; pure.
+"""Build the injection plan from request, machine and container facts. No I/O.
 
-Cost rule: hot, no imports of the library.
+Import budget: GPU container.
 """
 
 from __future__ import annotations
 
 from gpu_oci_hook.container.rootfs_edits import generated_file_name
 from gpu_oci_hook.formats.oci import get_list, get_member, has_user_namespace
-from gpu_oci_hook.formats.proc import disable_modify_device_files
 from gpu_oci_hook.formats.program_names import is_cdi_hook, is_prestart_hook
-from gpu_oci_hook.model.edits import AddFile, AddHook, DropHook, Plan, WithheldItem
+from gpu_oci_hook.model.edits import DEFAULT_HOOK_ENV, AddFile, AddHook, DropHook, Plan, WithheldItem
 from gpu_oci_hook.plan.devices import add_device_nodes
+from gpu_oci_hook.plan.driver_params import (
+    DRIVER_PARAMS,
+    MODIFY_DEVICE_FILES,
+    NO_PROCFS_REASON,
+    SHARED_MOUNTS_REASON,
+    build_hidden_params,
+)
 from gpu_oci_hook.plan.files import add_driver_files
 from gpu_oci_hook.request.capabilities import add_implied_capabilities
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from gpu_oci_hook.model.plan_input import PlanInput
+    from gpu_oci_hook.model.plan_input import ContainerFacts, PlanInput
 
 _HOOK_STAGES = ("prestart", "createRuntime", "createContainer", "startContainer")
 
 MOUNT_PROGRAM = "/usr/bin/mount"
-DRIVER_PARAMS = "/proc/driver/nvidia/params"
 
 
 def build_plan(plan_input: PlanInput) -> Plan:
-    """The plan for a container that asks for the driver.
+    """Build the plan of a container that needs the driver.
 
     Raises:
-        Fault: something that the request cannot do without is not there, by name.
+        Fault: something that the request cannot do without is missing; names it.
     """
     plan = Plan()
     plan.warnings += plan_input.request.warnings
-    for name, reason in plan_input.request.withheld:
-        plan.withheld.append(WithheldItem("request", name, reason))
+    plan.withheld += [WithheldItem("request", name, reason) for name, reason in plan_input.request.withheld]
     plan.withheld += [WithheldItem(kind, name, reason) for kind, name, reason in plan_input.optional_items.withheld]
     plan.warnings += plan_input.optional_items.warnings
-    brought = add_implied_capabilities(plan_input.request.capabilities)
-    _drop_prestart_hooks(plan_input, plan)
-    add_device_nodes(plan_input, plan, brought)
-    add_driver_files(plan_input, plan, brought)
+    implied_by = add_implied_capabilities(plan_input.request.capabilities)
+    _drop_prestart_hooks(plan_input.container.spec, plan)
+    add_device_nodes(plan_input, plan, implied_by)
+    add_driver_files(plan_input, plan, implied_by)
     _mask_driver_params(plan_input, plan)
     return plan
 
 
 def find_injecting_cdi_hook(spec: object) -> str:
-    """Who has injected into this spec already, through CDI; "" when nobody has."""
+    """Return the program of a hook by which a CDI file has injected into this config.json already; "" without one."""
     for stage in _HOOK_STAGES:
         for hook in get_list(spec, "hooks", stage):
             if is_cdi_hook(hook):
@@ -53,64 +57,67 @@ def find_injecting_cdi_hook(spec: object) -> str:
     return ""
 
 
-def _drop_prestart_hooks(plan_input: PlanInput, plan: Plan) -> None:
+def _drop_prestart_hooks(spec: object, plan: Plan) -> None:
     for stage in _HOOK_STAGES[:2]:
-        for hook in get_list(plan_input.container.spec, "hooks", stage):
+        for hook in get_list(spec, "hooks", stage):
             if is_prestart_hook(hook):
                 plan.edits.append(DropHook(stage, str(get_member(hook, "path")), "it would inject a second time"))
 
 
 def _mask_driver_params(plan_input: PlanInput, plan: Plan) -> None:
-    """`ModifyDeviceFiles: 0` in the container's view, when it has not every GPU.
-
-    Else NVIDIA's libraries in the container try to make the missing nodes. runc refuses mounts below /proc in
-    a spec, so a hook binds a file there; below a procfs of the container's, which no image can redirect.
-    """
+    """Show `ModifyDeviceFiles: 0` to a container that does not get every GPU; see `plan.driver_params`."""
     if len(plan_input.chosen_gpus) == len(plan_input.gpus):
         return
-    name = "ModifyDeviceFiles: 0"
-    if plan_input.container.driver_params is None:
-        reason = "the kernel of this machine shows containers no such file (simulated GPUs)"
-        plan.withheld.append(WithheldItem("file", f"{DRIVER_PARAMS} ({name})", reason))
+    container = plan_input.container
+    content = build_hidden_params(container.driver_params)
+    obstacle = ""
+    if container.driver_params is None:
+        obstacle = "the kernel of this machine shows containers no such file (simulated GPUs)"
+    elif content is None:
         return
-    text = disable_modify_device_files(plan_input.container.driver_params)
-    if text == plan_input.container.driver_params:
+    elif not plan_input.config.hide_device_files:
+        obstacle = "[inject] hide-device-files is off in the configuration"
+    else:
+        obstacle = _find_masking_obstacle(container)
+    if obstacle or content is None:
+        plan.withheld.append(WithheldItem("file", f"{DRIVER_PARAMS} ({MODIFY_DEVICE_FILES})", obstacle))
         return
-    if not plan_input.config.hide_device_files:
-        reason = "[inject] hide-device-files is off in the configuration"
-        plan.withheld.append(WithheldItem("file", f"{DRIVER_PARAMS} ({name})", reason))
-        return
+    reason = f"{MODIFY_DEVICE_FILES}: not every GPU was requested"
+    plan.edits.append(AddFile(DRIVER_PARAMS, content, reason, bind_mounted=True))
+    plan.edits.append(_build_masking_hook(container))
+
+
+def _find_masking_obstacle(container: ContainerFacts) -> str:
+    """Return why nothing can be mounted over the container's DRIVER_PARAMS; "" if it can."""
     shown = any(
         get_member(mount, "destination") == "/proc"
         and get_member(mount, "type") == "proc"
-        and "subset=pid" not in get_list(mount, "options")  # it has no drivers' files
-        for mount in get_list(plan_input.container.spec, "mounts")
+        and "subset=pid" not in get_list(mount, "options")  # without the files of drivers
+        for mount in get_list(container.spec, "mounts")
     )
-    what = ""
     if not shown:
-        what = "the container has no procfs on /proc that shows it"
-    elif not plan_input.container.has_mount_program:
-        what = f"the host has no {MOUNT_PROGRAM}"
-    elif get_member(plan_input.container.spec, "linux", "rootfsPropagation") in ("shared", "rshared"):
-        what = "the container shares its mounts with the host, which would then see it too"
-    if what:
-        plan.withheld.append(WithheldItem("file", f"{DRIVER_PARAMS} ({name})", what))
-        return
-    # Read-only, or the container's root could fill the host's /run through it. In a user namespace the file
-    # belongs to nobody there, and a remount would have to repeat flags that we cannot know.
-    how = (
-        ()
-        if plan_input.container.process_in_user_namespace or has_user_namespace(plan_input.container.spec)
-        else ("-o", "ro,nosuid,nodev,noexec")
-    )
-    source = f"{plan_input.container.generated_dir}/{generated_file_name(DRIVER_PARAMS)}"
-    plan.edits.append(AddFile(DRIVER_PARAMS, text, f"{name}: not every GPU was asked for", bind_mounted=True))
-    plan.edits.append(
-        AddHook(
-            "createContainer",
-            MOUNT_PROGRAM,
-            ("mount", "--bind", *how, source, plan_input.container.rootfs_path + DRIVER_PARAMS),
-            ("PATH=/usr/sbin:/usr/bin:/sbin:/bin",),
-            f"shows {name} to the driver's libraries, which else make nodes of other GPUs",
-        )
+        return NO_PROCFS_REASON
+    if not container.has_mount_program:
+        return f"the host has no {MOUNT_PROGRAM}"
+    if get_member(container.spec, "linux", "rootfsPropagation") in ("shared", "rshared"):
+        return SHARED_MOUNTS_REASON
+    return ""
+
+
+def _build_masking_hook(container: ContainerFacts) -> AddHook:
+    """Build the hook that mounts the file: runc refuses mounts below /proc in a config.json.
+
+    No image can redirect the mount, since it is below a procfs.
+    """
+    # Read-only, or the container's root could fill the host's /run through it. In a user namespace the file's owner
+    # is not mapped, and a remount would have to repeat flags that are unknown here.
+    in_user_namespace = container.process_in_user_namespace or has_user_namespace(container.spec)
+    options = () if in_user_namespace else ("-o", "ro,nosuid,nodev,noexec")
+    source = f"{container.generated_dir}/{generated_file_name(DRIVER_PARAMS)}"
+    return AddHook(
+        "createContainer",
+        MOUNT_PROGRAM,
+        ("mount", "--bind", *options, source, container.rootfs_path + DRIVER_PARAMS),
+        DEFAULT_HOOK_ENV,
+        f"shows {MODIFY_DEVICE_FILES} to the driver's libraries, which would create nodes of other GPUs",
     )

@@ -92,19 +92,42 @@ def _read_drm_minor(host: Host, path: str) -> int | None:
 
 
 def _add_egl_profile(items: OptionalItems, chosen: list[Gpu], *, subset: bool) -> None:
-    """Add the profile that limits EGL to the chosen GPUs; without it EGL lists GPUs that it cannot open.
+    profile = decide_egl_profile([gpu.minor for gpu in chosen], subset=subset)
+    if profile.warning:
+        items.warnings.append(profile.warning)
+    if profile.content:
+        items.generated_files.append((EGL_PROFILE_PATH, profile.content, profile.reason, profile.always))
+
+
+class EglProfile:
+    """The decision about a container's EGL application profile.
+
+    Attributes:
+        content: b"" if there is no profile to write.
+        always: write it even if the image has none.
+        reason: why it is written.
+        warning: a sentence about GPUs that it cannot name, or "".
+    """
+
+    __slots__ = ("always", "content", "reason", "warning")
+
+    def __init__(self, content: bytes, *, always: bool, reason: str, warning: str) -> None:
+        self.content = content
+        self.always = always
+        self.reason = reason
+        self.warning = warning
+
+
+def decide_egl_profile(minors: list[int], *, subset: bool) -> EglProfile:
+    """Decide on the profile that limits EGL to a container's GPUs; without it EGL lists GPUs that it cannot open.
 
     Arguments:
-        subset: the machine has more GPUs than the chosen ones. Without more GPUs the profile only replaces one of the
-            image.
+        minors: the container's GPUs.
+        subset: the machine has more GPUs. If it has not, the profile only replaces one of the image.
     """
-    content, warning = build_egl_profile([gpu.minor for gpu in chosen])
-    if warning and subset:
-        items.warnings.append(warning)
-    if not content:
-        return
+    content, warning = build_egl_profile(minors)
     reason = "EGL lists the GPUs of this container only" if subset else "replaces the image's profile for other GPUs"
-    items.generated_files.append((EGL_PROFILE_PATH, content, reason, subset))
+    return EglProfile(content, always=subset, reason=reason, warning=warning if subset else "")
 
 
 def build_egl_profile(minors: list[int]) -> tuple[bytes, str]:
