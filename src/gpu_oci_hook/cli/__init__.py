@@ -66,21 +66,22 @@ def _run_click(arguments: list[str], program: str) -> int:
         _refuse_other_toolkit_names(get_program_name(program))
         if sys.stdout is None:
             raise Fault("standard output is closed, so there is nowhere to print to")
-        try:
-            from gpu_oci_hook.cli.root_command import root_command
-        except ModuleNotFoundError as error:
-            if (error.name or "").startswith("gpu_oci_hook"):
-                raise
-            raise Fault(
-                f"the command line needs the Python package {error.name}", hint="Install it for this Python"
-            ) from error
+        from gpu_oci_hook.cli.root_command import root_command
+
         root_command.main(args=arguments, prog_name="gpu-oci-hook")
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else EXIT_FAILURE if end.code else 0
     except Exception as error:
-        _print_error(error)
+        _print_error(_explain_missing_package(error))
         return EXIT_FAILURE
     return 0
+
+
+def _explain_missing_package(error: Exception) -> Exception:
+    """Return a fault for a Python package that is not installed, other errors unchanged."""
+    if not isinstance(error, ModuleNotFoundError) or (error.name or "").startswith("gpu_oci_hook"):
+        return error
+    return Fault(f"the command line needs the Python package {error.name}", hint="Install it for this Python")
 
 
 def _refuse_other_toolkit_names(name: str) -> None:

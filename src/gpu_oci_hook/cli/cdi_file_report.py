@@ -123,7 +123,7 @@ def _validate_file(path: str, limit: EngineLimit, host: Host | None) -> FileRepo
 
 
 def _check_completeness(data: object, path: str) -> list[Finding]:
-    """Warn about a file that was written with --allow-incomplete; engines accept it, but CUDA fails in containers."""
+    """Warn about a file that was written with --allow-incomplete. Engines accept it, but CUDA fails in containers."""
     reason = read_incomplete_reason(data, path)
     if not reason:
         return []
@@ -140,7 +140,7 @@ def _suggest_rewrite_command(data: object, path: str, limit: EngineLimit) -> str
 
 
 def _check_readability(path: str) -> list[Finding]:
-    """Report a file that other users cannot read; rootless engines then call its devices unresolvable.
+    """Report a file that other users cannot read. Rootless engines then call its devices unresolvable.
 
     Some generators write their files with mode 0600.
     """

@@ -111,7 +111,7 @@ GENERATE_OPTIONS = (
     click.option(
         "--allow-incomplete",
         is_flag=True,
-        help="Write the file even if required device nodes are missing, and mark it so.",
+        help="Write the file even if required device nodes are missing, and mark it as incomplete.",
     ),
     click.option("--force", is_flag=True, help="Replace a file that gpu-oci-hook did not write."),
     config_option,

@@ -48,9 +48,9 @@ DEFAULT_SPEC_DIR = "/var/run/cdi"
 @add_generate_options
 @click.pass_context
 def refresh(context: click.Context, /, path: str | None, watch: bool, interval: float, force: bool, **_: Any) -> None:
-    """Rewrite the CDI file if the host has changed; an unchanged file is not touched.
+    """Rewrite the CDI file if the host has changed. An unchanged file is not touched.
 
-    With --output FILE, options recorded in an existing file of gpu-oci-hook are reused; options of the command line
+    With --output FILE, options recorded in an existing file of gpu-oci-hook are reused. Options of the command line
     override them. On a host without a driver or GPU the file is removed if gpu-oci-hook wrote it. Files of other
     programs are never replaced without --force.
     """
@@ -113,7 +113,7 @@ class _Refresher:
 
 
 def _log_line(text: str) -> None:
-    """Print a line of the watch's log; a closed standard error does not stop the watch."""
+    """Print a line of the watch's log. A closed standard error does not stop the watch."""
     try:
         click.echo(make_printable(text), err=True)
     except OSError:

@@ -118,7 +118,7 @@ def _print_resolution(inspection: CdiInspection, answer: dict[str, Any]) -> None
 
 
 def _describe_edit(edit: Edit) -> str:
-    """Describe an edit in a short line; a hook can have hundreds of arguments, which the JSON form shows."""
+    """Describe an edit in a short line. A hook can have hundreds of arguments, which the JSON form shows."""
     if not isinstance(edit, AddCdiHook):
         return edit.describe()
     arguments = edit.args[1:]

@@ -95,7 +95,7 @@ def _select_non_default_keys(values: tuple[object, ...]) -> dict[str, object]:
 
 @config.command()
 def default() -> None:
-    """Print a commented config file with every key, its meaning and its default."""
+    """Print a commented config file with every key."""
     from gpu_oci_hook.config.reference import render_default_config
 
     print_document(render_default_config())
@@ -105,9 +105,10 @@ def default() -> None:
 @format_option()
 @click.argument("file", required=False, default="")
 def validate(form: str, file: str) -> None:
-    """Check FILE, or the config file in effect; exit status 1 if it has an error.
+    """Check a config file.
 
-    Valid values that do not fit this host are warnings.
+    Default: the config file in effect. Exit status 1 if it has an error. Valid values that do not fit this host are
+    warnings.
     """
     path = file or find_config_path()
     try:
@@ -155,6 +156,6 @@ def _finding_to_json(finding: ConfigFinding) -> dict[str, object]:
 
 
 def _fault_to_json(fault: Fault) -> dict[str, object]:
-    """Return a file that cannot be read or parsed as a finding; only a TomlFault has a position."""
+    """Return a file that cannot be read or parsed as a finding. Only a TomlFault has a position."""
     position = {"line": getattr(fault, "line", 0), "column": getattr(fault, "column", 0)}
     return {"key": "", **position, "kind": "unreadable", "what": str(fault)}

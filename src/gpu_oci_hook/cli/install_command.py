@@ -65,7 +65,9 @@ def install(prefix: str, *, aliases: bool, force: bool) -> None:
         raise Fault(f"it cannot be written: {reason}", where=str(error.filename or directory)) from error
     _compile_package(package)
     print_line(f"interpreter {python}, libraries from {', '.join(paths)}")
-    print_line(f"next: configure {directory / LAUNCHER_NAMES[0]} as a runtime of your container engine (see README)")
+    print_line(
+        f"next: configure {directory / LAUNCHER_NAMES[0]} as a runtime of your container engine (docs/engines.md)"
+    )
     if os.geteuid() == 0:
         for sentence in find_insecure_paths([python, str(package), *paths, str(directory)]):
             print_warning(sentence)
@@ -80,7 +82,7 @@ def _compile_package(package: Path) -> None:
 
 
 def _write_code_bundle() -> bool:
-    """Write the file with the code of all modules that a GPU container needs; return whether that worked."""
+    """Write the file with the code of all modules that a GPU container needs. Return whether that worked."""
     try:
         replace_file(BUNDLE_PATH, build_code_bundle(), mode=0o644)
     except (OSError, Fault):
@@ -114,7 +116,7 @@ def _refuse_foreign_file(path: Path) -> None:
 
 
 def write_launcher(path: Path, content: bytes) -> str:
-    """Write an executable file atomically; return what was done."""
+    """Write an executable file atomically. Return what was done."""
     try:
         if stat.S_ISREG(path.lstat().st_mode) and path.read_bytes() == content:
             if stat.S_IMODE(path.lstat().st_mode) == 0o755:
@@ -127,7 +129,7 @@ def write_launcher(path: Path, content: bytes) -> str:
 
 
 def write_alias_link(path: Path, target: str) -> str:
-    """Create a symbolic link atomically; return what was done."""
+    """Create a symbolic link atomically. Return what was done."""
     if path.is_symlink() and str(path.readlink()) == target:
         return "unchanged"
     return _replace_atomically(path, b"", target)

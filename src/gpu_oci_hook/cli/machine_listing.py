@@ -49,7 +49,7 @@ class MachineListing(NamedTuple):
 
 
 def collect_machine_listing(settings: Config, *, use_nvml: bool) -> MachineListing:
-    """Collect the listing; changes nothing on the host."""
+    """Collect the listing. Changes nothing on the host."""
     host = Host(settings.root)
     driver_host = get_driver_host(host, settings)
     version = read_driver_version(host) or ""
@@ -87,7 +87,7 @@ def collect_machine_listing(settings: Config, *, use_nvml: bool) -> MachineListi
 def _query_nvml(
     host: Host, inventory: Inventory, gpus: list[Gpu], mig_devices: MigDevices
 ) -> tuple[dict[int, NvmlGpu], str]:
-    """Query NVML; return its answers by GPU index, and why some are missing.
+    """Query NVML. Return its answers by GPU index, and why some are missing.
 
     Arguments:
         mig_devices: receives the UUIDs of MIG devices.

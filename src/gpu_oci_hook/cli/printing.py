@@ -62,7 +62,7 @@ def print_warning(text: str) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Print aligned columns; cells are never cut or wrapped, since people copy them."""
+    """Print aligned columns. Cells are never cut or wrapped, since people copy them."""
     cells = [[make_printable(cell) for cell in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(columns, *cells, strict=True)]
     head, *body = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in [list(columns), *cells]]

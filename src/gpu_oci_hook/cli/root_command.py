@@ -12,7 +12,7 @@ from gpu_oci_hook.cli.lazy_group import LazyGroup
 
 # Command: its module in this package, the attribute there, and the line that --help shows.
 _COMMANDS = {
-    "list": ("list_command", "list_machine", "List this machine's GPUs, driver and driver files."),
+    "list": ("list_command", "list_machine", "List this host's GPUs, driver and driver files."),
     "explain": ("explain_command", "explain", "Show what a container would get and why; changes nothing."),
     "apply": ("apply_command", "apply", "Apply the edits that explain shows to a bundle."),
     "simulate": ("simulate_command", "simulate", "Build a GPU host out of files, for tests without a GPU."),

@@ -11,7 +11,7 @@ from gpu_oci_hook.config.toml_document import find_key_lines, find_line
 from gpu_oci_hook.errors import make_printable
 
 FindingKind = Literal["unknown", "wrong"]
-"""An unknown key is only a warning for the shim; a wrong value stops containers that request a GPU."""
+"""An unknown key is only a warning for the shim. A wrong value stops containers that request a GPU."""
 
 # Path of a key or value, what is wrong with it, and the kind of finding.
 RawFinding = tuple[tuple[str, ...], str, FindingKind]

@@ -114,7 +114,7 @@ class Config:
             raise TypeError(f"no such keys: {', '.join(values)}")
 
     def to_data(self) -> tuple[object, ...]:
-        """Return the configuration as nested tuples that marshal can write; equal configurations give equal data."""
+        """Return the configuration as nested tuples that marshal can write. Equal configurations give equal data."""
         return (self.path, self.warnings, *(getattr(self, row[1].replace("-", "_")) for row in KEYS))
 
     @classmethod

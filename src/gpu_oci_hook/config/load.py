@@ -65,7 +65,7 @@ def read_named_config(path: str) -> bytes | None:
 
 
 def parse_config(data: bytes, path: str) -> Config:
-    """Parse a config file; unknown keys become `Config.warnings`.
+    """Parse a config file. Unknown keys become `Config.warnings`.
 
     Raises:
         Fault: a value is wrong.

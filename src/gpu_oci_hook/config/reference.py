@@ -107,7 +107,7 @@ def _describe_user_file_keys() -> str:
 
 
 def _format_comment(text: str) -> str:
-    """Return the text as wrapped comment lines; an empty line stays a comment line."""
+    """Return the text as wrapped comment lines. An empty line stays a comment line."""
     paragraphs = text.split("\n\n")
     wrapped = ["\n".join(textwrap.wrap(part, _COMMENT_WIDTH, break_on_hyphens=False)) for part in paragraphs]
     return "".join(f"# {line}".rstrip() + "\n" for line in "\n\n".join(wrapped).split("\n"))
