@@ -70,7 +70,7 @@ INJECTION |= modules(
     request.require_expressions request.require_variables
     model.edits model.machine model.optional_devices model.outcome model.plan_input model.request
     config.keys
-    files.directory files.path_walk files.rootfs files.user_namespace
+    files.directory files.path_walk files.prepared_directory files.replace files.rootfs files.user_namespace
     formats.architectures formats.driver_version formats.fastjson formats.ldcache formats.oci formats.proc
     formats.program_names
     errors
@@ -187,7 +187,7 @@ def test_the_way_of_a_gpu_container_loads_the_allow_list_and_nothing_else(
 BESIDES = {
     "NVIDIA_GDRCOPY=enabled": "request.feature_requests host.optional.features",
     "NVIDIA_IMEX_CHANNELS=0": "request.feature_requests host.optional.features",
-    "CUDA_MPS_PIPE_DIRECTORY=/x": "host.optional.mps",
+    "CUDA_MPS_PIPE_DIRECTORY=/x": "host.optional.mps files.trust",
     "NVIDIA_GDS=disabled": "request.feature_requests",
 }
 
@@ -389,7 +389,7 @@ HOOK = {name for name in INJECTION if not name.startswith("gpu_oci_hook")} | mod
     plan.layout plan.loader_files
     container.image
     host.root
-    files.read_regular files.directory files.path_walk files.rootfs files.state_dir
+    files.directory files.path_walk files.read_regular files.replace files.rootfs files.state_dir
     formats.architectures formats.driver_version formats.fastjson formats.ldcache formats.oci formats.program_names
     errors
     """

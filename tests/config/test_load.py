@@ -517,8 +517,8 @@ def test_a_link_to_a_good_file_is_followed(tmp_path: Path) -> None:
     ("uid", "gid", "mode", "why"),
     [
         (1000, 0, 0o644, "belongs to user 1000"),
-        (0, 0, 0o646, "can be written by other users"),
-        (0, 50, 0o664, "can be written by other users"),
+        (0, 0, 0o646, "can be written by every user"),
+        (0, 50, 0o664, "can be written by group 50"),
     ],
 )
 def test_root_refuses_a_file_that_others_could_have_written(

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu_oci_hook.files import state_dir
+from gpu_oci_hook.files.prepared_directory import prepare_directory
 
 
 @pytest.fixture
@@ -120,9 +121,9 @@ def content(path: Path) -> list[tuple[str, str]]:
 
 
 def test_a_prepared_directory_is_made_once(place: Path) -> None:
-    state_dir.prepare_directory(f"{place}/libraries-1", ENTRIES)
+    prepare_directory(f"{place}/libraries-1", ENTRIES)
     before = (place / "libraries-1").stat()
-    state_dir.prepare_directory(f"{place}/libraries-1", ENTRIES)
+    prepare_directory(f"{place}/libraries-1", ENTRIES)
     assert (place / "libraries-1").stat() == before
     assert content(place / "libraries-1") == sorted((n, t) for n, t in ENTRIES)
     assert os.listdir(place) == ["libraries-1"]
@@ -146,10 +147,10 @@ def test_a_prepared_directory_that_a_container_has_written_into_is_not_given_to_
     spoil: str, place: Path
 ) -> None:
     path = place / "libraries-1"
-    state_dir.prepare_directory(str(path), ENTRIES)
+    prepare_directory(str(path), ENTRIES)
     SPOIL[spoil](path)
     inode = path.lstat().st_ino
-    state_dir.prepare_directory(str(path), ENTRIES)
+    prepare_directory(str(path), ENTRIES)
     assert content(path) == sorted((n, t) for n, t in ENTRIES)
     assert path.lstat().st_mode == 0o040755
     # running containers have the old one mounted: to empty it would take their libraries away

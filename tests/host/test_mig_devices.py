@@ -323,7 +323,7 @@ def test_root_runs_no_library_that_somebody_else_could_change(machine: Machine, 
     else:
         (double.path if what == "mode" else double.path.parent).chmod(0o777)
     found = inventory_cache.load_inventory(machine.host, machine.host, (), VERSION, machine.memory)
-    with pytest.raises(Fault, match=r"NVML is not queried: /.* (belongs to user 12345|can be written by other users)"):
+    with pytest.raises(Fault, match=r"NVML is not queried: /.* (belongs to user 12345|can be written by every user)"):
         query.find_nvml_library(machine.host, found)
 
 

@@ -162,7 +162,7 @@ def test_root_believes_no_list_that_somebody_else_could_write(tmp_path: Path, ki
     os.chown(place, 0, 0)
     assert said(look(tmp_path, memory=memory)[0]) == {"lib, /file": "matched"}, "mended is mended at once"
     place.chmod(0o777)
-    assert "can be written by other users" in look(tmp_path)[1].problems[0]
+    assert "can be written by every user" in look(tmp_path)[1].problems[0]
 
 
 @ROOT

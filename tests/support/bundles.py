@@ -115,6 +115,11 @@ def snapshot_tree(top: Path, *, times: bool = True) -> dict[str, tuple[object, .
     return seen
 
 
+def list_litter(made: Path) -> list[str]:
+    """The temporary files left in a bundle and in its directory of generated files."""
+    return [str(path) for place in (made, made / "gpu-oci-hook") for path in place.glob(f"{TEMPORARY_PREFIX}*")]
+
+
 def list_mount_destinations(config: Spec) -> list[str]:
     """Where a spec mounts something."""
     return [mount["destination"] for mount in config["mounts"]]

@@ -17,6 +17,7 @@ import os
 from gpu_oci_hook.errors import Fault, make_printable
 from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.files.read_regular import UnusableFileError, open_regular_file, read_fd
+from gpu_oci_hook.files.trust import describe_foreign_access
 from gpu_oci_hook.formats.oci import get_list, get_member
 from gpu_oci_hook.formats.program_names import CREATE_CONTAINER, HOOK_PROGRAM, has_own_hook_arguments
 
@@ -189,7 +190,7 @@ def _read_with_trust(path: str) -> tuple[bytes, bool]:
     try:
         fd = open_regular_file(path, stat_first=True)
         try:
-            return read_fd(fd, _MAX_FILE_SIZE), state_dir.is_trusted_fd(fd)
+            return read_fd(fd, _MAX_FILE_SIZE), not describe_foreign_access(os.fstat(fd), every_user=True)
         finally:
             os.close(fd)
     except (OSError, UnusableFileError):

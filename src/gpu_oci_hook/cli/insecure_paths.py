@@ -6,8 +6,9 @@ Import budget: cold.
 from __future__ import annotations
 
 import os
-import stat
 from pathlib import Path
+
+from gpu_oci_hook.files.trust import describe_foreign_access
 
 _MAX_SENTENCES = 5
 
@@ -36,18 +37,9 @@ def _list_package_files(path: Path) -> list[Path]:
 
 
 def _describe_insecurity(path: Path, *, is_parent: bool) -> str:
-    """Return how other users can change a path, "" if they cannot.
-
-    In a parent directory with the sticky bit they cannot replace our entry.
-    """
+    """Return how other users can change a path, "" if they cannot."""
     try:
         status = path.stat()
     except OSError:
         return ""
-    if status.st_uid != 0:
-        return f"belongs to user {status.st_uid}"
-    if status.st_mode & 0o002 and not (is_parent and status.st_mode & stat.S_ISVTX):
-        return "can be written by every user"
-    if status.st_mode & 0o020 and status.st_gid != 0:
-        return f"can be written by group {status.st_gid}"
-    return ""
+    return describe_foreign_access(status, sticky_parent=is_parent)

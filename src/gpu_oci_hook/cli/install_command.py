@@ -23,9 +23,9 @@ from gpu_oci_hook.cli.launchers import (
     render_launcher,
 )
 from gpu_oci_hook.cli.printing import print_line, print_warning
-from gpu_oci_hook.container.rootfs_edits import replace_file
 from gpu_oci_hook.errors import Fault, describe_os_error
 from gpu_oci_hook.files.read_regular import read_regular_head
+from gpu_oci_hook.files.replace import remove_stale_temporaries, replace_file, replace_file_at, replace_symlink_at
 from gpu_oci_hook.formats.program_names import is_launcher
 from gpu_oci_hook.shim.code_bundle import BUNDLE_PATH, build_code_bundle
 
@@ -136,23 +136,20 @@ def write_alias_link(path: Path, target: str) -> str:
 
 
 def _replace_atomically(path: Path, content: bytes, target: str | None) -> str:
-    """Create a file or link under a temporary name and rename it over the path."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    """Replace a path by a new file or link; return what was done. A link at the path is replaced, not followed."""
     existed = os.path.lexists(path)
     try:
-        if target is not None:
-            temporary.symlink_to(target)
-        else:
-            fd = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o755)
-            with open(fd, "wb") as file:
-                file.write(content)
-                file.flush()
-                os.fsync(fd)
-            temporary.chmod(0o755)  # regardless of the umask
-        temporary.replace(path)
-    except OSError:
-        temporary.unlink(missing_ok=True)
-        raise
+        directory_fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            remove_stale_temporaries(directory_fd)
+            if target is not None:
+                replace_symlink_at(directory_fd, path.name, target)
+            else:
+                replace_file_at(directory_fd, path.name, content, mode=0o755, durable=True)
+        finally:
+            os.close(directory_fd)
+    except OSError as error:
+        raise Fault(f"it cannot be written: {describe_os_error(error, writing=True)}", where=str(path)) from error
     return "replaced" if existed else "wrote"
 
 

@@ -11,8 +11,9 @@ from __future__ import annotations
 import os
 
 from gpu_oci_hook.errors import Fault, describe_os_error
-from gpu_oci_hook.files import state_dir
+from gpu_oci_hook.files.prepared_directory import prepare_directory
 from gpu_oci_hook.files.read_regular import UnusableFileError, read_regular_file
+from gpu_oci_hook.files.replace import replace_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ class RootfsEditor:
     def prepare_directory(self, edit: PrepareDirectory) -> None:
         """Prepare a directory of empty files and links on the host, unless it exists."""
         try:
-            state_dir.prepare_directory(edit.source, edit.entries)
+            prepare_directory(edit.source, edit.entries)
         except OSError as error:
             reason = describe_os_error(error, writing=True)
             raise Fault(f"the libraries' directory cannot be made: {reason}", where=edit.source) from None
@@ -103,45 +104,6 @@ def generated_file_name(path: str) -> str:
     return path.strip("/").replace("/", "-")
 
 
-def replace_file(path: str, data: bytes, *, mode: int | None = None) -> None:
-    """Puts new bytes in a file's place, whole or not at all.
-
-    Arguments:
-        mode: of a file that need not be there; None keeps owner and mode of the one that is.
-
-    Raises:
-        Fault: the directory cannot be written; the file is as it was.
-    """
-    real = os.path.realpath(path)
-    fresh = real + ".gpu-oci-hook-new"
-    try:
-        status = os.stat(real) if mode is None else None
-        try:
-            os.unlink(fresh)  # left by one that was killed
-        except FileNotFoundError:
-            pass
-        fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-        try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
-            if status is not None:
-                own = os.fstat(fd)
-                if (own.st_uid, own.st_gid) != (status.st_uid, status.st_gid):
-                    os.fchown(fd, status.st_uid, status.st_gid)
-                mode = status.st_mode & 0o7777
-            os.fchmod(fd, mode or 0)
-        finally:
-            os.close(fd)
-        os.rename(fresh, real)
-    except OSError as error:
-        try:
-            os.unlink(fresh)
-        except OSError:
-            pass
-        raise Fault(f"it cannot be written: {describe_os_error(error, writing=True)}", where=path) from None
-
-
 def write_generated_file(generated_dir: str, container_path: str, content: bytes) -> str:
     """Write a file into the bundle, from where it is mounted in the container; return its path.
 
@@ -161,7 +123,7 @@ def write_generated_file(generated_dir: str, container_path: str, content: bytes
         raise Fault(
             f"a file for the container cannot be made: {describe_os_error(error, writing=True)}", where=path
         ) from None
-    replace_file(path, content, mode=0o444)
+    replace_file(path, content, mode=0o444, stale_after=0)
     return path
 
 

@@ -15,6 +15,7 @@ import stat
 
 from gpu_oci_hook.errors import Fault, describe_os_error
 from gpu_oci_hook.files.read_regular import UnusableFileError, read_regular_fd
+from gpu_oci_hook.files.replace import give_owner_at, replace_file_at, replace_symlink_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ MAX_MOVED_ENTRIES = 10000  # entries moved out of the way one by one
 ASIDE_SUFFIX = ".gpu-oci-hook-aside"
 
 PATH_FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
-CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 _LIST_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 
 
@@ -97,9 +97,10 @@ class Directory:
             except FileExistsError:
                 if self.readlink(name) == target:
                     return False
-                self._replace_entry(name, lambda new: self._create_symlink(new, target))
+                self._drop_cached_if_special(name)
+                replace_symlink_at(self.fd, name, target, owner=self._get_owner(), move_directory=self._move_aside)
             else:
-                self._give_owner(name)
+                give_owner_at(self.fd, name, self._get_owner())
             self._walker.drop_missing()
             return True
         except (OSError, ValueError) as error:
@@ -114,7 +115,16 @@ class Directory:
             self.check_write_guard()
             if self._has_content(_check_component(name), data, mode):
                 return False
-            self._replace_entry(name, lambda new: self._create_file(new, data, mode))
+            self._drop_cached_if_special(name)
+            replace_file_at(
+                self.fd,
+                name,
+                data,
+                mode=mode,
+                owner=self._get_owner(),
+                owner_required=False,
+                move_directory=self._move_aside,
+            )
             self._walker.drop_missing()
             return True
         except (OSError, ValueError) as error:
@@ -168,42 +178,14 @@ class Directory:
     def _make_entry_fault(self, what: str, name: str, error: Exception) -> Fault:
         return make_os_fault(what, f"{self.path.rstrip('/')}/{name}", error, writing=True)
 
-    def _replace_entry(self, name: str, make: Callable[[str], None]) -> None:
-        """Make the thing under a name of its own, then rename it over what is there."""
+    def _drop_cached_if_special(self, name: str) -> None:
+        """Drop the held directories when a name that is about to be replaced is not a regular file.
+
+        It may be a link or a directory that was on the path to one of them.
+        """
         info = self.stat_name(name)
         if info is not None and not stat.S_ISREG(info.st_mode):
-            self._walker.drop_cached()  # it may have been on the way to a directory that we hold
-        new = make_temporary_name()
-        try:
-            make(new)
-            for _ in range(MAX_RETRIES):
-                try:
-                    os.rename(new, name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
-                    return
-                except IsADirectoryError:
-                    self._move_aside(name)
-            raise make_os_error(errno.EBUSY)
-        except BaseException:
-            try:
-                os.unlink(new, dir_fd=self.fd)
-            except OSError:
-                pass
-            raise
-
-    def _create_symlink(self, name: str, target: str) -> None:
-        os.symlink(target, name, dir_fd=self.fd)
-        self._give_owner(name)
-
-    def _create_file(self, name: str, data: bytes, mode: int) -> None:
-        fd = os.open(name, CREATE_FLAGS, 0o600, dir_fd=self.fd)
-        try:
-            rest = memoryview(data)
-            while rest:
-                rest = rest[os.write(fd, rest) :]
-            self._give_owner(fd)
-            os.fchmod(fd, mode)
-        finally:
-            os.close(fd)
+            self._walker.drop_cached()
 
     def _has_content(self, name: str, data: bytes, mode: int) -> bool:
         """Whether the name is a regular file with this content and mode."""
@@ -221,20 +203,12 @@ class Directory:
         except (OSError, UnusableFileError):
             return False
 
-    def _give_owner(self, thing: str | int) -> None:
-        """Give what we made the owner of the directory: with userns-remap it would belong to nobody."""
+    def _get_owner(self) -> tuple[int, int]:
+        """Return the directory's owner, who also gets what is created in it: see userns-remap of docker."""
         if self._owner is None:
             info = os.fstat(self.fd)
             self._owner = (info.st_uid, info.st_gid)
-        if self._owner == (os.geteuid(), os.getegid()):
-            return
-        try:
-            if isinstance(thing, int):
-                os.fchown(thing, *self._owner)
-            else:
-                os.chown(thing, *self._owner, dir_fd=self.fd, follow_symlinks=False)
-        except OSError:
-            pass  # no privilege, or an id that our user namespace does not know: it stays ours
+        return self._owner
 
     def mkdir(self, name: str) -> None:
         """Make an empty directory, 0755 whatever the umask; somebody else's is as good."""
@@ -246,7 +220,7 @@ class Directory:
             return
         finally:
             os.umask(before)
-        self._give_owner(name)
+        give_owner_at(self.fd, name, self._get_owner())
 
     def _move_aside(self, name: str) -> None:
         """Rename what is there to a free name beside it."""
@@ -305,11 +279,6 @@ def _check_component(name: str) -> str:
     if "/" in name or name in ("", ".", ".."):
         raise ValueError(name)
     return name
-
-
-def make_temporary_name() -> str:
-    """A name of our own: random, so that an image cannot lay names in our way; a hit is an error anyway."""
-    return f".gpu-oci-hook-{os.urandom(8).hex()}"
 
 
 def make_os_error(number: int) -> OSError:

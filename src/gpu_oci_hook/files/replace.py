@@ -1,108 +1,237 @@
-"""Replace files atomically: temporary file, fsync, rename."""
+"""Replace files atomically: a temporary file in the same directory, renamed over the old name.
+
+Whatever happens, the name leads to the old file or to the complete new one. All of it is done through a held directory
+descriptor, so a user who exchanges directories on the path cannot redirect it, and nothing is written in place: a hard
+link to the old file keeps its content.
+
+Import budget: GPU container.
+"""
 
 from __future__ import annotations
 
 import errno
 import os
-import stat
+import time
 
 from gpu_oci_hook.errors import Fault, describe_os_error
-from gpu_oci_hook.files.trust import is_untrusted_owner
 
-_FILE_MODE = 0o644  # rootless engines read it too (field report A3-06)
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+STALE_AFTER = 60.0
+"""Seconds after which a temporary file in a shared directory was left by a process that was killed."""
+
+_TEMPORARY_PREFIX = ".gpu-oci-hook-"
+_RANDOM_BYTES = 8
+_MAX_RETRIES = 16  # when another process exchanges names at the same time
+CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+_DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
-_TEMPORARY_INFIX = ".gpu-oci-hook-"
+def make_temporary_name() -> str:
+    """Return a name for a temporary file.
+
+    It is random, so that an image cannot occupy it beforehand, and short, so that it fits where the final name does.
+    """
+    return f"{_TEMPORARY_PREFIX}{os.urandom(_RANDOM_BYTES).hex()}"
 
 
-_MAX_LINKS = 40  # as the kernel: path_resolution(7)
+def replace_file(
+    path: str, data: bytes, *, mode: int | None = None, durable: bool = False, stale_after: float = STALE_AFTER
+) -> None:
+    """Replace a file by path, symbolic links followed.
 
+    Arguments:
+        mode: of the new file, which belongs to this user; None keeps owner and mode of the old file, which must exist.
+        durable: see `replace_file_at`.
+        stale_after: temporary files older than these seconds are removed: see `remove_stale_temporaries`.
 
-def _replace_file(directory_fd: int, name: str, data: bytes, old_status: os.stat_result | None) -> None:
-    fresh = f".{name}{_TEMPORARY_INFIX}{os.getpid()}-{os.urandom(4).hex()}"
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-    fd = os.open(fresh, flags, 0o600, dir_fd=directory_fd)
+    Raises:
+        Fault: the file cannot be written; the old one is unchanged.
+    """
     try:
+        directory, name = os.path.split(os.path.realpath(path))
+        directory_fd = os.open(directory, _DIRECTORY_FLAGS | os.O_PATH)
         try:
-            view = memoryview(data)
-            while view:
-                view = view[os.write(fd, view) :]
-            if old_status is not None and (old_status.st_uid, old_status.st_gid) != (os.geteuid(), os.getegid()):
-                os.fchown(fd, old_status.st_uid, old_status.st_gid)
-            os.fchmod(fd, _FILE_MODE)
-            _sync_descriptor(fd)
+            owner = None
+            if mode is None:
+                status = os.stat(name, dir_fd=directory_fd, follow_symlinks=False)
+                mode, owner = status.st_mode & 0o7777, (status.st_uid, status.st_gid)
+            remove_stale_temporaries(directory_fd, stale_after)
+            replace_file_at(directory_fd, name, data, mode=mode, owner=owner, durable=durable)
+        finally:
+            os.close(directory_fd)
+    except (OSError, ValueError) as error:
+        reason = describe_os_error(error, writing=True)
+        raise Fault(f"it cannot be written: {reason}", where=path) from None
+
+
+def replace_file_at(
+    directory_fd: int,
+    name: str,
+    data: bytes,
+    *,
+    mode: int,
+    owner: tuple[int, int] | None = None,
+    owner_required: bool = True,
+    durable: bool = False,
+    move_directory: Callable[[str], None] | None = None,
+) -> None:
+    """Replace a name in a held directory by a new file.
+
+    Arguments:
+        directory_fd: for a durable file opened for reading; otherwise an O_PATH descriptor will do.
+        mode: permissions of the new file, whatever the umask.
+        owner: (uid, gid) of the new file; None leaves it with this user.
+        owner_required: whether it is an error when the owner cannot be given, for lack of privilege or because the user
+            namespace does not know the id.
+        durable: wait until the file and its name survive a power loss.
+        move_directory: see `replace_entry_at`.
+
+    Raises:
+        OSError: the file cannot be written; the old one is unchanged.
+    """
+
+    def create(temporary: str) -> None:
+        fd = os.open(temporary, CREATE_FLAGS, 0o600, dir_fd=directory_fd)
+        try:
+            rest = memoryview(data)
+            while rest:
+                rest = rest[os.write(fd, rest) :]
+            if owner is not None:
+                give_owner(fd, owner, required=owner_required)
+            os.fchmod(fd, mode)
+            if durable:
+                _sync(fd)
         finally:
             os.close(fd)
-        os.rename(fresh, name, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
+
+    replace_entry_at(directory_fd, name, create, move_directory=move_directory)
+    if durable:
+        _sync(directory_fd)
+
+
+def replace_symlink_at(
+    directory_fd: int,
+    name: str,
+    target: str,
+    *,
+    owner: tuple[int, int] | None = None,
+    move_directory: Callable[[str], None] | None = None,
+) -> None:
+    """Replace a name in a held directory by a symbolic link.
+
+    Arguments:
+        owner: (uid, gid) of the link where that can be given; None leaves it with this user.
+        move_directory: see `replace_entry_at`.
+
+    Raises:
+        OSError: the link cannot be created; the old entry is unchanged.
+    """
+
+    def create(temporary: str) -> None:
+        os.symlink(target, temporary, dir_fd=directory_fd)
+        if owner is not None:
+            give_owner_at(directory_fd, temporary, owner)
+
+    replace_entry_at(directory_fd, name, create, move_directory=move_directory)
+
+
+def replace_entry_at(
+    directory_fd: int,
+    name: str,
+    create: Callable[[str], None],
+    *,
+    move_directory: Callable[[str], None] | None = None,
+) -> None:
+    """Create an entry under a temporary name and rename it over a name in a held directory.
+
+    Arguments:
+        create: creates the entry under the name that it is called with.
+        move_directory: moves a directory of that name out of the way, which a rename cannot replace. Without it a
+            directory is an error.
+
+    Raises:
+        OSError: the entry cannot be created or renamed; the temporary one is removed.
+    """
+    temporary = make_temporary_name()
+    try:
+        create(temporary)
+        for _ in range(_MAX_RETRIES):
+            try:
+                os.rename(temporary, name, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
+                return
+            except IsADirectoryError:
+                if move_directory is None:
+                    raise
+                move_directory(name)
+        raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
     except BaseException:
         try:
-            os.unlink(fresh, dir_fd=directory_fd)
+            os.unlink(temporary, dir_fd=directory_fd)
         except OSError:
             pass
         raise
-    _sync_descriptor(directory_fd)
 
 
-def _sync_descriptor(fd: int) -> None:
+def give_owner(fd: int, owner: tuple[int, int], *, required: bool) -> None:
+    """Give a file to a user and a group, unless it is theirs already."""
+    status = os.fstat(fd)
+    if (status.st_uid, status.st_gid) == owner:
+        return
+    try:
+        os.fchown(fd, *owner)
+    except OSError:
+        if required:
+            raise
+
+
+def give_owner_at(directory_fd: int, name: str, owner: tuple[int, int]) -> None:
+    """Give an entry of a held directory to a user and a group where that is possible."""
+    if owner == (os.geteuid(), os.getegid()):
+        return
+    try:
+        os.chown(name, *owner, dir_fd=directory_fd, follow_symlinks=False)
+    except OSError:
+        pass  # no privilege, or an id that this user namespace does not know
+
+
+def remove_stale_temporaries(directory_fd: int, stale_after: float = STALE_AFTER) -> None:
+    """Remove the temporary files that killed processes have left in a directory.
+
+    Arguments:
+        stale_after: their least age in seconds; 0 where no other process replaces files in the directory.
+    """
+    try:
+        fd = os.open(".", _DIRECTORY_FLAGS, dir_fd=directory_fd)  # the given one may be an O_PATH descriptor
+    except OSError:
+        return
+    try:
+        for name in filter(_is_temporary_name, os.listdir(fd)):
+            try:
+                if not stale_after or time.time() - os.lstat(name, dir_fd=fd).st_mtime >= stale_after:
+                    os.unlink(name, dir_fd=fd)
+            except OSError:
+                pass
+    except OSError:
+        pass
+    finally:
+        os.close(fd)
+
+
+def _is_temporary_name(name: str) -> bool:
+    suffix = name.removeprefix(_TEMPORARY_PREFIX)
+    return (
+        suffix != name
+        and len(suffix) == 2 * _RANDOM_BYTES
+        and all(character in "0123456789abcdef" for character in suffix)
+    )
+
+
+def _sync(fd: int) -> None:
     try:
         os.fsync(fd)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):  # a file system that has nothing to wait for
             raise
-
-
-def _split_resolved_path(path: str) -> tuple[str, str]:
-    """The directory and the name of the file that a path means, links followed.
-
-    Raises:
-        Fault: it can be no file's.
-    """
-    if not path or "\0" in path:
-        raise Fault("a file's name is empty or has a NUL character", where=path)
-    if path.endswith("/"):
-        raise Fault("it names a directory, and a CDI file is to be written there", where=path)
-    directory, name = os.path.split(_resolve_links(path))
-    return directory, name or "."
-
-
-def _resolve_links(path: str) -> str:
-    """The path with its links followed; what is missing at the end stays as it is.
-
-    As root a link that belongs to another user is not followed: in a directory like /tmp anybody can lay one, and the
-    kernel's own protection (sysctl fs.protected_symlinks) ends with who reads the links himself.
-
-    Raises:
-        Fault: there is such a link, or links go round in a circle.
-    """
-    done: list[str] = []
-    try:
-        pending = (path if path.startswith("/") else f"{os.getcwd()}/{path}").split("/")[::-1]
-    except OSError as error:
-        raise Fault(f"the current directory is lost: {describe_os_error(error)}", where=path) from None
-    links = 0
-    while pending:
-        part = pending.pop()
-        if part in ("", "."):
-            continue
-        if part == "..":
-            del done[-1:]
-            continue
-        here = "/" + "/".join([*done, part])
-        try:
-            status = os.lstat(here)
-            target = os.readlink(here) if stat.S_ISLNK(status.st_mode) else None
-        except OSError:
-            target = None  # missing, or not to be looked at: who opens it hears the reason
-        if target is None:
-            done.append(part)
-            continue
-        links += 1
-        if links > _MAX_LINKS:
-            raise Fault("its links go round in a circle, and a CDI file is to be written there", where=path)
-        if is_untrusted_owner(status.st_uid):
-            what = f"{here} is a link that belongs to user {status.st_uid} and is not followed while running as root"
-            raise Fault(what, where=path, hint="Name the file itself")
-        if target.startswith("/"):
-            done.clear()
-        pending += target.split("/")[::-1]
-    return "/" + "/".join(done)

@@ -17,15 +17,14 @@ import stat
 
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files.directory import (
-    CREATE_FLAGS,
     Directory,
     make_os_error,
     make_os_fault,
-    make_temporary_name,
     read_mount_id,
 )
 from gpu_oci_hook.files.path_walk import PathWalker
 from gpu_oci_hook.files.read_regular import PROC_SELF_FD, read_regular_fd
+from gpu_oci_hook.files.replace import CREATE_FLAGS, make_temporary_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -104,28 +104,19 @@ def read_state(name: str) -> bytes | None:
 
 def write_state(name: str, data: bytes) -> bool:
     """Remembers bytes under a name, all or nothing; False when they could not be kept."""
+    # Imported here, since every call loads this module and few write.
+    from gpu_oci_hook.files.replace import remove_stale_temporaries, replace_file_at
+
     for place in list_state_directories():
         directory = open_state_directory(place, create=True)
         if directory < 0:
             continue
-        temporary = f".{name}.{posix.getpid()}"
         try:
-            flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_NOFOLLOW | posix.O_CLOEXEC
-            fd = posix.open(temporary, flags, 0o644, dir_fd=directory)
-            try:
-                view = memoryview(_make_checksum(data) + data)
-                while view:
-                    view = view[posix.write(fd, view) :]
-                posix.fchmod(fd, 0o644)  # whatever the umask says, others must not write
-            finally:
-                posix.close(fd)
-            posix.rename(temporary, name, src_dir_fd=directory, dst_dir_fd=directory)
+            remove_stale_temporaries(directory)
+            replace_file_at(directory, name, _make_checksum(data) + data, mode=0o644)
             return True
         except OSError:
-            try:
-                posix.unlink(temporary, dir_fd=directory)
-            except OSError:
-                pass
+            continue
         finally:
             posix.close(directory)
     return False
@@ -139,12 +130,12 @@ def find_state_directory() -> str:
             posix.close(fd)
             return path
         parent = path.rpartition("/")[0]
-        if not _path_exists(path) and posix.access(parent, posix.W_OK, effective_ids=True):
+        if not path_exists(path) and posix.access(parent, posix.W_OK, effective_ids=True):
             return path
     return ""
 
 
-def _path_exists(path: str) -> bool:
+def path_exists(path: str) -> bool:
     """Whether anything has this name, be it a link to nowhere."""
     try:
         posix.lstat(path)
@@ -161,86 +152,6 @@ def compute_digest(data: bytes) -> str:
 def _make_checksum(data: bytes) -> bytes:
     """Tells damaged data: `marshal` would take a damaged length for true and fill the machine's memory."""
     return compute_digest(data).rjust(_CHECKSUM_SIZE, "0").encode("ascii")
-
-
-def prepare_directory(path: str, entries: tuple[tuple[str, str], ...]) -> None:
-    """Makes a directory with these links and empty files, whole or not at all, unless it is there and whole.
-
-    Arguments:
-        path: its name must tell its content. entries: (name, link text), an empty text for an empty file.
-
-    Raises:
-        OSError: it cannot be made.
-    """
-    if _is_prepared(path, entries):
-        return
-    parent = path.rpartition("/")[0]
-    try:
-        posix.mkdir(parent, 0o755)
-    except FileExistsError:
-        pass
-    fresh = f"{path}.{posix.getpid()}"
-    _remove_directory(fresh)  # left by one that was killed and had our number
-    posix.mkdir(fresh, 0o755)
-    try:
-        fd = posix.open(fresh, posix.O_RDONLY | posix.O_DIRECTORY | posix.O_NOFOLLOW | posix.O_CLOEXEC)
-        try:
-            posix.fchmod(fd, 0o755)  # containers with other user ids walk through it, whatever the umask says
-            for name, target in entries:
-                if target:
-                    posix.symlink(target, name, dir_fd=fd)
-                else:
-                    flags = posix.O_WRONLY | posix.O_CREAT | posix.O_EXCL | posix.O_CLOEXEC
-                    posix.close(posix.open(name, flags, 0o444, dir_fd=fd))
-        finally:
-            posix.close(fd)
-        try:
-            posix.rename(fresh, path)
-        except OSError:
-            if _is_prepared(path, entries) or not _path_exists(path):
-                raise
-            # Not what its name says: a container that may mount anew has written into it. Others use it still,
-            # so it is kept.
-            posix.rename(path, f"{path}.{posix.urandom(8).hex()}")
-            posix.rename(fresh, path)
-    except OSError:
-        _remove_directory(fresh)
-        if not _is_prepared(path, entries):  # else somebody was faster
-            raise
-
-
-def _is_prepared(path: str, entries: tuple[tuple[str, str], ...]) -> bool:
-    """Whether a directory is there, ours, with these entries and no others."""
-    directory = open_state_directory(path, create=False)
-    if directory < 0:
-        return False
-    wanted = dict(entries)
-    try:
-        with posix.scandir(directory) as found:
-            for entry in found:
-                target = wanted.pop(entry.name, None)
-                if target is None:
-                    return False
-                if target:
-                    if posix.readlink(entry.name, dir_fd=directory) != target:
-                        return False
-                elif not entry.is_file(follow_symlinks=False):
-                    return False
-    except OSError:
-        return False
-    finally:
-        posix.close(directory)
-    return not wanted
-
-
-def _remove_directory(path: str) -> None:
-    """Removes a directory of files, as far as it goes."""
-    try:
-        for name in posix.listdir(path):
-            posix.unlink(f"{path}/{name}")
-        posix.rmdir(path)
-    except OSError:
-        pass
 
 
 class StateLock:

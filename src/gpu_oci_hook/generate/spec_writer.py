@@ -7,18 +7,18 @@ from __future__ import annotations
 
 import os
 import stat
-import time
 from typing import Literal
 
 from gpu_oci_hook.cdi.provenance import is_own_spec_data
 from gpu_oci_hook.errors import Fault, describe_os_error
 from gpu_oci_hook.files.read_regular import UnusableFileError, read_regular_file
-from gpu_oci_hook.files.replace import _FILE_MODE, _TEMPORARY_INFIX, _replace_file, _resolve_links, _split_resolved_path
+from gpu_oci_hook.files.replace import remove_stale_temporaries, replace_file_at
+from gpu_oci_hook.files.trust import resolve_trusted_links
 
 _MAX_FILE_SIZE = 64 << 20
 _READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-_TEMPORARY_LIFETIME = 60.0  # seconds after which a temporary file is a leftover of a killed process
+_FILE_MODE = 0o644  # rootless engines read it too
 
 FileOwner = Literal["none", "ours", "cdi", "other"]
 WriteAction = Literal["wrote", "unchanged", "made readable"]
@@ -73,8 +73,9 @@ def write_spec_file(path: str, data: bytes) -> WriteAction:
                     return "unchanged"
                 _make_readable(directory_fd, name)
                 return "made readable"
-            _remove_stale_temporaries(directory_fd, name)
-            _replace_file(directory_fd, name, data, status)
+            remove_stale_temporaries(directory_fd)
+            owner = None if status is None else (status.st_uid, status.st_gid)
+            replace_file_at(directory_fd, name, data, mode=_FILE_MODE, owner=owner, durable=True)
         finally:
             os.close(directory_fd)
     except OSError as error:
@@ -90,7 +91,7 @@ def remove_spec_file(path: str) -> bool:
     """
     directory, _, name = path.rpartition("/")
     try:
-        real_directory = _resolve_links(directory or ("/" if path.startswith("/") else "."))
+        real_directory = resolve_trusted_links(directory or ("/" if path.startswith("/") else "."))
         directory_fd = os.open(real_directory, _DIRECTORY_FLAGS | os.O_PATH)
         try:
             os.unlink(name, dir_fd=directory_fd)
@@ -131,18 +132,18 @@ def _make_readable(directory_fd: int, name: str) -> None:
         os.close(fd)
 
 
-def _remove_stale_temporaries(directory_fd: int, name: str) -> None:
-    """Remove the temporary files of killed processes."""
-    for entry in os.listdir(directory_fd):
-        if entry.startswith(f".{name}{_TEMPORARY_INFIX}"):
-            try:
-                if (
-                    time.time() - os.stat(entry, dir_fd=directory_fd, follow_symlinks=False).st_mtime
-                    > _TEMPORARY_LIFETIME
-                ):
-                    os.unlink(entry, dir_fd=directory_fd)
-            except OSError:
-                pass
+def _split_resolved_path(path: str) -> tuple[str, str]:
+    """Return the directory and the name of the file that a path means, links followed.
+
+    Raises:
+        Fault: it cannot be the path of a file.
+    """
+    if not path or "\0" in path:
+        raise Fault("a file's name is empty or has a NUL character", where=path)
+    if path.endswith("/"):
+        raise Fault("it names a directory, and a CDI file is to be written there", where=path)
+    directory, name = os.path.split(resolve_trusted_links(path))
+    return directory, name or "."
 
 
 def _read_existing_file(directory_fd: int, name: str, path: str) -> tuple[bytes | None, os.stat_result | None]:

@@ -11,6 +11,7 @@ import os
 import stat
 
 from gpu_oci_hook.errors import Fault, clip_text, describe_os_error
+from gpu_oci_hook.files.trust import describe_foreign_access
 from gpu_oci_hook.files.user_namespace import is_process_in_user_namespace
 from gpu_oci_hook.host.device_nodes import DeviceMajors, read_device_majors
 from gpu_oci_hook.host.nvml.child_process import MAX_OUTPUT, run_bounded_program
@@ -102,15 +103,11 @@ def _find_modprobe(host: Host, module: str, hint: str) -> str:
         if resolved is None:
             continue
         program = host.full_path(resolved)
-        # Stricter than `files.trust`: not even the group root may write a program that runs as root.
         for guarded_path in (resolved, os.path.dirname(resolved)):
             status = host.stat_path(guarded_path, follow=False)
-            if status is None or status.st_uid != 0 or status.st_mode & 0o022:
-                raise Fault(
-                    f"module {module} is not loaded, and {host.full_path(guarded_path)} is owned by a user other than "
-                    "root, or writable by others",
-                    hint=hint,
-                )
+            access = "is missing" if status is None else describe_foreign_access(status, root_group=False)
+            if access:
+                raise Fault(f"module {module} is not loaded, and {host.full_path(guarded_path)} {access}", hint=hint)
         status = host.stat_path(resolved, follow=False)
         if status is None or not stat.S_ISREG(status.st_mode) or not status.st_mode & 0o100:
             raise Fault(f"module {module} is not loaded, and {program} is not an executable file", hint=hint)

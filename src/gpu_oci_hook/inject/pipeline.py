@@ -11,10 +11,11 @@ import os
 
 from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.container.image import inspect_image
-from gpu_oci_hook.container.rootfs_edits import GENERATED_DIR, apply_to_rootfs, replace_file
+from gpu_oci_hook.container.rootfs_edits import GENERATED_DIR, apply_to_rootfs
 from gpu_oci_hook.container.spec_edits import apply_to_spec
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files import state_dir
+from gpu_oci_hook.files.replace import replace_file
 from gpu_oci_hook.files.rootfs import Rootfs, read_rootfs_path
 from gpu_oci_hook.files.user_namespace import is_process_in_user_namespace
 from gpu_oci_hook.formats.fastjson import dump_json, parse_config_json
@@ -356,6 +357,6 @@ def apply_plan(outcome: Outcome, spec: dict[str, object], path: str, data: bytes
     content = dump_json(spec) + b"\n" if spec != parse_bundle_spec(data, path) else b""
     changes = apply_to_rootfs(outcome.rootfs, outcome.plan.edits, f"{outcome.bundle}/{GENERATED_DIR}")
     if content:
-        replace_file(path, content)
+        replace_file(path, content, stale_after=0)  # one process at a time works on a bundle
         changes.append(f"rewrote {path}")
     return changes

@@ -33,7 +33,7 @@ _HASH_KEY, _HASH_SIZE = 0, 8  # what the hash begins with, and its size
 # What a start with all capabilities loads; what only some containers need is not worth its reading.
 BUNDLED_MODULES = (
     "config", "config.keys", "container", "container.image", "container.rootfs_edits", "container.spec_edits",
-    "errors", "files.directory", "files.path_walk", "files.rootfs", "files.user_namespace", "formats",
+    "errors", "files.directory", "files.path_walk", "files.prepared_directory", "files.replace", "files.rootfs", "files.user_namespace", "formats",
     "formats.architectures", "formats.driver_version", "formats.fastjson", "formats.ldcache", "formats.oci",
     "formats.proc", "formats.program_names", "host", "host.device_nodes", "host.driver", "host.driver.inventory_cache", "host.gpus",
     "host.mig", "host.mig.capability_files", "host.optional", "host.optional.graphics", "host.root", "inject",

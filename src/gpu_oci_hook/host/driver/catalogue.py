@@ -14,6 +14,7 @@ import sys
 
 from gpu_oci_hook import VERSION
 from gpu_oci_hook.errors import Fault, describe_os_error
+from gpu_oci_hook.files.replace import replace_file
 
 CATALOGUE_PATH = os.path.join(os.path.dirname(__file__), "catalogue.toml")
 CATALOGUE_CAPABILITIES = ("", "utility", "compute", "video", "graphics", "display", "ngx")
@@ -139,16 +140,10 @@ def _read_parsed_copy(copy_path: str, stamp: tuple[object, ...]) -> dict[str, ob
 
 def _write_parsed_copy(copy_path: str, stamp: tuple[object, ...], tables: dict[str, object]) -> None:
     """Write the parsed copy. A failure only costs the parsing next time."""
-    temporary_path = f"{copy_path}.{os.getpid()}"
     try:
-        with open(temporary_path, "xb") as file:
-            marshal.dump((stamp, tables), file)  # type: ignore[arg-type]
-        os.replace(temporary_path, copy_path)
-    except (OSError, ValueError):  # ValueError: a value that marshal cannot write (a date) and no table may have
-        try:
-            os.unlink(temporary_path)
-        except OSError:
-            pass
+        replace_file(copy_path, marshal.dumps((stamp, tables)), mode=0o644)  # type: ignore[arg-type]
+    except (Fault, ValueError):  # ValueError: a value that marshal cannot write (a date) and no table may have
+        pass
 
 
 def _build_catalogue(document: dict[str, object]) -> Catalogue:

@@ -140,10 +140,11 @@ def _find_daemon_files(
             if kind == "directory":
                 if not stat.S_ISDIR(status.st_mode):
                     continue
-                if status.st_uid not in (0, os.geteuid()):
-                    refusals.append(
-                        f"{root.full_path(path)} belongs to user {status.st_uid}, so it is not mounted into containers"
-                    )
+                from gpu_oci_hook.files.trust import describe_foreign_access
+
+                access = describe_foreign_access(status, every_user=True, owner_only=True)
+                if access:
+                    refusals.append(f"{root.full_path(path)} {access}, so it is not mounted into containers")
                     continue
             resolved = root.resolve_path(path)
             if resolved is None:

@@ -8,10 +8,10 @@ Import budget: GPU container.
 
 from __future__ import annotations
 
-import os
 import stat
 
 from gpu_oci_hook.errors import clip_text
+from gpu_oci_hook.files.trust import describe_foreign_access
 from gpu_oci_hook.model.machine import DriverFile
 
 TYPE_CHECKING = False
@@ -122,9 +122,9 @@ def _add_configured_directory(
         reason = f"{host.full_path(path)} is missing"
     elif not stat.S_ISDIR(status.st_mode):
         reason = f"{host.full_path(path)} is not a directory"
-    elif status.st_uid not in (0, os.geteuid()):
+    elif access := describe_foreign_access(status, every_user=True, owner_only=True):
         # Below /tmp any user can create the directory.
-        reason = f"{host.full_path(path)} belongs to user {status.st_uid}, so it is not mounted into containers"
+        reason = f"{host.full_path(path)} {access}, so it is not mounted into containers"
     if reason or resolved is None:
         items.withheld.append(("directory", container_path, f"[inject] {key}: {reason}"))
         items.warnings.append(f"[inject] {key} is not used: {reason}")
