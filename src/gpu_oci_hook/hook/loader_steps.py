@@ -1,7 +1,9 @@
-"""What the hook does to a container's libraries: links, and what makes its loader find them.
+"""Carry out the policy for a container's loader in the hook: create links and write the loader's files.
 
-The shim decides the same before the container's mounts are made; the rules are the same functions. Everything is
-written below the held root, and nothing below another mount of the container's. Cost rule: on the way of the hook.
+`plan.loader_files` has the policy, which the shim carries out before the container's mounts exist. Everything is
+written below the held root, and nothing below another mount of the container.
+
+Import budget: hook.
 """
 
 from __future__ import annotations
@@ -19,15 +21,15 @@ if TYPE_CHECKING:
 
 
 def run_library_steps(container: Container, arguments: HookArguments, arch: str) -> None:
-    """The links and libraries of our own errand.
+    """Create the links that our hook's arguments name, and make the loader find the libraries in their folders.
 
     Arguments:
-        arch: the machine's, as `uname -m` has it.
+        arch: the machine's architecture, as `uname -m` prints it.
     """
     create_links(container, arguments.links)
-    small = ARCHITECTURES[arch].arch32 if arch in ARCHITECTURES else ""
+    arch32 = ARCHITECTURES[arch].arch32 if arch in ARCHITECTURES else ""
     folders = [(folder, arch) for folder in arguments.folders]
-    folders += [(folder, small) for folder in arguments.folders32 if small]
+    folders += [(folder, arch32) for folder in arguments.folders32 if arch32]
     if not folders:
         return
     image = container.inspect_image(arch)
@@ -64,11 +66,11 @@ def start_library_search(container: Container, arch: str) -> LibrarySearch:
 
 
 def _list_library_names(container: Container, arguments: HookArguments, folder: str) -> list[str]:
-    """The names of the libraries in a folder: of the files mounted there, and of the links made there."""
-    names = [name for above, name in list_mount_destinations(container) if above == folder]
+    """Return the names of the libraries in a folder: of its mounted files and of the links created in it."""
+    names = [name for directory, name in list_mount_destinations(container) if directory == folder]
     for _, path in arguments.links:
-        above, _, name = path.rpartition("/")
-        if above == folder and name not in names:
+        directory, _, name = path.rpartition("/")
+        if directory == folder and name not in names:
             names.append(name)
     return names
 
@@ -76,11 +78,14 @@ def _list_library_names(container: Container, arguments: HookArguments, folder: 
 def choose_compat_directory(
     container: Container, arch: str, driver_version: str, policy: str, root: str, compat_root: str = ""
 ) -> str:
-    """The directory of the image's CUDA compat libraries where they come first, else "".
+    """Return the directory of the image's CUDA compat libraries if they win over the host's libcuda, else "".
 
     Arguments:
-        driver_version: the host's driver's. policy: `[inject] cuda-compat`. root: the host's.
-        compat_root: where the image would have them, if not in the usual place.
+        arch: the machine's architecture.
+        driver_version: the host's driver version.
+        policy: `[inject] cuda-compat`.
+        root: the host's root directory.
+        compat_root: the image's directory of compat libraries; "" for the usual one.
     """
     compat_libraries = container.inspect_image(arch, compat_root).compat_libcudas
     if not compat_libraries or policy == "never":
@@ -88,7 +93,8 @@ def choose_compat_directory(
     from gpu_oci_hook.plan.compat import decide_cuda_compat
 
     def has_only_datacenter_gpus() -> bool:
-        from gpu_oci_hook.hook import device_steps  # few images have newer ones: only then the GPUs matter
+        # Imported here: the GPUs matter only for a compat library that is newer than the driver, which few images have.
+        from gpu_oci_hook.hook import device_steps
 
         return device_steps.has_only_datacenter_gpus(container, root)
 
@@ -104,27 +110,27 @@ def write_loader_files(container: Container, search: LibrarySearch) -> None:
     """Make the container's loader find the libraries.
 
     Raises:
-        Fault: the cache cannot be written though its directory can.
+        Fault: the loader's cache cannot be written although its directory is writable.
     """
     if not search.has_libraries:
         return
     layout = container.get_layout()
-    instead = f"Set LD_LIBRARY_PATH={':'.join(search.directories)}"
+    fallback = f"Set LD_LIBRARY_PATH={':'.join(search.directories)}"
     if not layout.writable:
-        container.notes.append(f"the loader's cache cannot be written: {UNWRITABLE_ROOTFS}. {instead}")
+        container.notes.append(f"cannot write the loader's cache: {UNWRITABLE_ROOTFS}. {fallback}")
         return
     result = search.build_files()
     container.notes += result.notes
     if result.needs_ld_library_path:
-        container.notes.append(f"the loader's files are not enough. {instead}")
+        container.notes.append(f"the loader's files are not sufficient. {fallback}")
     for path, content in result.files:
         if layout.classify_path(path) != "image":
-            container.notes.append(f"{path} is left as it is: it lies in another mount")
+            container.notes.append(f"left {path} unchanged: it lies in another mount")
             continue
         try:
             container.writable_rootfs.write_file(path, content)
         except CrossMountError:
-            container.notes.append(f"{path} is left as it is: it lies in another mount")
+            container.notes.append(f"left {path} unchanged: it lies in another mount")
         except Fault:
             if is_required_loader_file(path):
                 raise

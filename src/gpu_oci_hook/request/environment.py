@@ -32,16 +32,35 @@ MANAGEMENT_DEVICE = "management.nvidia.com/gpu=all"
 VARIABLE_SIZE_LIMIT = 128 << 10
 
 
-def parse_environment(spec: object, warnings: list[str] | None = None) -> tuple[dict[str, str], dict[str, int]]:
-    """Return the variables, and the index of each in `process.env`. Of repeated entries the last wins.
+class Environment:
+    """The container's environment variables.
+
+    Attributes:
+        values: the value of each variable.
+        positions: the index of each variable in `process.env`.
+    """
+
+    __slots__ = ("positions", "values")
+
+    def __init__(self) -> None:
+        self.values: dict[str, str] = {}
+        self.positions: dict[str, int] = {}
+
+    def describe(self, name: str) -> str:
+        """Return the origin of what a variable requests: NAME=VALUE and where the config.json has it."""
+        return f"{name}={clip_text(self.values[name])} (process.env[{self.positions[name]}])"
+
+
+def parse_environment(spec: object, warnings: list[str] | None = None) -> Environment:
+    """Parse `process.env` of a config.json. Of repeated entries the last wins.
 
     Entries that are not text or have no `=` are ignored (runc passed them on before 1.3).
 
     Arguments:
         warnings: gets a warning when VISIBLE_DEVICES is set twice.
     """
-    variables: dict[str, str] = {}
-    positions: dict[str, int] = {}
+    environment = Environment()
+    values, positions = environment.values, environment.positions
     repeated = ""
     for position, entry in enumerate(get_list(spec, "process", "env")):
         if not isinstance(entry, str):
@@ -49,21 +68,16 @@ def parse_environment(spec: object, warnings: list[str] | None = None) -> tuple[
         name, equals, value = entry.partition("=")
         if not equals:
             continue
-        if warnings is not None and name == VISIBLE_DEVICES and name in variables and variables[name] != value:
+        if warnings is not None and name == VISIBLE_DEVICES and name in values and values[name] != value:
             repeated = (
                 f"{name} is set twice: process.env[{position}] ({clip_text(value)}) wins over "
-                f"process.env[{positions[name]}] ({clip_text(variables[name])})"
+                f"process.env[{positions[name]}] ({clip_text(values[name])})"
             )
-        variables[name] = value
+        values[name] = value
         positions[name] = position
     if warnings is not None and repeated:
         warnings.append(repeated)
-    return variables, positions
-
-
-def describe_variable(name: str, value: str, positions: dict[str, int]) -> str:
-    """Return the origin of a request: NAME=VALUE and where the config.json has it."""
-    return f"{name}={clip_text(value)} (process.env[{positions[name]}])"
+    return environment
 
 
 def split_list(value: str) -> list[str]:

@@ -12,7 +12,6 @@ from gpu_oci_hook.model.request import FeatureRequest, ImexChannelRange
 from gpu_oci_hook.request.environment import (
     FEATURE_SWITCHES,
     IMEX_CHANNELS_VARIABLE,
-    describe_variable,
     split_variable,
 )
 
@@ -20,6 +19,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpu_oci_hook.config.keys import Config
     from gpu_oci_hook.model.request import DeviceRequest, Request
+    from gpu_oci_hook.request.environment import Environment
 
 LAST_IMEX_CHANNEL = (1 << 20) - 1  # minor numbers have 20 bits
 
@@ -33,23 +33,21 @@ _NO_DRIVER_REASON = (
 def read_feature_requests(
     request: Request,
     mount_requests: list[DeviceRequest],
-    variables: dict[str, str],
-    positions: dict[str, int],
+    environment: Environment,
     config: Config,
 ) -> None:
     """Add the IMEX channels and features to the request, or to what is withheld.
 
     Arguments:
         mount_requests: channels requested by mounts; the selector is the path after "imex/".
-        variables, positions: the container's environment and the index of each variable.
+        environment: the container's environment.
 
     Raises:
         Fault: a selector is not an IMEX channel.
     """
-    _read_imex_channels(request, mount_requests, variables, positions, config)
+    _read_imex_channels(request, mount_requests, environment, config)
     features = [
-        _read_feature(request, variable, key, title, variables, positions, config)
-        for variable, key, title in FEATURE_SWITCHES
+        _read_feature(request, variable, key, title, environment, config) for variable, key, title in FEATURE_SWITCHES
     ]
     request.features = tuple([feature for feature in features if feature is not None])
 
@@ -59,12 +57,11 @@ def _read_feature(
     variable: str,
     key: str,
     title: str,
-    variables: dict[str, str],
-    positions: dict[str, int],
+    environment: Environment,
     config: Config,
 ) -> FeatureRequest | None:
     policy = getattr(config, key)
-    value = variables.get(variable, "").strip()
+    value = environment.values.get(variable, "").strip()
     is_requested = value == "enabled"
     if value not in (*_OFF_VALUES, "enabled"):
         request.warnings.append(f'{variable}={clip_text(value)} is invalid and counts as not set: use "enabled"')
@@ -80,8 +77,7 @@ def _read_feature(
     if refusal:
         _withhold(request, title, f"{variable}=enabled, but {refusal}", refusal)
         return None
-    origin = describe_variable(variable, "enabled", positions)
-    return FeatureRequest(key, title, origin, required=True)
+    return FeatureRequest(key, title, environment.describe(variable), required=True)
 
 
 def _withhold(request: Request, title: str, reason: str, refusal: str) -> None:
@@ -92,11 +88,10 @@ def _withhold(request: Request, title: str, reason: str, refusal: str) -> None:
 def _read_imex_channels(
     request: Request,
     mount_requests: list[DeviceRequest],
-    variables: dict[str, str],
-    positions: dict[str, int],
+    environment: Environment,
     config: Config,
 ) -> None:
-    selectors, is_from_environment = _find_channel_selectors(request, mount_requests, variables, positions, config)
+    selectors, is_from_environment = _find_channel_selectors(request, mount_requests, environment, config)
     wanted = [(selector, origin) for selector, origin in selectors if selector != "none"]
     if not request.needs_driver:
         if wanted:
@@ -125,8 +120,7 @@ def _read_imex_channels(
 def _find_channel_selectors(
     request: Request,
     mount_requests: list[DeviceRequest],
-    variables: dict[str, str],
-    positions: dict[str, int],
+    environment: Environment,
     config: Config,
 ) -> tuple[list[tuple[str, str]], bool]:
     """Return the selectors of channels with their origins, and whether they are from the environment.
@@ -138,11 +132,12 @@ def _find_channel_selectors(
         return list(dict.fromkeys(mounted)), False
     if mount_requests:
         request.withheld.append((_IMEX_TITLE, "requested by mounts, but [request] volume-mounts is off"))
-    if IMEX_CHANNELS_VARIABLE not in variables:
+    if IMEX_CHANNELS_VARIABLE not in environment.values:
         return [], False
-    value = variables[IMEX_CHANNELS_VARIABLE]
-    origin = describe_variable(IMEX_CHANNELS_VARIABLE, value, positions)
-    selectors = dict.fromkeys(split_variable(value))  # an image may repeat one thirty thousand times
+    origin = environment.describe(IMEX_CHANNELS_VARIABLE)
+    selectors = dict.fromkeys(
+        split_variable(environment.values[IMEX_CHANNELS_VARIABLE])
+    )  # an image may repeat one thirty thousand times
     return [] if "void" in selectors else [(selector, origin) for selector in selectors], True
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from gpu_oci_hook.errors import Fault, clip_text
 from gpu_oci_hook.model.request import DeviceRequest
-from gpu_oci_hook.request.environment import MIG_RIGHT_VARIABLES, describe_variable
+from gpu_oci_hook.request.environment import MIG_RIGHT_VARIABLES
 from gpu_oci_hook.request.selectors import (
     MIN_UUID_PREFIX,
     format_ids,
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gpu_oci_hook.model.machine import Gpu
     from gpu_oci_hook.model.mig import MigDevice
     from gpu_oci_hook.model.request import Request
+    from gpu_oci_hook.request.environment import Environment
 
 _UUID_CHARACTERS = frozenset("0123456789abcdef-")
 _UUID_LENGTH = 36
@@ -32,9 +33,7 @@ _MAX_LISTED_GPUS = 8  # GPUs whose devices an error lists
 CREATE_MIG_DEVICE_HINT = "Create one (nvidia-smi mig -cci), or request the GPU itself, which then cannot compute"
 
 
-def read_mig_rights(
-    request: Request, variables: dict[str, str], positions: dict[str, int]
-) -> tuple[tuple[str, str], ...]:
+def read_mig_rights(request: Request, environment: Environment) -> tuple[tuple[str, str], ...]:
     """Return (right, origin) of the requested rights over all MIG devices.
 
     They are requested by NVIDIA_MIG_CONFIG_DEVICES and NVIDIA_MIG_MONITOR_DEVICES. A right that the container's
@@ -45,10 +44,10 @@ def read_mig_rights(
     """
     rights = []
     for variable, right in MIG_RIGHT_VARIABLES:
-        value = variables.get(variable, "").strip()
+        value = environment.values.get(variable, "").strip()
         if value in ("", "none", "void"):
             continue
-        origin = describe_variable(variable, value, positions)
+        origin = environment.describe(variable)
         if value != "all":
             raise Fault(f'{variable} has the unknown value "{clip_text(value)}"', where=origin, hint='Use "all"')
         if request.environment_refusal:

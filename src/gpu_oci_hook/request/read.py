@@ -34,7 +34,6 @@ from gpu_oci_hook.request.environment import (
     MIG_RIGHT_VARIABLES,
     VISIBLE_DEVICES,
     check_variable_size,
-    describe_variable,
     is_legacy_cuda_image,
     parse_environment,
     split_variable,
@@ -43,6 +42,7 @@ from gpu_oci_hook.request.environment import (
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpu_oci_hook.config.keys import Config
+    from gpu_oci_hook.request.environment import Environment
 
 DEVICE_MOUNT_ROOTS = ("/var/run/nvidia-container-devices", "/run/nvidia-container-devices")
 _IMEX_MOUNT_PREFIX = "imex/"
@@ -60,20 +60,20 @@ def read_request(spec: object, config: Config) -> Request:
         Fault: a request is invalid; names the valid values.
     """
     request = Request()
-    variables, positions = parse_environment(spec, request.warnings)
-    request.environment = variables
+    environment = parse_environment(spec, request.warnings)
+    request.environment = environment.values
     request.unprivileged_reason = explain_unprivileged(spec)
     request.environment_refusal = _find_environment_refusal(request, config)
-    request.is_legacy_image = is_legacy_cuda_image(variables)
+    request.is_legacy_image = is_legacy_cuda_image(environment.values)
     mounts = find_device_mounts(spec)
     annotations = _read_annotations(request, spec, config)
-    _read_devices(request, annotations, mounts, variables, positions, config)
-    _read_features(request, mounts, variables, positions, config)
+    _read_devices(request, annotations, mounts, environment, config)
+    _read_features(request, mounts, environment, config)
     if request.needs_driver:
-        _read_capabilities(request, variables, positions, config)
-        _read_requirements(request, variables, config)
-        _read_csv_lists(request, variables)
-        _read_mig_rights(request, variables, positions)
+        _read_capabilities(request, environment, config)
+        _read_requirements(request, config)
+        _read_csv_lists(request)
+        _read_mig_rights(request, environment)
     return request
 
 
@@ -116,14 +116,13 @@ def _read_devices(
     request: Request,
     annotations: list[DeviceRequest],
     mounts: list[DeviceRequest],
-    variables: dict[str, str],
-    positions: dict[str, int],
+    environment: Environment,
     config: Config,
 ) -> None:
     """Take the devices from the sources in the order of precedence; see the module's docstring."""
-    value = variables.get(VISIBLE_DEVICES)
+    value = environment.values.get(VISIBLE_DEVICES)
     selectors = split_variable(value or "")
-    origin = describe_variable(VISIBLE_DEVICES, value, positions) if value is not None else ""
+    origin = environment.describe(VISIBLE_DEVICES) if value is not None else ""
     if value is not None and (not selectors or "void" in selectors):
         _record_void(request, annotations, selectors, value, origin)
         return
@@ -134,7 +133,7 @@ def _read_devices(
     if value is not None:
         _add_environment_devices(request, selectors, value, origin, config)
     elif request.is_legacy_image:
-        _add_legacy_image_devices(request, variables["CUDA_VERSION"], config)
+        _add_legacy_image_devices(request, environment.values["CUDA_VERSION"], config)
     else:
         request.origin = request.origin or f"{VISIBLE_DEVICES} is not set: nothing requested"
 
@@ -261,8 +260,7 @@ def _is_management_request(request: Request, selectors: list[str], origin: str, 
 def _read_features(
     request: Request,
     mounts: list[DeviceRequest],
-    variables: dict[str, str],
-    positions: dict[str, int],
+    environment: Environment,
     config: Config,
 ) -> None:
     channels = [
@@ -270,10 +268,10 @@ def _read_features(
         for mount in mounts
         if mount.selector.startswith(_IMEX_MOUNT_PREFIX)
     ]
-    if channels or any(name in variables for name in FEATURE_VARIABLES) or _has_always_policy(config):
+    if channels or any(name in environment.values for name in FEATURE_VARIABLES) or _has_always_policy(config):
         from gpu_oci_hook.request.feature_requests import read_feature_requests
 
-        read_feature_requests(request, channels, variables, positions, config)
+        read_feature_requests(request, channels, environment, config)
 
 
 def _has_always_policy(config: Config) -> bool:
@@ -281,15 +279,16 @@ def _has_always_policy(config: Config) -> bool:
     return config.imex_channels == "always" or any(getattr(config, key) == "always" for _, key, _ in FEATURE_SWITCHES)
 
 
-def _read_capabilities(request: Request, variables: dict[str, str], positions: dict[str, int], config: Config) -> None:
+def _read_capabilities(request: Request, environment: Environment, config: Config) -> None:
+    position = environment.positions.get(CAPABILITIES_VARIABLE)
     is_management = bool(request.management_origin)
-    value = "all" if is_management else variables.get(CAPABILITIES_VARIABLE)
+    value = "all" if is_management else environment.values.get(CAPABILITIES_VARIABLE)
     request.capabilities, request.capabilities_origin = choose_capabilities(
         check_variable_size(CAPABILITIES_VARIABLE, value),
         is_legacy_image=request.is_legacy_image and not is_management,
         default=tuple(config.default_capabilities),
         supported=tuple(config.supported_capabilities),
-        where=f"process.env[{positions[CAPABILITIES_VARIABLE]}]" if CAPABILITIES_VARIABLE in positions else "",
+        where=f"process.env[{position}]" if position is not None else "",
     )
     if is_management:
         request.capabilities_origin = "management container: all supported capabilities"
@@ -299,23 +298,23 @@ def _read_capabilities(request: Request, variables: dict[str, str], positions: d
         )
 
 
-def _read_requirements(request: Request, variables: dict[str, str], config: Config) -> None:
-    if request.is_legacy_image or any(name.startswith("NVIDIA_REQUIRE_") for name in variables):
+def _read_requirements(request: Request, config: Config) -> None:
+    if request.is_legacy_image or any(name.startswith("NVIDIA_REQUIRE_") for name in request.environment):
         from gpu_oci_hook.request.require_variables import read_requirements
 
-        read_requirements(request, variables, config)
+        read_requirements(request, config)
 
 
-def _read_csv_lists(request: Request, variables: dict[str, str]) -> None:
+def _read_csv_lists(request: Request) -> None:
     name, value = ALL_CSV_LISTS
-    if variables.get(name) == value:
+    if request.environment.get(name) == value:
         request.use_all_csv_lists = not request.environment_refusal
         if request.environment_refusal:
             request.withheld.append(("every CSV list", f"{name}={value}, but {request.environment_refusal}"))
 
 
-def _read_mig_rights(request: Request, variables: dict[str, str], positions: dict[str, int]) -> None:
-    if any(variables.get(name) for name, _ in MIG_RIGHT_VARIABLES):
+def _read_mig_rights(request: Request, environment: Environment) -> None:
+    if any(environment.values.get(name) for name, _ in MIG_RIGHT_VARIABLES):
         from gpu_oci_hook.request.mig_selectors import read_mig_rights
 
-        request.mig_rights = read_mig_rights(request, variables, positions)
+        request.mig_rights = read_mig_rights(request, environment)

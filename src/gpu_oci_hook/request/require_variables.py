@@ -22,22 +22,19 @@ _FALSE_VALUES = ("", "0", "f", "false", "n", "no", "off", "disabled")
 def read_requirements_only(spec: object, config: Config) -> Request:
     """Return a request with the requirements only, for a container whose devices a CDI file has chosen."""
     request = Request()
-    variables, _ = parse_environment(spec)
-    request.environment = variables
-    request.is_legacy_image = is_legacy_cuda_image(variables)
-    read_requirements(request, variables, config)
+    request.environment = parse_environment(spec).values
+    request.is_legacy_image = is_legacy_cuda_image(request.environment)
+    read_requirements(request, config)
     return request
 
 
-def read_requirements(request: Request, variables: dict[str, str], config: Config) -> None:
-    """Add the requirements to a request, and what has disabled their check.
-
-    Arguments:
-        variables: the container's environment.
+def read_requirements(request: Request, config: Config) -> None:
+    """Add the requirements in a request's environment to the request, and what has disabled their check.
 
     Raises:
         Fault: a requirement is longer than a program's environment can have.
     """
+    variables = request.environment
     requirements = [
         (name, value)
         for name, value in sorted(variables.items())

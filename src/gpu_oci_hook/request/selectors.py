@@ -237,14 +237,20 @@ def format_ids(ids: list[str]) -> str:
     return f"{', '.join(ids[:_MAX_LISTED_IDS])}{more}"
 
 
-def format_ranges(numbers: list[int], prefix: str = "") -> str:
-    """Return numbers in rising order as "0 to 3, 5", each after a prefix."""
+def group_ranges(numbers: list[int]) -> list[list[int]]:
+    """Group numbers in rising order into ranges, [first, last] each."""
     ranges: list[list[int]] = []
     for number in numbers:
         if ranges and number == ranges[-1][1] + 1:
             ranges[-1][1] = number
         else:
             ranges.append([number, number])
+    return ranges
+
+
+def format_ranges(numbers: list[int], prefix: str = "") -> str:
+    """Return numbers in rising order as "0 to 3, 5", each after a prefix."""
+    ranges = group_ranges(numbers)
     shown = [
         f"{prefix}{first}" if first == last else f"{prefix}{first} to {prefix}{last}"
         for first, last in ranges[:_MAX_LISTED_RANGES]

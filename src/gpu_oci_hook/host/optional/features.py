@@ -14,6 +14,7 @@ from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats.proc import parse_small_number
 from gpu_oci_hook.host.device_nodes import make_existing_node
 from gpu_oci_hook.model.machine import DriverFile
+from gpu_oci_hook.request.selectors import group_ranges
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -270,12 +271,7 @@ def _make_missing_channel_fault(
 
 def format_number_ranges(numbers: list[int]) -> str:
     """Format sorted numbers as at most sixteen ranges: "0-3, 7"."""
-    ranges: list[list[int]] = []
-    for number in numbers:
-        if ranges and number == ranges[-1][1] + 1:
-            ranges[-1][1] = number
-        else:
-            ranges.append([number, number])
+    ranges = group_ranges(numbers)
     shown = [f"{first}" if first == last else f"{first}-{last}" for first, last in ranges[:16]]
     return ", ".join(shown) + (f" and {len(ranges) - 16} more ranges" if len(ranges) > 16 else "")
 
