@@ -145,7 +145,7 @@ def test_the_group_of_a_node_that_anybody_may_use_is_not_needed() -> None:
 
 def test_every_gpu_that_is_not_given_is_withheld_by_name() -> None:
     assert reasons(plan("0"))["/dev/nvidia0 (GPU 1, GPU-00000000-0000-0000-0000-000000000001)"] == (
-        "this GPU was not asked for"
+        "this GPU was not requested"
     )
     assert not [name for name in reasons(plan("all")) if "GPU" in name]
     assert len([name for name in reasons(plan("none")) if "GPU" in name]) == 2

@@ -1,1 +1,1 @@
-"""A container: its configuration and its root file system. Kept empty: the shim pays for every import."""
+"""A container's config.json and its root file system."""

@@ -1,1 +1,1 @@
-"""From config.json to an applied plan."""
+"""From a container's config.json to an applied plan."""

@@ -1,1 +1,1 @@
-"""Plain data that the rooms share."""
+"""Plain data that the rooms above share."""

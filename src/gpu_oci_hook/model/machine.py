@@ -1,4 +1,7 @@
-"""GPUs, device nodes and driver files of a machine, as plain data."""
+"""GPUs, device nodes and driver files of a machine, as plain data.
+
+Import budget: GPU container.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,12 @@ if TYPE_CHECKING:
     from typing import Any, Protocol
 
     StatSignature = tuple[str, int, int, int]  # path in this process, mtime in ns, inode, size (-1: missing)
-    # Kind, capability, paths to try, place in the container, environment variable that comes first.
+    # Kind, capability, paths to try, path in the container, environment variable that overrides the paths.
     DaemonFile = tuple[str, str, tuple[str, ...], str, str]
     InventorySearchResult = tuple[tuple[StatSignature, ...], tuple[object, ...], tuple[Any, ...]]
 
     class Cache(Protocol):
-        """What `load` needs of the state directory."""
+        """What readers of the machine need of the state directory; `files.state_dir.StateCache` implements it."""
 
         def get(self, name: str) -> bytes | None: ...
         def put(self, name: str, data: bytes) -> object: ...
@@ -23,13 +26,12 @@ if TYPE_CHECKING:
 class Gpu:
     """One GPU.
 
-    Arguments:
-        index: rank of the PCI address among the GPUs that are not excluded (what NVML and `nvidia-smi`
-            number by).
-        uuid: "GPU-…"; the driver writes question marks until the GPU was initialised once.
-        pci: "0000:01:00.0", lower case.
-        minor: number of /dev/nvidia<minor>; another number than the index.
-        model: "NVIDIA A100-SXM4-40GB".
+    Attributes:
+        index: rank of the PCI address among the GPUs that are not excluded, as in NVML and `nvidia-smi`.
+        uuid: "GPU-…"; question marks until the driver has initialised the GPU once.
+        pci: PCI address in lower case, such as "0000:01:00.0".
+        minor: the number in /dev/nvidia<minor>, which can differ from the index; -1 without such a node.
+        model: such as "NVIDIA A100-SXM4-40GB".
     """
 
     __slots__ = ("index", "minor", "model", "pci", "uuid")
@@ -43,14 +45,14 @@ class Gpu:
 
 
 class DeviceNode:
-    """One device node, whether the host has it or not.
+    """One device node; the host may lack it.
 
-    Arguments:
-        path: "/dev/nvidia0", the same on the host and in the container.
-        major, minor: the numbers that the kernel has given to the driver now.
-        mode: permission bits (0o666).
+    Attributes:
+        path: the path on the host and in the container, such as "/dev/nvidia0".
+        major, minor: the numbers that the kernel currently assigns.
+        mode: permission bits, such as 0o666.
         uid, gid: owner on the host.
-        exists: the host's node is there with these very numbers, so it can be the source of a bind mount.
+        exists: the host's node exists with these numbers, so it can be the source of a bind mount.
         source: the host's node as a path in this process.
     """
 
@@ -72,24 +74,24 @@ class DeviceNode:
 class DriverFile:
     """One file, socket or directory of the driver.
 
-    Arguments:
-        kind: "library", "binary", "socket", "firmware", "config" or "directory"; of extras also "tree" (a
-            directory to be read only) and "shm" (one in the place of /dev/shm).
-        capability: "utility", "compute", "video", "graphics", "display", "ngx", or "" for always. A library
-            for 32-bit programs keeps its own capability and is told by its `arch`; it goes in with
-            "compat32" alone.
-        path: below the driver root (sockets: below the root that has them), without links.
-        source: the same file as a path in this process: what gets mounted.
-        name: the name it gets in the container.
-        soname: the name the loader looks for; "" for everything but libraries.
-        links: extra link names beside it, to `soname`; one with a slash ("gbm/x.so") is a link in a
+    Attributes:
+        kind: "library", "binary", "socket", "firmware", "config" or "directory"; optional files also "tree" (a
+            read-only directory) and "shm" (a directory that replaces /dev/shm).
+        capability: "utility", "compute", "video", "graphics", "display", "ngx", or "" for always. A 32-bit library
+            has the capability of its 64-bit sister; its `arch` differs, and "compat32" must be requested for it.
+        path: below the driver root, or for sockets below the root that has them, free of links.
+        source: the same file as a path in this process, which is mounted.
+        name: its file name in the container.
+        soname: the name that the loader searches; "" except for libraries.
+        links: names of further links in its directory, to `soname`; a name with a slash ("gbm/x.so") is a link in a
             subdirectory.
-        needs: the SONAMEs that it needs (DT_NEEDED, and what it opens by name); the libraries that a manifest names.
-        glibc: the newest glibc version that it needs ("2.34"), "" for none.
-        arch: "x86_64", "i386", "aarch64", "armhf"; "" for what is no ELF file.
-        container_path: its place in the container; "" for libraries, where the image decides.
-        found_in: the place that had it, as `list` prints it.
-        required: without it, its capability cannot work.
+        needs: the SONAMEs that a library needs (DT_NEEDED, and libraries that it opens by name); the libraries that a
+            manifest names.
+        glibc: the newest glibc version that it needs, such as "2.34"; "" for none.
+        arch: "x86_64", "i386", "aarch64" or "armhf"; "" if it is not an ELF file.
+        container_path: its path in the container; "" for libraries, where the image decides.
+        found_in: where it was found, as `list` prints it.
+        required: its capability cannot work without it.
     """
 
     __slots__ = (
@@ -129,13 +131,17 @@ class DriverFile:
         self.required = required
 
     def to_data(self) -> tuple[object, ...]:
-        """All fields as marshal-able plain data, in the order of their names."""
+        """Return all fields as data for `marshal`, in the order of their names."""
         return tuple(getattr(self, name) for name in self.__slots__)
 
     @classmethod
     def from_data(cls, data: tuple[Any, ...]) -> DriverFile:
-        """The reverse of `to_data`; ValueError or TypeError when the data has another shape."""
-        file = cls.__new__(cls)  # by keyword it would cost every start a fifth of a millisecond
+        """Build a file from the data of `to_data`.
+
+        Raises:
+            ValueError, TypeError: the data has another shape.
+        """
+        file = cls.__new__(cls)  # keyword arguments would cost every start a fifth of a millisecond
         (
             file.arch, file.capability, file.container_path, file.found_in, file.glibc, file.kind,
             file.links, file.name, file.needs, file.path, file.required, file.soname, file.source,
@@ -144,20 +150,19 @@ class DriverFile:
 
 
 class Inventory:
-    """What the driver has brought onto the machine.
+    """The driver's files on a machine.
 
-    Arguments:
-        version: of the running kernel module; the libraries' own when no module is loaded; "" when neither
-            tells.
-        library_version: version of the libraries in `files`; "" when unknown. Another one than `version` is a
-            mismatch.
+    Attributes:
+        version: version of the running kernel module; the libraries' version if no module is loaded; "" if both are
+            unknown.
+        library_version: version of the libraries in `files`; "" if unknown. It must be the same as `version`.
         files: all driver files, sorted.
-        search_report: (place, what was found there or why nothing was), in the order looked at.
+        search_report: (searched directory, what it has or why it has nothing), in search order.
         missing_libraries: (capability, SONAME, "path (version)" of another version or "") of each library without
             which its capability cannot work.
-        problems: sentences for people about files that cannot be used.
-        missing_dependencies: (place in the container, name, SONAME) where a file names a library that needs another which
-            the host lacks.
+        problems: sentences about files that cannot be used.
+        missing_dependencies: (path in the container, name, SONAME) of each manifest whose library needs one that the
+            host lacks.
     """
 
     __slots__ = (
@@ -191,11 +196,11 @@ class Inventory:
 
     @property
     def has_version_mismatch(self) -> bool:
-        """Kernel module and libraries are of different versions: NVML and CUDA will refuse to start."""
+        """Whether kernel module and libraries have different versions, with which NVML and CUDA refuse to start."""
         return bool(self.library_version) and self.library_version != self.version
 
     def to_data(self) -> tuple[object, ...]:
-        """Everything as nested tuples of str, int and bool."""
+        """Return all fields as nested tuples of str, int and bool, for `marshal`."""
         files = tuple([file.to_data() for file in self.files])
         return (
             self.version,
@@ -209,14 +214,18 @@ class Inventory:
 
     @classmethod
     def from_data(cls, data: tuple[object, ...]) -> Inventory:
-        """The reverse of `to_data`; ValueError or TypeError when the data has another shape."""
-        version, libraries, files, places, missing, problems, incomplete = data
+        """Build an inventory from the data of `to_data`.
+
+        Raises:
+            ValueError, TypeError: the data has another shape.
+        """
+        version, library_version, files, search_report, missing_libraries, problems, missing_dependencies = data
         return cls(
             version=version,  # type: ignore[arg-type]
-            library_version=libraries,  # type: ignore[arg-type]
+            library_version=library_version,  # type: ignore[arg-type]
             files=tuple([DriverFile.from_data(item) for item in files]),  # type: ignore[attr-defined]
-            search_report=places,  # type: ignore[arg-type]
-            missing_libraries=missing,  # type: ignore[arg-type]
+            search_report=search_report,  # type: ignore[arg-type]
+            missing_libraries=missing_libraries,  # type: ignore[arg-type]
             problems=problems,  # type: ignore[arg-type]
-            missing_dependencies=incomplete,  # type: ignore[arg-type]
+            missing_dependencies=missing_dependencies,  # type: ignore[arg-type]
         )

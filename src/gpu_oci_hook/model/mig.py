@@ -1,4 +1,7 @@
-"""A MIG device, as plain data."""
+"""A MIG device, as plain data.
+
+Import budget: GPU container.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,10 @@ class MigDevice:
     """One MIG device.
 
     Attributes:
-        gpu: the GPU that it is a part of.
-        index: its place among the GPU's devices: NVML's where NVML was asked, else by gi and ci.
-        gi, ci: ids of the GPU instance and of the compute instance in it.
-        uuid: "MIG-…"; "" as long as NVML was not asked.
+        gpu: its parent GPU.
+        index: its index among the GPU's MIG devices: NVML's if NVML was asked, else by gi and ci.
+        gi, ci: ids of its GPU instance and of its compute instance.
+        uuid: "MIG-…"; "" if NVML was not asked.
     """
 
     __slots__ = ("ci", "gi", "gpu", "index", "uuid")
@@ -28,10 +31,10 @@ class MigDevice:
 
     @property
     def name(self) -> str:
-        """As in NVIDIA_VISIBLE_DEVICES: "0:1"."""
+        """The name in NVIDIA_VISIBLE_DEVICES, such as "0:1"."""
         return f"{self.gpu.index}:{self.index}"
 
     @property
     def old_name(self) -> str:
-        """As drivers before 470 named it; needs no NVML."""
+        """The name that drivers before 470 use; it needs no NVML."""
         return f"MIG-{self.gpu.uuid}/{self.gi}/{self.ci}"

@@ -1,6 +1,6 @@
-"""What goes in beside the driver's own nodes and files: one object that every kind of extra adds to.
+"""Optional devices and files: one object to which each optional feature adds its own.
 
-Cost rule: hot, no imports; the modules that find extras are imported only for a request that has one.
+Import budget: GPU container.
 """
 
 from __future__ import annotations
@@ -9,22 +9,24 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpu_oci_hook.model.machine import DeviceNode, DriverFile
 
+    GeneratedFile = tuple[str, bytes, str, bool]  # path in the container, content, reason, written in any case
+    OptionalLink = tuple[str, str, str]  # path in the container, target, reason
+
 
 class OptionalItems:
-    """Nodes and files with their reasons.
+    """Optional nodes and files, each with its reason.
 
     Attributes:
-        nodes: (node, reason): made or bound as the driver's own are, with a rule each.
-        best_effort_nodes: the same for nodes that a start does without where they cannot be given.
-        generated_files: (path in the container, content, reason, always): generated files. One that is not `always` only
-            takes the place of what the image has there.
-        files: (file, reason): mounted at their `container` place, libraries among the driver's; optional as all
-            files that are no libraries.
-        links: (path in the container, target, reason): symbolic links below the container's root. Where that is
-            a tmpfs of the container's, their directory comes from us and has nothing else in it.
-        excluded_files: source of a driver file to the reason why it does not go in after all.
+        nodes: (node, reason) of nodes that are created or bound like the driver's own, each with a device rule.
+        best_effort_nodes: the same for nodes that are left out where the host or a user namespace does not allow them.
+        generated_files: files to write. One that is not written in any case only replaces a file of the image.
+        files: (file, reason) of files to mount at their `container_path`, libraries next to the driver's. All but
+            libraries are optional.
+        links: symbolic links below the container's root. In a tmpfs of the container their directory is mounted as a
+            whole and contains nothing else.
+        excluded_files: source of a driver file to the reason why it is not injected.
         withheld: (kind, name, reason).
-        warnings: sentences for people.
+        warnings: sentences for the user.
     """
 
     __slots__ = (
@@ -41,9 +43,9 @@ class OptionalItems:
     def __init__(self) -> None:
         self.nodes: list[tuple[DeviceNode, str]] = []
         self.best_effort_nodes: list[tuple[DeviceNode, str]] = []
-        self.generated_files: list[tuple[str, bytes, str, bool]] = []
+        self.generated_files: list[GeneratedFile] = []
         self.files: list[tuple[DriverFile, str]] = []
-        self.links: list[tuple[str, str, str]] = []
+        self.links: list[OptionalLink] = []
         self.excluded_files: dict[str, str] = {}
         self.withheld: list[tuple[str, str, str]] = []
         self.warnings: list[str] = []

@@ -1,10 +1,19 @@
-"""What a container asks for, as plain data."""
+"""What a container requests, as plain data.
+
+Import budget: GPU container.
+"""
 
 from __future__ import annotations
 
 
 class DeviceRequest:
-    """One thing asked for: the word, where it was said, and the qualified CDI name if it was one."""
+    """One requested device.
+
+    Attributes:
+        selector: the text that names it, such as "0", "all" or a UUID.
+        origin: where the request comes from, for people.
+        cdi_name: the qualified CDI name if it was requested by one, else "".
+    """
 
     __slots__ = ("cdi_name", "origin", "selector")
 
@@ -15,26 +24,29 @@ class DeviceRequest:
 
 
 class Request:
-    """Everything that a container asks for.
+    """Everything that a container requests.
 
     Attributes:
-        device_requests: the devices, as words; empty together with `needs_driver` means driver files without a GPU.
-        cdi_devices: CDI devices that a file must resolve, by their qualified names.
-        needs_driver: whether anything of the driver's goes in at all.
+        device_requests: the requested devices. If there are none and `needs_driver` is set, the container gets the
+            driver's files without a GPU.
+        cdi_devices: the devices that CDI files must define.
+        needs_driver: the container needs nodes or files of the driver.
         origin: where the decision comes from, for people.
-        capabilities: driver capabilities in fixed order; `capabilities_origin` says who chose them.
-        requirements: (variable, expression) pairs that the host must meet.
-        requirements_disabled_by: who switched them off, or "".
-        withheld: (what, reason) pairs: asked for, and not given by policy or not yet possible.
-        warnings: what the person should know.
-        environment: the container's environment, last of repeated names.
-        imex_channels: IMEX channels. features: what is switched on besides, GPUDirect Storage for one.
-        management_origin: whose word asks for every node and file there is; "" when nobody does.
-        mig_rights: ("config" or "monitor", origin): over all MIG devices of the machine.
-        use_all_csv_lists: all of a Jetson's CSV lists count, not the usual ones alone.
-        is_legacy_image: a CUDA image of before `NVIDIA_REQUIRE_CUDA`.
-        environment_refusal: why this container's environment may ask for nothing; "" when it may.
-        unprivileged_reason: why it is no privileged container; "" when it is one.
+        capabilities: driver capabilities in fixed order.
+        capabilities_origin: where they come from, for people.
+        requirements: (variable, expression) of each constraint that the host must meet.
+        requirements_disabled_by: what disables them, or "".
+        withheld: (item, reason) of each requested item that policy refuses or that is not possible.
+        warnings: sentences for the user.
+        environment: the container's environment; of repeated names the last one counts.
+        imex_channels: the requested IMEX channels.
+        features: the requested optional features, such as GPUDirect Storage.
+        management_origin: where a request for every node and file comes from; "" without one.
+        mig_rights: ("config" or "monitor", origin) of each requested right over all MIG devices of the machine.
+        use_all_csv_lists: all CSV lists of a Jetson count, not only the usual ones.
+        is_legacy_image: a CUDA image from before `NVIDIA_REQUIRE_CUDA`.
+        environment_refusal: why the container's environment cannot request anything; "" if it can.
+        unprivileged_reason: why the container is not privileged; "" if it is.
     """
 
     __slots__ = (
@@ -82,11 +94,13 @@ class Request:
 
 
 class FeatureRequest:
-    """One switched feature that is on.
+    """One requested feature.
 
     Attributes:
-        key: its name in [inject]. title: for people. origin: who asks.
-        required: the container asks itself: it gets it, or an error.
+        key: its key in [inject].
+        title: its name for people.
+        origin: where the request comes from.
+        required: the container itself requests it, so a failure to provide it is an error.
     """
 
     __slots__ = ("key", "origin", "required", "title")
@@ -99,11 +113,13 @@ class FeatureRequest:
 
 
 class ImexChannelRange:
-    """One word about IMEX channels: the channels from `first` to `last`.
+    """One request for IMEX channels: those from `first` to `last`.
 
     Attributes:
-        is_all: the word is "all": of the numbers those that exist.
-        required: the container asks itself.
+        selector: the text of the request.
+        origin: where it comes from.
+        is_all: the selector is "all": of the numbers those that exist.
+        required: the container itself requests them, so a missing channel is an error.
     """
 
     __slots__ = ("first", "is_all", "last", "origin", "required", "selector")

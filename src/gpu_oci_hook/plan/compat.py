@@ -1,8 +1,9 @@
-"""Whether the image's CUDA forward-compatibility libraries are used in place of the host's libcuda; pure.
+"""Decide whether the image's CUDA forward-compatibility libraries are used instead of the host's libcuda.
 
-NVIDIA allows a newer libcuda on an older kernel module on data-centre GPUs only; elsewhere CUDA answers with
-error 804, and an older libcuda than the module's with 803 (CUDA compatibility guide; libnvidia-container facts
-2.10). The image's files are judged by their names alone: nothing of an image is parsed here.
+NVIDIA supports a newer libcuda on an older kernel module on data-centre GPUs only (facts: cuda-compat-errors). The
+image's files are judged by their names; no file of an image is parsed here.
+
+Import budget: GPU container.
 """
 
 from __future__ import annotations
@@ -17,7 +18,13 @@ _MAX_LISTED = 4  # an image can have thousands
 
 
 class CompatDecision:
-    """The verdict: the directory in the container whose libraries win, or ""; the reason; a warning or ""."""
+    """The decision.
+
+    Attributes:
+        directory: the directory in the container whose libraries win, or "".
+        reason: why.
+        warning: a sentence for the user, or "".
+    """
 
     __slots__ = ("directory", "reason", "warning")
 
@@ -34,7 +41,7 @@ def decide_cuda_compat(
     *,
     has_only_datacenter_gpus: Callable[[], bool],
 ) -> CompatDecision:
-    """Weighs the libcuda files below the image's compat directory against the host's driver.
+    """Compare the libcuda files in the image's compat directory with the host's driver.
 
     Arguments:
         compat_libraries: (path in the container, version from the file's name) of each regular libcuda.so.<version>.
@@ -52,7 +59,7 @@ def decide_cuda_compat(
             names += f" and {len(compat_libraries) - _MAX_LISTED} more"
         return CompatDecision("", "ambiguous", f"the image has several compat libcuda, none is used: {names}")
     if not driver_version and policy != "always":
-        return CompatDecision("", "the host does not tell its driver's version, so its own libcuda is used")
+        return CompatDecision("", "the host's driver version is unknown, so its own libcuda is used")
     path, version = compat_libraries[0]
     directory = path.rpartition("/")[0] or "/"
     if policy == "always":
@@ -60,7 +67,7 @@ def decide_cuda_compat(
     compat_major, host_major = version.partition(".")[0], driver_version.partition(".")[0]
     order = compare_versions(compat_major, host_major)
     if order == 0:
-        return CompatDecision("", f"compat {version} and the driver {driver_version} are of the same major version")
+        return CompatDecision("", f"compat {version} and the driver {driver_version} have the same major version")
     if order < 0:
         return CompatDecision("", f"compat {version} is older than the driver {driver_version}")
     if not has_only_datacenter_gpus():

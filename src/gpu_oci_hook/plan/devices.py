@@ -1,6 +1,6 @@
-"""Device nodes, the rules that let a container open them, and the groups that may; pure.
+"""Add device nodes, their cgroup device rules, and the groups that can open them.
 
-Cost rule: hot, no imports of the library.
+Import budget: GPU container.
 """
 
 from __future__ import annotations
@@ -20,88 +20,132 @@ NODE_MOUNT_OPTIONS = ("nosuid", "noexec", "bind", "rprivate")
 
 
 def decide_node_binding(spec: object, *, process_in_user_namespace: bool) -> tuple[bool, bool]:
-    """Whether the host's nodes are bound in the place of new ones, and whether device rules are written.
+    """Decide whether nodes are bind mounts of the host's, and whether cgroup device rules are written.
 
-    In a user namespace nothing can mknod: there the host's nodes are bound, and rules count only where the
-    engine has some and can enforce them (docker's userns-remap yes, rootless podman no).
+    No process in a user namespace can create device nodes, so there the host's are bound. Rules are then written only
+    where the engine enforces them: with docker's userns-remap it does, as rootless podman it cannot.
 
     Arguments:
         process_in_user_namespace: this process runs in a user namespace.
+
+    Returns:
+        (nodes are bound, rules are written).
     """
     bound = process_in_user_namespace or has_user_namespace(spec)
     return bound, not process_in_user_namespace and (not bound or bool(get_list(spec, "linux", "resources", "devices")))
 
 
 def add_device_nodes(plan_input: PlanInput, plan: Plan, implied_by: dict[str, str]) -> None:
-    """Device nodes, their rules and groups."""
-    bound, rules = decide_node_binding(
+    """Add the device nodes of a request with their rules and groups, and withhold the others.
+
+    Arguments:
+        implied_by: see `request.capabilities.add_implied_capabilities`.
+
+    Raises:
+        Fault: a required node does not exist, or its kernel module is not loaded.
+    """
+    bound, needs_rules = decide_node_binding(
         plan_input.container.spec, process_in_user_namespace=plan_input.container.process_in_user_namespace
     )
-    wanted: list[tuple[DeviceNode, str]] = []
-    for gpu, origin in plan_input.chosen_gpus:
-        if gpu.minor >= 0:  # others have their nodes among the extras
-            wanted.append((plan_input.gpu_nodes[gpu.minor], f"GPU {gpu.index} ({gpu.uuid}): {origin}"))
+    nodes = _select_driver_nodes(plan_input, plan, implied_by)
+    _withhold_other_gpus(plan_input, plan)
+    _report_absent_control_nodes(plan_input, plan, implied_by)
+    nodes += plan_input.optional_items.nodes
+    for node, reason in plan_input.optional_items.best_effort_nodes:
+        if node.exists or not bound:
+            nodes.append((node, reason))
+        else:
+            obstacle = f"the host has no {node.source}, and no node can be created in a user namespace"
+            plan.withheld.append(WithheldItem("device", node.path, obstacle))
+    _add_node_edits(plan_input, plan, nodes, bound=bound, needs_rules=needs_rules)
+
+
+def _select_driver_nodes(plan_input: PlanInput, plan: Plan, implied_by: dict[str, str]) -> list[tuple[DeviceNode, str]]:
+    """Select the nodes of GPUs and the control nodes, each with its reason; withhold control nodes of no use."""
+    nodes = [
+        (plan_input.gpu_nodes[gpu.minor], f"GPU {gpu.index} ({gpu.uuid}): {origin}")
+        for gpu, origin in plan_input.chosen_gpus
+        if gpu.minor >= 0  # the nodes of other GPUs are optional items
+    ]
     for capability, node in plan_input.control_nodes:
-        why = find_control_node_reason(capability, implied_by)
-        if why:
-            wanted.append((node, why))
+        reason = find_control_node_reason(capability, implied_by)
+        if reason:
+            nodes.append((node, reason))
         else:
             plan.withheld.append(WithheldItem("device", node.path, explain_missing_capability(capability)))
+    return nodes
+
+
+def _withhold_other_gpus(plan_input: PlanInput, plan: Plan) -> None:
     chosen = {gpu.index for gpu, _ in plan_input.chosen_gpus}
-    every = has_all_selector(plan_input.request.device_requests)
-    left_out = "it is in MIG mode without a MIG device" if every else "this GPU was not asked for"
+    all_requested = has_all_selector(plan_input.request.device_requests)
+    reason = "it is in MIG mode without a MIG device" if all_requested else "this GPU was not requested"
     for gpu in plan_input.gpus:
         if gpu.index not in chosen:
-            path = f"/dev/nvidia{gpu.minor}" if gpu.minor >= 0 else gpu.model
-            name = f"{path} (GPU {gpu.index}{', ' * bool(gpu.uuid)}{gpu.uuid})"
-            plan.withheld.append(WithheldItem("device", name, left_out))
+            name = f"/dev/nvidia{gpu.minor}" if gpu.minor >= 0 else gpu.model
+            details = f"GPU {gpu.index}, {gpu.uuid}" if gpu.uuid else f"GPU {gpu.index}"
+            plan.withheld.append(WithheldItem("device", f"{name} ({details})", reason))
+
+
+def _report_absent_control_nodes(plan_input: PlanInput, plan: Plan, implied_by: dict[str, str]) -> None:
+    """Withhold control nodes whose kernel module is not loaded.
+
+    Raises:
+        Fault: the container cannot do without one.
+    """
     for capability, path, module in plan_input.absent_control_nodes:
         if not find_control_node_reason(capability, implied_by):
             plan.withheld.append(WithheldItem("device", path, explain_missing_capability(capability)))
             continue
         reason = f"the kernel module {module.replace('-', '_')} is not loaded (no {module} in /proc/devices)"
-        if capability == "display":
-            plan.withheld.append(WithheldItem("device", path, reason))
-            plan.warnings.append(f"{path} is not given: {reason}")
-            continue
-        raise Fault(
-            f"{path} is required for {implied_by.get('compute', 'the driver')}, but {reason}",
-            hint=f"Load it: modprobe {module.replace('-', '_')}, or nvidia-modprobe -u -c=0",
-        )
-    wanted += plan_input.optional_items.nodes
-    for node, why in plan_input.optional_items.best_effort_nodes:
-        if node.exists or not bound:
-            wanted.append((node, why))
-        else:
-            reason = f"the host has no {node.source}, and in a user namespace a node cannot be made"
-            plan.withheld.append(WithheldItem("device", node.path, reason))
+        if capability != "display":
+            raise Fault(
+                f"{path} is required for {implied_by.get('compute', 'the driver')}, but {reason}",
+                hint=f"Load it: modprobe {module.replace('-', '_')}, or nvidia-modprobe -u -c=0",
+            )
+        plan.withheld.append(WithheldItem("device", path, reason))
+        plan.warnings.append(f"{path} is left out: {reason}")
+
+
+def _add_node_edits(
+    plan_input: PlanInput, plan: Plan, nodes: list[tuple[DeviceNode, str]], *, bound: bool, needs_rules: bool
+) -> None:
+    """Add the edits for each node.
+
+    Raises:
+        Fault: a node has to be bound and the host does not have it.
+    """
     groups: list[int] = []
-    for node, why in wanted:
+    for node, reason in nodes:
         if not bound:
-            plan.edits.append(AddDeviceNode(node.path, node.major, node.minor, node.mode, node.uid, node.gid, why))
+            plan.edits.append(AddDeviceNode(node.path, node.major, node.minor, node.mode, node.uid, node.gid, reason))
         elif node.exists:
-            reason = f"{why}; bound, since a user namespace cannot make nodes"
-            plan.edits.append(AddMount(node.source, node.path, NODE_MOUNT_OPTIONS, reason, clear_mount_point=False))
+            bound_reason = f"{reason}; bound, since a user namespace cannot make nodes"
+            plan.edits.append(
+                AddMount(node.source, node.path, NODE_MOUNT_OPTIONS, bound_reason, clear_mount_point=False)
+            )
         else:
             raise Fault(
-                f"{node.source} is missing, and in a user namespace a node cannot be made",
-                hint="Make it on the host as root: nvidia-modprobe -u -c=0, or start nvidia-persistenced",
+                f"{node.source} is missing, and no node can be created in a user namespace",
+                hint="Create it on the host as root: nvidia-modprobe -u -c=0, or start nvidia-persistenced",
             )
-        if rules:
+        if needs_rules:
             plan.edits.append(AddDeviceRule(node.major, node.minor, "rw", f"lets the container open {node.path}"))
         if node.gid and node.mode & 0o006 != 0o006 and node.gid not in groups:
             groups.append(node.gid)
             if not plan_input.container.process_in_user_namespace:
-                reason = f"{node.path} is for group {node.gid} (mode {node.mode:04o})"
-                plan.edits.append(AddGroup(node.gid, reason))
+                group_reason = f"{node.path} is for group {node.gid} (mode {node.mode:04o})"
+                plan.edits.append(AddGroup(node.gid, group_reason))
 
 
 def find_control_node_reason(capability: str, implied_by: dict[str, str]) -> str:
-    """Why a control node that serves a capability goes in; "" when it does not."""
+    """Return why a control node that serves a capability is injected; "" if it is not."""
     if not capability:
         return "every GPU container needs it"
-    # The GL stack opens modeset as well, not a display alone (libnvidia-glsi does).
-    for word in (capability, "graphics") if capability == "display" else (capability,):
-        if word in implied_by:
-            return f"capability {word}" + ("" if implied_by[word] == word else f", brought by {implied_by[word]}")
+    # The GL stack opens modeset too, not only a display (libnvidia-glsi does).
+    for served in (capability, "graphics") if capability == "display" else (capability,):
+        if served in implied_by:
+            return f"capability {served}" + (
+                "" if implied_by[served] == served else f", brought by {implied_by[served]}"
+            )
     return ""

@@ -1,7 +1,9 @@
-"""Where things go in one container: the image's directories under the spec's own mounts; pure.
+"""Decide where files go in one container: the image's directories, seen under the mounts of config.json.
 
-A path below another mount of the spec is not the image's: what we wrote there would be hidden, and a mount
-point made there by the runtime would be a file in somebody else's directory (field reports A5-07).
+A path below another mount of config.json is not the image's. A file that we write there would be hidden. A mount point
+that the runtime creates there would be left in the mounted directory, which can be a host's or another container's.
+
+Import budget: GPU container.
 """
 
 from __future__ import annotations
@@ -11,30 +13,35 @@ from gpu_oci_hook.formats.oci import get_list, get_member, is_bind_mount, normal
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Literal
+
     from gpu_oci_hook.model.plan_input import RootfsReader
 
+    PathOwner = Literal["image", "fresh", "foreign"]
 
-# Where the driver's libraries are mounted, best first. CUDA images have had the first in LD_LIBRARY_PATH since
-# the days of nvidia-docker 1, so their programs find it without any cache. The last two are nearly always a
-# tmpfs of the container's: they serve where the image's tree cannot be written.
+
+# Where the driver's libraries are mounted, best first. CUDA images have the first in LD_LIBRARY_PATH since
+# nvidia-docker 1, so their programs find it without a loader cache. The last two are nearly always in a tmpfs of the
+# container: they serve where the image's tree cannot be written.
 LIBRARY_ROOTS = ("/usr/local/nvidia", "/usr/lib/gpu-oci-hook", "/run/gpu-oci-hook", "/dev/gpu-oci-hook")
 
-# Where a runtime makes nodes, or refuses mounts. As the root: what it makes would be made in what is mounted there.
+# Where a runtime creates nodes, or refuses mounts. A mount there would be in its way.
 _RUNTIME_DIRECTORIES = ("/dev/", "/proc/", "/sys/")
 
-# Runtimes make missing mount points in these at will.
+# In these file systems runtimes create missing mount points.
 TMPFS_TYPES = ("tmpfs", "devtmpfs", "ramfs")
 
 
 class Layout:
-    """The container's places.
+    """The paths of a container, classified by what is mounted over them.
 
     Arguments:
-        own_mounts: (source, destination) of the mounts in the spec that an earlier run of ours has put there.
+        own_mounts: (source, destination) of the mounts in config.json that an earlier run of ours has added.
 
     Attributes:
-        driver_library_dir, driver_library_dir32: the directories for 64-bit and 32-bit libraries; "" when there is no place.
-        writable: whether the image's tree can be written by us now.
+        driver_library_dir, driver_library_dir32: the directories for 64-bit and 32-bit libraries; "" if the container
+            has none.
+        writable: whether this process can write the image's tree now.
     """
 
     __slots__ = ("_mounts", "_rootfs_reader", "driver_library_dir", "driver_library_dir32", "writable")
@@ -43,28 +50,28 @@ class Layout:
         self, spec: object, rootfs_reader: RootfsReader, own_mounts: list[tuple[str, str]], *, writable: bool
     ) -> None:
         self._rootfs_reader = rootfs_reader
-        self._mounts: dict[str, bool] = {}  # destination to whether it is a tmpfs of the container's own
+        self._mounts: dict[str, bool] = {}  # destination to whether it is a tmpfs of the container
         for mount in get_list(spec, "mounts"):
             destination = get_member(mount, "destination")
             if (get_member(mount, "source"), destination) in own_mounts or not isinstance(destination, str):
                 continue
             fresh = get_member(mount, "type") in TMPFS_TYPES and not is_bind_mount(mount)
-            for place in self._resolve_mount_destination(normalize_destination(destination)):
-                self._mounts[place] = fresh
+            for resolved in self._resolve_mount_destination(normalize_destination(destination)):
+                self._mounts[resolved] = fresh
         self.writable = writable
         self.driver_library_dir = self.driver_library_dir32 = ""
         for prefix in LIBRARY_ROOTS:
             if self.classify_path(prefix) != "foreign":
-                found = [self._find_library_directory(f"{prefix}/{name}") for name in ("lib64", "lib")]
-                if all(found):
-                    self.driver_library_dir, self.driver_library_dir32 = found
+                directories = [self._find_library_directory(f"{prefix}/{name}") for name in ("lib64", "lib")]
+                if all(directories):
+                    self.driver_library_dir, self.driver_library_dir32 = directories
                     return
 
     def _resolve_mount_destination(self, destination: str) -> list[str]:
-        """Where a runtime may mount what has this destination, free of the image's links."""
+        """Return the link-free paths on which runtimes can mount a destination of config.json."""
         if ".." not in destination:
             return [self._resolve_in_image(destination) or destination]
-        # Some go back by the text of the path and some by the links on the way.
+        # Some runtimes resolve ".." by the text of the path, others by the links on the way.
         parts: list[str] = []
         for part in destination.split("/")[1:]:
             if part != "..":
@@ -75,58 +82,58 @@ class Layout:
         return [self._resolve_in_image(by_text) or by_text, self._resolve_links(destination) or by_text]
 
     def _resolve_links(self, path: str) -> str:
-        """The path free of links; "" when it cannot be walked."""
+        """Return the path without links; "" if it cannot be walked."""
         try:
             return self._rootfs_reader.resolve_destination(path)
         except Fault:
             return ""
 
     def _resolve_in_image(self, path: str) -> str:
-        """The path free of the image's links, as the runtime will resolve it; "" when it cannot be walked.
+        """Return the path without links of the image, as the runtime resolves it; "" if it cannot be walked.
 
-        What lies below a mount already is not the image's to redirect.
+        The image cannot redirect a path below a mount.
         """
         return path if self.classify_resolved_path(path) != "image" else self._resolve_links(path)
 
     def _find_library_directory(self, path: str) -> str:
-        """The link-free place for a directory to be mounted on; "" when there can be none."""
-        place = self._resolve_in_image(path)
-        cover = self.classify_resolved_path(place) if place else "foreign"
-        if place != path and _is_misplaced_path(path, place):
+        """Return the link-free path on which a library directory can be mounted; "" if there is none."""
+        resolved = self._resolve_in_image(path)
+        owner = self.classify_resolved_path(resolved) if resolved else "foreign"
+        if resolved != path and _is_misplaced_path(path, resolved):
             return ""
-        if any(destination.startswith(f"{place}/") for destination in self._mounts):
+        if any(destination.startswith(f"{resolved}/") for destination in self._mounts):
             return ""  # ours would hide a mount of the container's
         if (
-            place != path
+            resolved != path
             and self.classify_resolved_path(path) == "image"
-            and (cover != "image" or self._rootfs_reader.list_names(place, 1))
+            and (owner != "image" or self._rootfs_reader.list_names(resolved, 1))
         ):
             return ""  # an image's link into its own libraries, or to /dev/null: ours would hide what is there
-        if cover != "image":
-            return place if cover == "fresh" else ""
-        status = self._rootfs_reader.stat_path(place)
+        if owner != "image":
+            return resolved if owner == "fresh" else ""
+        status = self._rootfs_reader.stat_path(resolved)
         if status is None:
-            return place if self.writable else ""
-        return place if status.st_mode & 0o170000 == 0o040000 else ""  # S_ISDIR, without the import
+            return resolved if self.writable else ""
+        return resolved if status.st_mode & 0o170000 == 0o040000 else ""  # S_ISDIR, without the import
 
-    def _would_hide_content(self, path: str, place: str) -> bool:
-        """Whether the very last name of a path is a link of the image's to a directory with something in it."""
+    def _would_hide_content(self, path: str, resolved: str) -> bool:
+        """Tell whether the last name of a path is a link of the image to a directory that is not empty."""
         if self.classify_resolved_path(path) != "image":
             return False
         status = self._rootfs_reader.stat_path(path)
         return (
             status is not None
             and status.st_mode & 0o170000 == 0o120000
-            and bool(self._rootfs_reader.list_names(place, 1))
+            and bool(self._rootfs_reader.list_names(resolved, 1))
         )
 
-    def classify_path(self, path: str) -> str:
-        """What a path lies in: "image", "fresh" (a tmpfs of the container's own) or "foreign" (another mount)."""
-        place = self._resolve_in_image(path)
-        return self.classify_resolved_path(place) if place else "foreign"
+    def classify_path(self, path: str) -> PathOwner:
+        """Return what a path lies in: "image", "fresh" (a tmpfs of the container) or "foreign" (another mount)."""
+        resolved = self._resolve_in_image(path)
+        return self.classify_resolved_path(resolved) if resolved else "foreign"
 
-    def classify_resolved_path(self, path: str) -> str:
-        """The same as `cover` for a path that is free of links already."""
+    def classify_resolved_path(self, path: str) -> PathOwner:
+        """Return the same as `classify_path` for a path without links."""
         at = path
         while True:
             fresh = self._mounts.get(at or "/")
@@ -137,45 +144,47 @@ class Layout:
             at = at.rpartition("/")[0]
 
     def is_mount_destination(self, path: str) -> bool:
-        """Whether the spec itself mounts something exactly there; the path is free of links."""
+        """Tell whether config.json mounts something on exactly this link-free path."""
         return path in self._mounts
 
     def find_mount_point(self, path: str, *, follow: bool = False) -> tuple[str, str]:
-        """The link-free destination for a bind mount, or "" and the reason why there is none.
+        """Return the link-free destination for a bind mount, or "" and the reason why there is none.
 
         Arguments:
-            follow: a link at the very end is followed. A file's mount has it removed before: an image's link
-                to /etc would else have a file in the place of its /etc.
+            follow: follow a link at the end of the path. Otherwise such a link is removed before the mount: with an
+                image's link to /etc a file would be mounted over /etc.
         """
         if follow:
-            place = self._resolve_in_image(path)
-            if place and place != path and self._would_hide_content(path, place):
-                return "", f"a link of the image leads from {path} to {place}, and ours would hide what is there"
+            resolved = self._resolve_in_image(path)
+            if resolved and resolved != path and self._would_hide_content(path, resolved):
+                return "", f"a link of the image leads from {path} to {resolved}, and ours would hide what is there"
         else:
             above, _, name = path.rpartition("/")
-            place = self._resolve_in_image(above or "/")
-            if place and self.classify_resolved_path(place) == "image":
-                status = self._rootfs_reader.stat_path(place)
+            resolved = self._resolve_in_image(above or "/")
+            if resolved and self.classify_resolved_path(resolved) == "image":
+                status = self._rootfs_reader.stat_path(resolved)
                 if status is not None and status.st_mode & 0o170000 != 0o040000:  # S_ISDIR, without the import
-                    place = ""
-            place = place and f"{place.rstrip('/')}/{name}"
-        if not place:
-            return "", f"the image has something else than a directory on the way to {path}"
-        if place != path and _is_misplaced_path(path, place):
-            return "", f"a link of the image leads from {path} to {place}, which is the runtime's"
-        cover = self.classify_resolved_path(place)
-        if cover == "fresh" or (cover == "foreign" and self.is_mount_destination(place)):
-            return place, ""
-        if cover == "foreign":
+                    resolved = ""
+            resolved = resolved and f"{resolved.rstrip('/')}/{name}"
+        if not resolved:
+            return "", f"the image has something other than a directory on the way to {path}"
+        if resolved != path and _is_misplaced_path(path, resolved):
+            return "", f"a link of the image leads from {path} to {resolved}, which is the runtime's"
+        owner = self.classify_resolved_path(resolved)
+        if owner == "fresh" or (owner == "foreign" and self.is_mount_destination(resolved)):
+            return resolved, ""
+        if owner == "foreign":
             return "", f"{path} lies below another mount of the container"
         if self.writable:
-            return place, ""
-        found = self._rootfs_reader.resolve_path(path)
-        if found is None:
+            return resolved, ""
+        existing = self._rootfs_reader.resolve_path(path)
+        if existing is None:
             return "", f"the root file system cannot be written and has no {path}"
-        return found, ""
+        return existing, ""
 
 
-def _is_misplaced_path(path: str, place: str) -> bool:
-    """Whether an image's links lead from a path to a place where a runtime's own things would be."""
-    return place == "/" or any(f"{place}/".startswith(top) and not path.startswith(top) for top in _RUNTIME_DIRECTORIES)
+def _is_misplaced_path(path: str, resolved: str) -> bool:
+    """Tell whether links of an image lead from a path into a directory of the runtime."""
+    return resolved == "/" or any(
+        f"{resolved}/".startswith(top) and not path.startswith(top) for top in _RUNTIME_DIRECTORIES
+    )

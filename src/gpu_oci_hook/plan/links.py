@@ -1,6 +1,6 @@
-"""Links and generated files beside the driver's own, and manifests that name a library by its path; pure.
+"""Add optional links and generated files, and links for manifests that name a library by its path.
 
-Cost rule: imported only where there is one of these.
+Import budget: GPU container.
 """
 
 from __future__ import annotations
@@ -18,65 +18,65 @@ if TYPE_CHECKING:
 
 
 def add_optional_links(plan_input: PlanInput, plan: Plan, layout: Layout) -> None:
-    """The links of the extras.
+    """Add the optional links.
 
-    What lies below a tmpfs of the container's cannot be written before it is mounted: there the directory that has
-    the links is one of ours, mounted as a whole. Real links, so that their text tells the node's name as on a host.
+    A link in a tmpfs of the container cannot be made before the tmpfs is mounted. There the links' directory is a
+    prepared one, mounted as a whole. It has real links, so that their targets name the nodes as on a host.
     """
     groups: dict[str, list[tuple[str, str]]] = {}
     reasons: dict[str, str] = {}
-    for path, target, why in plan_input.optional_items.links:
+    for path, target, reason in plan_input.optional_items.links:
         if layout.writable and layout.classify_path(path) == "image":
-            plan.edits.append(AddLink(path, target, why))
+            plan.edits.append(AddLink(path, target, reason))
         else:
             directory, _, name = path.rpartition("/")
             groups.setdefault(directory, []).append((name, target))
-            reasons.setdefault(directory, why)
+            reasons.setdefault(directory, reason)
     for directory, entries in groups.items():
-        place, reason = layout.find_mount_point(directory, follow=True)
-        if place and layout.is_mount_destination(place):
-            reason = f"the container has its own mount on {directory}"
-        elif place and layout.classify_resolved_path(place) != "fresh":
-            reason = "the root file system cannot be written"
-        elif place and _has_edits_below(plan, place):
-            reason = f"{directory} has other things of this container in it"
-        if reason:
-            plan.withheld += [WithheldItem("link", f"{directory}/{name}", reason) for name, _ in entries]
+        destination, obstacle = layout.find_mount_point(directory, follow=True)
+        if destination and layout.is_mount_destination(destination):
+            obstacle = f"the container has its own mount on {directory}"
+        elif destination and layout.classify_resolved_path(destination) != "fresh":
+            obstacle = "the root file system cannot be written"
+        elif destination and _has_edits_below(plan, destination):
+            obstacle = f"{directory} has other files or nodes of this container"
+        if obstacle:
+            plan.withheld += [WithheldItem("link", f"{directory}/{name}", obstacle) for name, _ in entries]
             continue
         content = tuple(sorted(entries))
         source = (
             f"{plan_input.container.shared_dir}/{LINKS_DIR_PREFIX}{state_dir.compute_digest(repr(content).encode())}"
         )
-        why = reasons[directory] if len(entries) == 1 else "names by path of the nodes"
-        plan.edits.append(PrepareDirectory(source, place, content, why))
-        plan.edits.append(AddMount(source, place, READ_ONLY_MOUNT_OPTIONS, why, clear_mount_point=False))
+        reason = reasons[directory] if len(entries) == 1 else "by-path links to the nodes"
+        plan.edits.append(PrepareDirectory(source, destination, content, reason))
+        plan.edits.append(AddMount(source, destination, READ_ONLY_MOUNT_OPTIONS, reason, clear_mount_point=False))
 
 
 def _has_edits_below(plan: Plan, directory: str) -> bool:
-    """Whether the runtime has to make something in a directory that would be read-only."""
-    made = [edit.path for edit in plan.edits if isinstance(edit, AddDeviceNode)]
-    made += [edit.destination for edit in plan.edits if isinstance(edit, AddMount)]
-    return any(path.startswith(f"{directory}/") for path in made)
+    """Tell whether the runtime has to create something in a directory that would be read-only."""
+    paths = [edit.path for edit in plan.edits if isinstance(edit, AddDeviceNode)]
+    paths += [edit.destination for edit in plan.edits if isinstance(edit, AddMount)]
+    return any(path.startswith(f"{directory}/") for path in paths)
 
 
 def add_optional_files(plan_input: PlanInput, plan: Plan, layout: Layout) -> None:
-    """The generated files of the extras; each is optional."""
-    for path, content, why, always in plan_input.optional_items.generated_files:
+    """Add the optional generated files; a failure to write one does not stop a start."""
+    for path, content, reason, always in plan_input.optional_items.generated_files:
         if not always and (
             layout.classify_path(path) != "image" or plan_input.container.rootfs_reader.stat_path(path) is None
         ):
             continue
-        reason = add_generated_file(plan_input, plan, layout, path, content, why, optional=True)
-        if reason:
-            plan.withheld.append(WithheldItem("file", path, reason))
+        obstacle = add_generated_file(plan_input, plan, layout, path, content, reason, optional=True)
+        if obstacle:
+            plan.withheld.append(WithheldItem("file", path, obstacle))
 
 
 def link_misplaced_libraries(
     plan_input: PlanInput, plan: Plan, layout: Layout, manifests: list[DriverFile], libraries: list[DriverFile]
 ) -> None:
-    """Manifests that name a library by a path of the host's: a link there leads to where it lies in the container.
+    """Add a link for each manifest that names a library by a host path, from there to its path in the container.
 
-    A path that does not begin with a slash but has one is meant from the manifest's directory (Vulkan-Loader).
+    A path with a slash that does not begin with one is relative to the manifest's directory (Vulkan-Loader).
     """
     known = {(library.soname, library.arch): library for library in libraries}
     for manifest in manifests:
@@ -84,18 +84,20 @@ def link_misplaced_libraries(
             name = path.rpartition("/")[2]
             if "/" not in path or (name, manifest.arch) not in known:
                 continue
-            wanted = path if path.startswith("/") else f"{manifest.container_path.rpartition('/')[0]}/{path}"
-            wanted = _normalize_path(wanted)
-            place = f"{layout.driver_library_dir32 if manifest.arch in ARCHITECTURES_32BIT else layout.driver_library_dir}/{name}"
-            if wanted == place:
+            named = path if path.startswith("/") else f"{manifest.container_path.rpartition('/')[0]}/{path}"
+            named = _normalize_path(named)
+            is_32bit = manifest.arch in ARCHITECTURES_32BIT
+            directory = layout.driver_library_dir32 if is_32bit else layout.driver_library_dir
+            actual = f"{directory}/{name}"
+            if named == actual:
                 continue
-            text = f"{manifest.name} names {path}, but in the container that library lies at {place}"
-            status = plan_input.container.rootfs_reader.stat_path(wanted)
-            free = status is None or status.st_mode & 0o170000 == 0o120000 or status.st_size == 0
-            if free and layout.writable and layout.classify_path(wanted) == "image":
-                plan.edits.append(AddLink(wanted, place, f"{manifest.name} names the library so"))
-                text += "; a link leads there"
-            plan.warnings.append(text)
+            warning = f"{manifest.name} names {path}, but in the container that library lies at {actual}"
+            status = plan_input.container.rootfs_reader.stat_path(named)
+            replaceable = status is None or status.st_mode & 0o170000 == 0o120000 or status.st_size == 0
+            if replaceable and layout.writable and layout.classify_path(named) == "image":
+                plan.edits.append(AddLink(named, actual, f"{manifest.name} names the library so"))
+                warning += "; a link leads there"
+            plan.warnings.append(warning)
 
 
 def _normalize_path(path: str) -> str:

@@ -1,4 +1,7 @@
-"""Mount options, and files generated for the container."""
+"""Mount options, and files generated for the container.
+
+Import budget: GPU container.
+"""
 
 from __future__ import annotations
 
@@ -13,18 +16,18 @@ if TYPE_CHECKING:
     from gpu_oci_hook.plan.layout import Layout
 
 
-# Mount options (design 5). The runtime resolves nothing more: every source and destination is absolute.
+# Mount options. Every source and destination is absolute, so the low-level runtime resolves nothing.
 READ_ONLY_MOUNT_OPTIONS = ("ro", "nosuid", "nodev", "rbind", "rprivate")
 
 
 SOCKET_MOUNT_OPTIONS = ("nosuid", "nodev", "noexec", "rbind", "rprivate")
 
 
-# Kinds of files that are directories: a daemon's, one that is read-only, and one in the place of /dev/shm.
+# Kinds of files that are directories: a daemon's, a read-only one, and one that replaces /dev/shm.
 DIRECTORY_KINDS = ("directory", "tree", "shm")
 
 
-# How the names of prepared directories begin.
+# Prefixes of the names of prepared directories.
 LIBRARIES_DIR_PREFIX = "libraries-"
 
 
@@ -34,21 +37,21 @@ LINKS_DIR_PREFIX = "links-"
 def add_generated_file(
     plan_input: PlanInput, plan: Plan, layout: Layout, path: str, content: bytes, reason: str, *, optional: bool
 ) -> str:
-    """A file that is written below the root, or in the bundle and mounted; why it is neither, "" when it is one."""
+    """Add a file that is written below the root, or into the bundle and mounted; return why neither is possible, or ""."""
     if layout.classify_path(path) == "image" and layout.writable:
         plan.edits.append(AddFile(path, content, reason, optional=optional))
         return ""
-    destination, why = layout.find_mount_point(path)
+    destination, obstacle = layout.find_mount_point(path)
     if destination and layout.classify_path(path) == "image":
         plan.edits.append(AddFile(path, content, reason, bind_mounted=True))
         source = f"{plan_input.container.generated_dir}/{generated_file_name(path)}"
         plan.edits.append(AddMount(source, destination, READ_ONLY_MOUNT_OPTIONS, reason, clear_mount_point=False))
         return ""
-    return why or f"{path} lies in another mount"
+    return obstacle or f"{path} lies in another mount"
 
 
 def has_same_mount(spec: object, destination: str, source: str) -> bool:
-    """Whether the spec mounts this very source there."""
+    """Tell whether config.json mounts this source on this destination."""
     return any(
         get_member(mount, "destination") == destination and get_member(mount, "source") == source
         for mount in get_list(spec, "mounts")
