@@ -146,24 +146,24 @@ def test_a_path_names_odd_keys_in_quotes() -> None:
         ("# nothing\n", "x.yaml", "0: is empty"),
         ("---\n...\n", "x.yaml", "0: is empty"),
         ("null", "x.json", "0: is empty"),
-        ("kind: a\nkind: b\n", "x.yaml", "2: is there twice, first on line 1: engines refuse the file"),
-        ('{"kind": "a",\n"kind": "b"}', "x.json", "2: is there twice: engines refuse the file"),
+        ("kind: a\nkind: b\n", "x.yaml", "2: is present twice, first on line 1: engines refuse the file"),
+        ('{"kind": "a",\n"kind": "b"}', "x.json", "2: is present twice: engines refuse the file"),
         ("a:\n\t- b\n", "x.yaml", "2: not YAML: a tab in the indentation"),
         ("a: b\n\tc: d\n", "x.yaml", "2: not YAML: a tab in the indentation"),
         ("a: [b\n", "x.yaml", "2: not YAML: "),
         ("a: b: c\n", "x.yaml", "1: not YAML: mapping values are not allowed"),
         ('{"a": 1,\n "b" 2}', "x.json", "2: not JSON: expecting ':' delimiter"),
         ('{"a": 1', "x.json", "1: not JSON: expecting ',' delimiter"),
-        ("a: \0\n", "x.yaml", "1: has a character that YAML and so engines do not allow (U+0000)"),
-        ('{"a":\n"\x7f"}', "x.json", "2: has a character that YAML and so engines do not allow (U+007F)"),
+        ("a: \0\n", "x.yaml", "1: has a character that YAML, and so engines, do not allow (U+0000)"),
+        ('{"a":\n"\x7f"}', "x.json", "2: has a character that YAML, and so engines, do not allow (U+007F)"),
         (b"a: b\n# \xff\n", "x.yaml", "2: is not UTF-8"),
         (b"\xff\xfea", "x.yaml", "1: is not UTF-16"),
         ("a: *b\n", "x.yaml", "1: the alias *b names no anchor"),
         ("a: &b [*b]\n", "x.yaml", "1: the anchor &b contains itself"),
-        ("<<: 1\n", "x.yaml", "1: << wants a mapping, or a list of mappings"),
+        ("<<: 1\n", "x.yaml", "1: << needs a mapping, or a list of mappings"),
         ("? [a]\n: b\n", "x.yaml", "1: a key is a list or a mapping"),
         ("&a [a]: b\n", "x.yaml", "1: a key is a list or a mapping"),
-        ("a: &a [b]\n*a : b\n", "x.yaml", "2: a key is no word"),
+        ("a: &a [b]\n*a : b\n", "x.yaml", "2: a key is not text"),
         ("~: b\n", "x.yaml", "1: a key is null"),
         ("a: !!int b\n", "x.yaml", "1: 'b' is tagged !!int that is none"),
         (
@@ -172,7 +172,7 @@ def test_a_path_names_odd_keys_in_quotes() -> None:
             "1: not YAML for engines: a question mark in a word between brackets",
         ),
         ("%YAML 1.2\n---\na: b\n", "x.yaml", "1: declares a version of YAML that engines do not read"),
-        ("kind: a\nKIND: b\n", "x.yaml", "2: is there beside kind"),
+        ("kind: a\nKIND: b\n", "x.yaml", "2: is also present as kind"),
     ],
 )
 def test_what_cannot_be_read_is_an_error_with_its_line(text: str | bytes, file: str, said: str) -> None:
@@ -184,7 +184,7 @@ def test_what_cannot_be_read_is_an_error_with_its_line(text: str | bytes, file: 
     [
         ("kind: yes\n", 'yes without quotes is read as "true"', "Put it in quotes"),
         ("kind: 0666\n", '0666 without quotes is read as "438"', "Put it in quotes"),
-        ("Kind: a\n", "is read as kind, since engines do not mind the case", "Write kind"),
+        ("Kind: a\n", "is read as kind, since engines ignore the case", "Write kind"),
         ("kind: !foo a\n", "the tag !foo is ignored by engines", "Remove it"),
         ("a: b\n--- {}\n", "has more than one YAML document: engines read the first and ignore the rest", ""),
         ("\ufeffa: b\n", "starts with a byte order mark, which not every program reads", ""),
@@ -208,13 +208,13 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
     f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 9)}]\n" for n in range(1, 30)
 )
 HOSTILE: dict[str, tuple[str, bytes, str]] = {
-    "a YAML bomb": ("x.yaml", BOMB.encode(), "aliases repeat what they name"),
+    "a YAML bomb": ("x.yaml", BOMB.encode(), "aliases repeat the values that they name"),
     "a YAML bomb of merges": (
         "x.yaml",
         ("a: &a0 {k: x}\n" + "".join(f"a{n}: &a{n} {{<<: {{l: *a{n - 1}}}, m: *a{n - 1}}}\n" for n in range(40)))
         .replace("a0: &a0 {<<: {l: *a-1}, m: *a-1}", "b: c")
         .encode(),
-        "aliases repeat what they name",
+        "aliases repeat the values that they name",
     ),
     "a chain of anchors": (
         "x.yaml",
@@ -250,7 +250,7 @@ HOSTILE: dict[str, tuple[str, bytes, str]] = {
     "4 MB of line feeds in quotes": ("x.yaml", b'"' + b"\n" * 4_000_000 + b'"', ""),
     "4 MB of anchors": ("x.yaml", b"&a " * 1_300_000, ""),
     "4 MB of backslashes": ("x.json", b'{"a":"' + b"\\" * 4_000_000 + b'"}', ""),
-    "many keys twice": ("x.json", b"{" + b'"a":1,' * 90_000 + b'"a":1}', "is there twice"),
+    "many keys twice": ("x.json", b"{" + b'"a":1,' * 90_000 + b'"a":1}', "is present twice"),
     "many unknown fields": ("x.json", json.dumps({f"k{n}": n for n in range(90_000)}).encode(), ""),
 }
 
@@ -414,7 +414,7 @@ def test_a_file_of_roots_alone_is_there_and_not_readable_by_others(tmp_path: Pat
         os.setresuid(NOBODY, NOBODY, NOBODY)
         found = reading.read_spec_file(str(file)).findings
         right = [str(one) for one in found] == [
-            f"{file}: cannot be read: this user may not read it. Give every user the right to read it (chmod 0644)"
+            f"{file}: cannot be read: this user may not read it. Make it readable for every user: chmod 0644 {file}"
         ]
         os._exit(0 if right else 1)
     assert os.waitpid(child, 0)[1] == 0

@@ -114,7 +114,7 @@ BAD: dict[str, tuple[Spec, str, str]] = {
     "a device with the permissions of a later version": (
         device(permissions="none"),
         f"{EDITS}.deviceNodes[0].permissions",
-        '"none" is understood by no engine that reads CDI up to 1.1.0',
+        '"none" is not understood by engines that read CDI up to 1.1.0',
     ),
     "a negative major number": (device(major=-1), f"{EDITS}.deviceNodes[0].major", "-1 is not 0 or more"),
     "a major number of more than 63 bits": (
@@ -243,29 +243,29 @@ BAD: dict[str, tuple[Spec, str, str]] = {
     "an unknown version": (
         minimal_spec("0.9.0"),
         "cdiVersion",
-        '"0.9.0" is no version of CDI that is known (0.3.0 to 1.1.0)',
+        '"0.9.0" is not a known version of CDI (0.3.0 to 1.1.0)',
     ),
     "a version that nobody accepts": (
         minimal_spec("0.2.0"),
         "cdiVersion",
-        '"0.2.0" is less than 0.3.0, the least that engines accept',
+        '"0.2.0" is older than 0.3.0, the oldest version that engines accept',
     ),
-    "another version that nobody accepts": (minimal_spec("v0.1.0"), "cdiVersion", '"v0.1.0" is less than 0.3.0'),
+    "another version that nobody accepts": (minimal_spec("v0.1.0"), "cdiVersion", '"v0.1.0" is older than 0.3.0'),
     "a version that is a number": (minimal_spec() | {"cdiVersion": 1}, "cdiVersion", "must be text, is a whole number"),
     "an unknown field": (
         minimal_spec() | {"foo": 1},
         "foo",
-        "is no field that engines know here: they refuse the whole file",
+        "is not a field that engines know here: they refuse the whole file",
     ),
     "an unknown field of a device": (
         with_change(minimal_spec(), "devices", 0, "foo", to=1),
         "devices[0].foo",
-        "is no field",
+        "is not a field",
     ),
     "an unknown field of a mount": (
         minimal_spec(mounts=[{"hostPath": "/a", "containerPath": "/a", "readonly": True}]),
         f"{EDITS}.mounts[0].readonly",
-        "is no field",
+        "is not a field",
     ),
     "an annotation that is a number": (
         minimal_spec("0.6.0") | {"annotations": {"a": 1}},
@@ -300,7 +300,7 @@ BAD: dict[str, tuple[Spec, str, str]] = {
     "a field that is gone": (
         rdt(enableMBM=True),
         f"{EDITS}.intelRdt.enableMBM",
-        "enableMBM is gone since CDI 1.0.0, and the file declares 1.1.0",
+        "enableMBM was removed after CDI 1.0.0, and the file declares 1.1.0",
     ),
 }
 
@@ -451,7 +451,7 @@ def test_an_empty_field_is_unknown_to_an_engine_that_reads_less() -> None:
     spec = minimal_spec("0.5.0", env=["A=b"], additionalGids=[])
     said = [text for level, _, text in found(spec, maximum="0.6.0") if level == "error"]
     assert said == [
-        "additionalGids is no field that an engine that reads CDI up to 0.6.0 knows: it refuses the whole file"
+        "additionalGids is not a field that an engine that reads CDI up to 0.6.0 knows: it refuses the whole file"
     ]
 
 
@@ -478,7 +478,7 @@ def test_a_field_that_is_gone_is_an_error_for_an_engine_that_does_not_know_it_an
         (minimal_spec() | {"closID": "a"}, "It belongs in intelRdt"),
         (minimal_spec() | {"zzzzz": 1}, "Remove it"),
         (hook(hookName="createcontainer"), "Did you mean createContainer?"),
-        (device(type="f"), "One of b, c, u, p"),
+        (device(type="f"), "Use one of b, c, u, p"),
         (device(fileMode=660), "For 0660 write 432"),
     ],
 )

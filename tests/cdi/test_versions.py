@@ -126,9 +126,9 @@ def test_an_engine_reads_what_the_nearest_one_reads_that_is_not_newer(target: st
 @pytest.mark.parametrize(
     ("target", "said"),
     [
-        ("docker-24.0.9", "docker 24.0.9 reads no CDI files. docker does from version 25 on"),
-        ("containerd-1.6", "containerd 1.6 reads no CDI files. containerd does from version 1.7 on"),
-        ("podman", "Say one of docker, containerd, crio, podman and a version, such as podman-4.1"),
+        ("docker-24.0.9", "docker 24.0.9 does not read CDI files. docker reads them from version 25 on"),
+        ("containerd-1.6", "containerd 1.6 does not read CDI files. containerd reads them from version 1.7 on"),
+        ("podman", "Use one of docker, containerd, crio, podman and a version, such as podman-4.1"),
         ("pdoman-4", "and a version, such as podman-4.1"),
         ("docker-latest", "such as docker-25"),
         ("docker-25-", "such as docker-25"),

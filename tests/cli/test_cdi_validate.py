@@ -73,7 +73,7 @@ def test_every_file_of_a_directory_has_a_line_in_order_and_those_that_engines_ig
     assert answer.status == 1 and answer.err == ""
     assert answer.out.replace(f"{directory}/", "").splitlines() == [
         f"a.yaml: valid: 1 device of nvidia.com/gpu, CDI 0.5.0, {READ}",
-        "b.json:3: kind: is there twice: engines refuse the file. Remove one of them",
+        "b.json:3: kind: is present twice: engines refuse the file. Remove one of them",
         "c.yml: info: is ignored by engines, which read only .json and .yaml. Rename it to c.yaml",
         "d.yaml.bak: info: is ignored by engines, which read only .json and .yaml",
         "f.yaml: is not a regular file",
@@ -132,8 +132,8 @@ def test_a_greatest_version_does_what_a_target_does(directory: Path, command: Co
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (("--target", "podman-3"), "--target: podman 3 reads no CDI files. podman does from version 4.1 on"),
-        (("--target", "lxc-6"), "--target: no engine is called 'lxc-6'. Say one of docker, containerd, crio, podman"),
+        (("--target", "podman-3"), "--target: podman 3 does not read CDI files. podman reads them from version 4.1 on"),
+        (("--target", "lxc-6"), "--target: unknown engine 'lxc-6'. Use one of docker, containerd, crio, podman"),
         (("--max-version", "0.9.0"), "--max-version: unknown CDI version '0.9.0'. Known are 0.3.0, 0.4.0"),
     ],
 )

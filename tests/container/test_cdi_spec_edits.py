@@ -282,11 +282,11 @@ def test_what_a_file_leaves_out_comes_from_the_hosts_node(host: Path, name: str)
         ({"path": "/dev/none"}, "/dev/none, which vendor.com/dev=0 needs, is missing on this host"),
         ({"path": "/dev/none", "type": "c"}, "missing"),
         ({"path": "/dev/none", "major": 1, "minor": 3}, "missing"),
-        ({"path": "/dev/file"}, "no device node"),
-        ({"path": "/dev/link"}, "no device node"),  # the library follows no links either
-        ({"path": "/dev/char", "type": "b"}, '"c" on this host, and vendor.com/dev=0 says "b"'),
-        ({"path": "/dev/char", "type": "b", "major": 1, "minor": 3}, 'says "b"'),
-        ({"path": "/dev/block", "type": "u"}, 'says "u"'),
+        ({"path": "/dev/file"}, "not a device node"),
+        ({"path": "/dev/link"}, "not a device node"),  # the library follows no links either
+        ({"path": "/dev/char", "type": "b"}, '"c" on this host, and vendor.com/dev=0 expects "b"'),
+        ({"path": "/dev/char", "type": "b", "major": 1, "minor": 3}, 'expects "b"'),
+        ({"path": "/dev/block", "type": "u"}, 'expects "u"'),
     ],
 )
 def test_a_node_that_cannot_be_given_is_named_with_its_file(host: Path, node: Spec, text: str) -> None:
@@ -358,7 +358,7 @@ def test_a_hook_of_the_container_is_the_containers(tmp_path: Path) -> None:
 
 
 def test_a_hook_without_an_absolute_path_is_refused() -> None:
-    with pytest.raises(Fault, match="no absolute path"):
+    with pytest.raises(Fault, match="not an absolute path"):
         apply_edits({}, {"hooks": [{"hookName": "prestart", "path": "hook"}]})
 
 

@@ -1,9 +1,11 @@
-"""Hold the edits that a CDI file has for one resolved name.
+"""Locate the edits in a CDI file: those of a resolved name, and all of them by JSON path.
 
 Import budget: CDI.
 """
 
 from __future__ import annotations
+
+from gpu_oci_hook.formats.oci import get_list, get_member
 
 
 class ResolvedEdits:
@@ -25,3 +27,11 @@ class ResolvedEdits:
         self.where = where
         self.edits = edits
         self.reason = reason
+
+
+def list_edits_by_path(data: object) -> list[tuple[str, object]]:
+    """List the edits in a parsed CDI file with their JSON paths: the common edits, then those of each device."""
+    return [("containerEdits", get_member(data, "containerEdits"))] + [
+        (f"devices[{index}].containerEdits", get_member(device, "containerEdits"))
+        for index, device in enumerate(get_list(data, "devices"))
+    ]

@@ -1,25 +1,24 @@
-"""Container edits of CDI files as edits of a plan, and those put into a config.json.
+"""Translate the container edits of CDI files to edits of a plan.
 
-The rules are those of the reference library (container-device-interface, pkg/cdi/container-edits.go): the edits of
-all devices are joined kind by kind and made once, in the order env, device nodes, network interfaces, mounts, hooks,
-RDT, groups. Where this differs, on purpose, and why (the comparison with podman, tests/support/e2e/podman_pairs.py, checks the list):
+The rules are those of the reference library (container-device-interface, pkg/cdi/container-edits.go): the edits of all
+devices are merged kind by kind and applied once, in the order env, device nodes, network interfaces, mounts, hooks,
+RDT, groups. Deliberate differences, which the comparison with podman (tests/support/e2e/podman_pairs.py) checks:
 
-- A variable is replaced where it stands (the library up to 1.1.0 adds it again): the first entry would else be
-  what some readers take.
-- A device rule that the container has already, and no later rule takes back, is not written again; nor is a hook
-  that it has as often as the files ask for it. So an engine that has made the same edits, or a second try, changes
-  nothing.
-- Mounts of one depth stay in their order (the library up to 0.5 sorts them by name).
-- The mode of a node that the file does not give comes from the host's (the library up to 0.5 leaves it out).
-- In a user namespace nodes are bind mounts of the host's, and rules are written only where somebody enforces them:
-  the same as in a plan of our own.
-- A hook without an environment gets a PATH: runc up to 1.2 hands such a one the image's environment
-  (CVE-2025-23266). One without an absolute path is refused.
-- Sources, nodes and programs must be there, and belong to this driver and kernel: see `stale`.
-- A mount that no runtime makes is refused with its place: see `is_unmade`.
-- Type "u" is the same device as type "c" on the host, so the two are no mismatch.
+- A variable is replaced in place. The library up to 1.1.0 appends it again, and some readers take the first entry.
+- A device rule that the container already has, and that no later rule revokes, is not added again. The same holds for a
+  hook that it has as often as the files have it. So nothing changes if an engine has applied the edits already, or on
+  a second attempt.
+- Mounts of equal depth keep their order (the library up to 0.5 sorts them by name).
+- A node without a mode in the file gets the host's mode (the library up to 0.5 leaves it out).
+- In a user namespace nodes are bind mounts of the host's nodes, and rules are written only where they are enforced, as
+  in a plan of our own.
+- A hook without an environment gets a PATH: runc up to 1.2 runs such a hook with the image's environment
+  (CVE-2025-23266). A hook without an absolute path is refused.
+- Sources, nodes and programs must exist and match this driver and kernel: see `registry.staleness`.
+- A mount that no runtime mounts is refused with its location: see `spec.mount_options`.
+- Type "u" is the same device as type "c" on the host, so the two match.
 
-Cost rule: hot where a CDI file is used; `os` and `stat` alone.
+Import budget: CDI.
 """
 
 from __future__ import annotations
@@ -50,67 +49,53 @@ if TYPE_CHECKING:
     from gpu_oci_hook.host.root import Host
 
 
-# File types of nodes, by the type of the inode.
+# Types of device nodes by the file type of the inode.
 _NODE_TYPES = {stat.S_IFBLK: "b", stat.S_IFCHR: "c", stat.S_IFIFO: "p"}
 
 
 def translate_cdi_edits(
     parts: list[ResolvedEdits], spec: object, host: Host, *, process_in_user_namespace: bool
 ) -> list[Edit]:
-    """The edits of a plan for what CDI files say, in the library's order.
+    """Translate CDI edits to edits of a plan, in the reference library's order.
 
     Arguments:
-        parts: what the files say, in the order in which it was asked for.
-        spec: the config.json as parsed; not changed.
-        host: where the files' paths lie.
-        process_in_user_namespace: this process runs in a user namespace.
+        parts: the edits of the files, in the order of the request.
+        spec: the parsed config.json; not changed.
+        host: the host that the paths in the files belong to.
+        process_in_user_namespace: whether this process runs in a user namespace.
 
     Raises:
-        Fault: a node that is not there or has another type, or a hook without an absolute path; names the file.
+        Fault: a node is missing or has another type, a hook has no absolute path, or no runtime can mount a mount;
+            names the file.
     """
-    made: list[Edit] = []
+    edits: list[Edit] = []
     for part, _, entry in _iterate_entries(parts, "env"):
         name, _, value = str(entry).partition("=")
-        made.append(SetEnvVariable(name, value, part.reason))
-    bound, ruled = decide_node_binding(spec, process_in_user_namespace=process_in_user_namespace)
-    for part, where, entry in _iterate_entries(parts, "deviceNodes"):
-        made += _translate_node(part, where, entry, spec, host, bind_mounted=bound, needs_rules=ruled)
+        edits.append(SetEnvVariable(name, value, part.reason))
+    bind_mounted, needs_rules = decide_node_binding(spec, process_in_user_namespace=process_in_user_namespace)
+    for part, json_path, entry in _iterate_entries(parts, "deviceNodes"):
+        edits += _translate_node(part, json_path, entry, spec, host, bind_mounted=bind_mounted, needs_rules=needs_rules)
     for part, _, entry in _iterate_entries(parts, "netDevices"):
-        made.append(AddNetDevice(_get_text(entry, "hostInterfaceName"), _get_text(entry, "name"), part.reason))
-    mounted = False
-    for part, where, entry in _iterate_entries(parts, "mounts"):
-        if is_missing_bind_option(entry):
-            what = f"{_get_text(entry, 'containerPath')}, which {part.name} mounts, {MISSING_BIND_TEXT}"
-            raise Fault(what, where=f"{part.path}: {where}", hint=ADD_RBIND_HINT)
-        options = tuple(str(option) for option in get_list(entry, "options"))
-        kind = _get_text(entry, "type")
-        source = _get_text(entry, "hostPath")
-        if is_bind_mount(entry):
-            source = prepend_host_root(host, source)
-        made.append(AddCdiMount(source, _get_text(entry, "containerPath"), options, kind, part.reason))
-        mounted = True
-    if mounted:
-        made.append(SortMounts("CDI asks for it, so that no mount hides another one"))
-    for part, where, entry in _iterate_entries(parts, "hooks"):
-        made.append(_translate_hook(part, where, entry, host))
-    rdt: SetIntelRdt | None = None
-    for part in parts:
-        values = get_member(part.edits, "intelRdt")
-        if isinstance(values, dict):
-            rdt = SetIntelRdt({key: value for key, value in values.items() if value}, part.reason)  # the last one wins
-    if rdt is not None:
-        made.append(rdt)
+        edits.append(AddNetDevice(_get_text(entry, "hostInterfaceName"), _get_text(entry, "name"), part.reason))
+    mounts = [
+        _translate_mount(part, json_path, entry, host) for part, json_path, entry in _iterate_entries(parts, "mounts")
+    ]
+    if mounts:
+        edits += [*mounts, SortMounts("the CDI specification requires it, so that no mount hides another")]
+    for part, json_path, entry in _iterate_entries(parts, "hooks"):
+        edits.append(_translate_hook(part, json_path, entry, host))
+    edits += _translate_intel_rdt(parts)
     for part, _, entry in _iterate_entries(parts, "additionalGids"):
         if isinstance(entry, int) and entry:
-            made.append(AddGroup(entry, part.reason))
-    return made
+            edits.append(AddGroup(entry, part.reason))
+    return edits
 
 
 def prepend_host_root(host: Host, path: str) -> str:
-    """A path of a CDI file as a path in this process.
+    """Return a path of a CDI file as a path in this process.
 
-    A file that was made for a host below another directory may name that directory itself: engines that know
-    nothing of it can use such a file.
+    A file for a host below another directory may have that directory in its paths, so that engines, which do not know
+    about the directory, can use it.
     """
     if not host.prefix or path.startswith(host.prefix + "/"):
         return path
@@ -118,21 +103,42 @@ def prepend_host_root(host: Host, path: str) -> str:
 
 
 def strip_host_root(host: Host, path: str) -> str:
-    """A path of a CDI file as it is seen from the host's root; see `prepend_host_root`."""
+    """Return a path of a CDI file as a path from the host's root; see `prepend_host_root`."""
     return path[len(host.prefix) :] if host.prefix and path.startswith(host.prefix + "/") else path
 
 
 def is_fully_specified_node(node: object) -> bool:
-    """Whether a device node of a CDI file says everything, so that the host need not have it."""
-    kind = _get_text(node, "type")
-    return bool(kind) and (bool(_get_int(node, "major")) or kind == "p")
+    """Tell whether a device node of a CDI file has type and numbers, so that the host need not have the node."""
+    node_type = _get_text(node, "type")
+    return bool(node_type) and (bool(_get_int(node, "major")) or node_type == "p")
 
 
 def _iterate_entries(parts: list[ResolvedEdits], key: str) -> Iterator[tuple[ResolvedEdits, str, object]]:
-    """Each entry of a list in all parts, with its JSON path."""
+    """Iterate over the entries of a list in all parts, with their JSON paths."""
     for part in parts:
-        for place, entry in enumerate(get_list(part.edits, key)):
-            yield part, f"{part.where}.{key}[{place}]", entry
+        for index, entry in enumerate(get_list(part.edits, key)):
+            yield part, f"{part.where}.{key}[{index}]", entry
+
+
+def _translate_mount(part: ResolvedEdits, json_path: str, entry: object, host: Host) -> AddCdiMount:
+    container_path = _get_text(entry, "containerPath")
+    if is_missing_bind_option(entry):
+        what = f"{container_path}, which {part.name} mounts, {MISSING_BIND_TEXT}"
+        raise Fault(what, where=f"{part.path}: {json_path}", hint=ADD_RBIND_HINT)
+    options = tuple(str(option) for option in get_list(entry, "options"))
+    source = _get_text(entry, "hostPath")
+    if is_bind_mount(entry):
+        source = prepend_host_root(host, source)
+    return AddCdiMount(source, container_path, options, _get_text(entry, "type"), part.reason)
+
+
+def _translate_intel_rdt(parts: list[ResolvedEdits]) -> list[Edit]:
+    """Translate the last `intelRdt` object, which wins."""
+    for part in reversed(parts):
+        values = get_member(part.edits, "intelRdt")
+        if isinstance(values, dict):
+            return [SetIntelRdt({key: value for key, value in values.items() if value}, part.reason)]
+    return []
 
 
 def _translate_node(
@@ -147,53 +153,54 @@ def _translate_node(
 ) -> Iterator[Edit]:
     path = _get_text(entry, "path")
     source = _get_text(entry, "hostPath") or path
-    kind, mode = _get_text(entry, "type"), _get_optional_int(entry, "fileMode")
+    node_type, mode = _get_text(entry, "type"), _get_optional_int(entry, "fileMode")
     major, minor = _get_int(entry, "major"), _get_int(entry, "minor")
     status = host.stat_path(strip_host_root(host, source), follow=False)
-    found = _NODE_TYPES.get(stat.S_IFMT(status.st_mode), "") if status is not None else ""
-    if status is None or not found:
+    host_type = _NODE_TYPES.get(stat.S_IFMT(status.st_mode), "") if status is not None else ""
+    if status is None or not host_type:
         if bind_mounted or not is_fully_specified_node(entry):
-            what = "is missing on this host" if status is None else "is no device node on this host"
-            raise Fault(f"{source}, which {part.name} needs, {what}", where=f"{part.path}: {json_path}")
+            problem = "is missing on this host" if status is None else "is not a device node on this host"
+            raise Fault(f"{source}, which {part.name} needs, {problem}", where=f"{part.path}: {json_path}")
     else:
-        kind = kind or found
-        if kind != found and (kind, found) != ("u", "c"):
-            what = f'{source} is of type "{found}" on this host, and {part.name} says "{kind}"'
+        node_type = node_type or host_type
+        if node_type != host_type and (node_type, host_type) != ("u", "c"):
+            what = f'{source} is of type "{host_type}" on this host, and {part.name} expects "{node_type}"'
             raise Fault(what, where=f"{part.path}: {json_path}")
-        if not major and kind != "p":
+        if not major and node_type != "p":
             major, minor = os.major(status.st_rdev), os.minor(status.st_rdev)
         if mode is None:
             mode = stat.S_IMODE(status.st_mode)
     if bind_mounted:
-        why = f"{part.reason}; bound, since a user namespace cannot make nodes"
-        yield AddCdiMount(prepend_host_root(host, source), path, NODE_MOUNT_OPTIONS, "bind", why)
+        reason = f"{part.reason}; bind mounted, since device nodes cannot be created in a user namespace"
+        yield AddCdiMount(prepend_host_root(host, source), path, NODE_MOUNT_OPTIONS, "bind", reason)
     else:
-        # As the library does it: a node that says no owner belongs to the container's user.
-        owner = [
-            own if own is not None else _get_optional_int(get_member(spec, "process", "user"), key) or None
-            for key, own in (("uid", _get_optional_int(entry, "uid")), ("gid", _get_optional_int(entry, "gid")))
-        ]
-        yield AddCdiDeviceNode(path, kind, (major, minor), mode, (owner[0], owner[1]), part.reason)
-    if needs_rules and kind in ("b", "c"):
+        owner = (_get_node_owner(entry, spec, "uid"), _get_node_owner(entry, spec, "gid"))
+        yield AddCdiDeviceNode(path, node_type, (major, minor), mode, owner, part.reason)
+    if needs_rules and node_type in ("b", "c"):
         access = _get_text(entry, "permissions") or "rwm"
         if access != "none":
-            yield AddCdiDeviceRule(kind, (major, minor), access, f"lets the container open {path}")
+            yield AddCdiDeviceRule(node_type, (major, minor), access, f"lets the container open {path}")
+
+
+def _get_node_owner(entry: object, spec: object, key: str) -> int | None:
+    """Return the uid or gid of a node; one without an owner belongs to the container's user, as in the library."""
+    owner = _get_optional_int(entry, key)
+    return owner if owner is not None else _get_optional_int(get_member(spec, "process", "user"), key) or None
 
 
 def _translate_hook(part: ResolvedEdits, json_path: str, entry: object, host: Host) -> AddCdiHook:
     path, stage = _get_text(entry, "path"), _get_text(entry, "hookName")
     if not path.startswith("/"):
-        raise Fault(
-            f'"{path}" is no absolute path, and {part.name} has a hook there', where=f"{part.path}: {json_path}"
-        )
-    if stage != "startContainer":  # that one is a program of the container's
+        what = f'"{path}" is not an absolute path, and {part.name} has it as a hook'
+        raise Fault(what, where=f"{part.path}: {json_path}")
+    if stage != "startContainer":  # that program is the container's
         path = resolve_hook_program(host, path)
-    args = tuple(str(word) for word in get_list(entry, "args"))
-    env = tuple(str(word) for word in get_list(entry, "env")) or DEFAULT_HOOK_ENV
+    args = tuple(str(argument) for argument in get_list(entry, "args"))
+    env = tuple(str(variable) for variable in get_list(entry, "env")) or DEFAULT_HOOK_ENV
     return AddCdiHook(stage, path, args, env, _get_optional_int(entry, "timeout"), part.reason)
 
 
 def resolve_hook_program(host: Host, path: str) -> str:
-    """A hook's program as a path in this process: the runtime runs it here, even for a host made of files."""
-    inside = prepend_host_root(host, path)
-    return inside if os.path.exists(inside) else path
+    """Return the path of a hook's program in this process, where the runtime runs it, even for a simulated host."""
+    path_below_root = prepend_host_root(host, path)
+    return path_below_root if os.path.exists(path_below_root) else path

@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import stat
 
+from gpu_oci_hook.cdi.resolved_edits import list_edits_by_path
 from gpu_oci_hook.cdi.spec.mount_options import has_host_source
 from gpu_oci_hook.cdi.translate import is_fully_specified_node, resolve_hook_program, strip_host_root
 from gpu_oci_hook.errors import clip_text
@@ -85,7 +86,7 @@ def list_stale_findings(data: object, path: str, host: Host, driver_version: str
         path: path of the file, for people.
         driver_version: version of the running driver; None skips the comparison of versions.
     """
-    mismatch = find_spec_mismatch(_list_edits_by_path(data), host, driver_version)
+    mismatch = find_spec_mismatch(list_edits_by_path(data), host, driver_version)
     if not mismatch:
         return []
     # Not at the top: a start that uses a file without differences needs neither.
@@ -180,14 +181,6 @@ def _is_executable_file(path: str) -> bool:
         return os.access(path, os.X_OK) and not os.path.isdir(path)
     except ValueError:  # a NUL in the path
         return False
-
-
-def _list_edits_by_path(data: object) -> list[tuple[str, object]]:
-    """List the edits of a file with their JSON paths."""
-    return [("containerEdits", get_member(data, "containerEdits"))] + [
-        (f"devices[{index}].containerEdits", get_member(device, "containerEdits"))
-        for index, device in enumerate(get_list(data, "devices"))
-    ]
 
 
 def _find_node_module(path: str) -> str:

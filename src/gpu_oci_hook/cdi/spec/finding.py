@@ -1,6 +1,6 @@
-"""One thing to say about a CDI file: how bad, where, what, and what to do.
+"""Represent one problem of a CDI file: level, location, text and hint.
 
-Cost rule: cold, but cheap: nothing but NamedTuple.
+Import budget: cold.
 """
 
 from __future__ import annotations
@@ -14,14 +14,17 @@ Level = Literal["error", "warning", "info"]
 
 
 class Finding(NamedTuple):
-    """One thing to say about a CDI file.
+    """One problem of a CDI file.
 
-    level: "error": engines refuse the whole file, or nothing can be made of it. "warning": engines read it, but older
-    ones do not, or it does not do what it seems to say. "info": worth knowing.
-    file: its path. where: the JSON path ("devices[0].containerEdits.mounts[1].hostPath"), or "" for the whole file.
-    text: what is so, a sentence without its full stop. hint: what to do, likewise, or "".
-    line: counted from 1; 0 when nobody knows.
-    variable_text: what of the text is this finding's alone, such as a path, where many are alike; "" for nothing.
+    Attributes:
+        level: "error": engines refuse the whole file, or nothing can be injected from it. "warning": engines read it, but
+            older ones do not, or it does something else than it seems to. "info": anything else worth knowing.
+        file: path of the file.
+        where: JSON path ("devices[0].containerEdits.mounts[1].hostPath"); "" for the whole file.
+        text: the problem, a sentence without its full stop.
+        hint: what to do, likewise; "" for none.
+        line: line number, from 1; 0 if unknown.
+        variable_text: the part of the text that differs between similar findings, such as a path; "" for none.
     """
 
     level: Level
@@ -33,16 +36,16 @@ class Finding(NamedTuple):
     variable_text: str = ""
 
     def __str__(self) -> str:
-        """One line: file:line: where: text. cure; what is no error says so before `where`."""
-        place = f"{self.file}:{self.line}" if self.line else self.file
+        """Format as one line: FILE:LINE: LEVEL: WHERE: TEXT. HINT, where an error has no level."""
+        location = f"{self.file}:{self.line}" if self.line else self.file
         level = "" if self.level == "error" else self.level
-        parts = [place, level, clip_text(self.where, 300), clip_text(self.text, 1000)]
+        parts = [location, level, clip_text(self.where, 300), clip_text(self.text, 1000)]
         line = ": ".join(part for part in parts if part)
         return make_printable(f"{line}. {clip_text(self.hint, 1000)}" if self.hint else line)
 
 
 def find_line_number(line_numbers: Mapping[str, int], where: str) -> int:
-    """The line of a path, or of the nearest thing around it whose line is known; 0 where there is none."""
+    """Return the line of a JSON path, or of the nearest enclosing path whose line is known; 0 if there is none."""
     while where:
         if where in line_numbers:
             return line_numbers[where]

@@ -1,10 +1,10 @@
-"""Values as Go's decoder takes them into the types of a CDI file, which is more forgiving than JSON looks.
+"""Decode values as Go's decoder does for the types of a CDI file, which is more lenient than JSON looks.
 
-A key counts in any case; a number or a word like `yes` becomes text where text belongs (in YAML only a person would
-write that, in JSON too it works); null is nothing; 195.0 is 195. All of it was seen with podman 4.3, and all of it is
-worth a word to the person who wrote the file.
+Keys match in any case. A number or a word such as `yes` becomes text where text is expected (people only write that in
+YAML, but JSON behaves the same). null means absent. 195.0 is 195. All of it was observed with podman 4.3, and each
+conversion that a person would not expect becomes a note.
 
-Cost rule: cold.
+Import budget: cold.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from gpu_oci_hook.cdi.spec.schema_check import Schema, load_full_schema, resolve
 from gpu_oci_hook.formats.json_lines import join_json_path
 from gpu_oci_hook.formats.yaml_scalars import format_scalar
 
-# 16 GPUs with 7 MIG instances each make some 10,000 values, 10 levels deep at most.
+# 16 GPUs with 7 MIG instances each have some 10,000 values, 10 levels deep at most.
 MAX_VALUES = 100_000
 MAX_DEPTH = 64
 
 
 class SpecTooLargeError(Exception):
-    """More values, or deeper ones, than any CDI file needs."""
+    """The file has more values, or more levels, than any CDI file needs."""
 
 
 class GoDecoder:
-    """Shapes one document.
+    """Decodes one document.
 
     Arguments:
-        spellings: how words that are not text were spelled, by their JSON path.
+        spellings: original spelling of scalars that are not text, by JSON path.
 
-    notes: what was changed that a person would not expect: level, path, text, cure.
+    Attributes:
+        notes: (level, JSON path, text, hint) of each conversion that a person would not expect.
     """
 
     def __init__(self, spellings: Mapping[str, str]) -> None:
@@ -40,10 +41,10 @@ class GoDecoder:
         self.value_count = 0
 
     def decode_document(self, document: object) -> object:
-        """A document in the shape of a CDI file.
+        """Decode a document to the types of a CDI file.
 
         Raises:
-            TooMuch: it has more values or levels than any.
+            SpecTooLargeError: it has too many values or levels.
         """
         return self._decode_value(document, load_full_schema(), "", 0)
 
@@ -57,49 +58,49 @@ class GoDecoder:
         if isinstance(value, dict):
             return self._decode_mapping(value, rule, where, depth)
         if isinstance(value, list):
-            items = rule.get("items", {})
+            item_rule = rule.get("items", {})
             return [
-                self._decode_value(one, items, join_json_path(where, index), depth + 1)
-                for index, one in enumerate(value)
+                self._decode_value(item, item_rule, join_json_path(where, index), depth + 1)
+                for index, item in enumerate(value)
             ]
         return self._decode_scalar(value, rule, where)
 
-    def _decode_mapping(self, tree: dict[str, object], rule: Schema, where: str, depth: int) -> dict[str, object]:
-        known: dict[str, Schema] = rule.get("properties", {})
-        free = rule.get("additionalProperties")
-        folded = {name.lower(): name for name in known}
-        shaped: dict[str, object] = {}
-        for key, value in tree.items():
-            name = folded.get(key.lower(), key) if known else key
-            here = join_json_path(where, key)
+    def _decode_mapping(self, mapping: dict[str, object], rule: Schema, where: str, depth: int) -> dict[str, object]:
+        properties: dict[str, Schema] = rule.get("properties", {})
+        other_rule = rule.get("additionalProperties")
+        names_by_lower_case = {name.lower(): name for name in properties}
+        decoded: dict[str, object] = {}
+        for key, value in mapping.items():
+            name = names_by_lower_case.get(key.lower(), key) if properties else key
+            json_path = join_json_path(where, key)
             if name != key:
-                text = f"is read as {name}, since engines do not mind the case"
-                self.notes.append(("warning", here, text, f"Write {name}"))
-                if name in tree:
-                    self.notes.append(("error", here, f"is there beside {name}", "Remove one of them"))
-            below = known.get(name, free if isinstance(free, dict) else {})
-            if value is None and (name in known):
+                text = f"is read as {name}, since engines ignore the case"
+                self.notes.append(("warning", json_path, text, f"Write {name}"))
+                if name in mapping:
+                    self.notes.append(("error", json_path, f"is also present as {name}", "Remove one of them"))
+            if value is None and name in properties:
                 self.value_count += 1
-                continue  # Go leaves what null is assigned to as it was
-            shaped[name] = self._decode_value(value, below, here, depth + 1)
-        return shaped
+                continue  # Go leaves a field unchanged when null is assigned
+            value_rule = properties.get(name, other_rule if isinstance(other_rule, dict) else {})
+            decoded[name] = self._decode_value(value, value_rule, json_path, depth + 1)
+        return decoded
 
-    def _decode_scalar(self, tree: object, rule: Schema, where: str) -> object:
-        kind = rule.get("type", "string" if "enum" in rule else "")
-        if isinstance(tree, int) and not -(1 << 63) <= tree < 1 << 64:
+    def _decode_scalar(self, value: object, rule: Schema, where: str) -> object:
+        type_name = rule.get("type", "string" if "enum" in rule else "")
+        if isinstance(value, int) and not -(1 << 63) <= value < 1 << 64:
             try:
-                tree = float(tree)  # as go-yaml does; `yaml_scalars.parse_plain_scalar` has done it already
+                value = float(value)  # as go-yaml does; `yaml_scalars.parse_plain_scalar` has done it already
             except OverflowError:
-                tree = str(tree)
-        if kind == "string" and isinstance(tree, int | float | None):
-            text = format_scalar(tree)
-            spelled = self.spellings.get(where, text)
-            if text != spelled:
-                what = f'{spelled} without quotes is read as "{text}"'
-                self.notes.append(("warning", where, what, "Put it in quotes"))
+                value = str(value)
+        if type_name == "string" and isinstance(value, int | float | None):
+            text = format_scalar(value)
+            spelling = self.spellings.get(where, text)
+            if text != spelling:
+                note = f'{spelling} without quotes is read as "{text}"'
+                self.notes.append(("warning", where, note, "Put it in quotes"))
             return text
-        if isinstance(tree, float) and tree.is_integer() and abs(tree) < 1e21:
-            return int(tree)
-        if tree is None and kind == "integer":
+        if isinstance(value, float) and value.is_integer() and abs(value) < 1e21:
+            return int(value)
+        if value is None and type_name == "integer":
             return 0
-        return tree
+        return value

@@ -1,9 +1,10 @@
-"""The keywords of JSON schema that schema.json uses, each with a sentence for people.
+"""Check a value against schema.json, with a sentence for people for each JSON schema keyword.
 
-jsonschema, the library, is the oracle in the tests: both find fault with the same documents. It is not used here
-because what it says of a pattern or an anyOf helps nobody, and its import alone costs more than all of this.
+The library `jsonschema` is the oracle in the tests: both reject the same documents. It is not used here, because these
+checks also run in a container start after a CDI file has changed, and because its messages about patterns and anyOf
+help less (docs/architecture.md compares them). The time is linear in the size of the document.
 
-Cost rule: cold; linear in the document.
+Import budget: cold.
 """
 
 from __future__ import annotations
@@ -21,7 +22,12 @@ from gpu_oci_hook.formats.json_lines import join_json_path
 
 
 class Violation(NamedTuple):
-    """A rule that a value breaks. level, where, text, hint: as in a Finding. keyword: of JSON schema."""
+    """A rule that a value violates.
+
+    Attributes:
+        level, where, text, hint: see `Finding`.
+        keyword: the JSON schema keyword; "" for rules beyond the schema.
+    """
 
     level: Level
     where: str
@@ -30,28 +36,33 @@ class Violation(NamedTuple):
     keyword: str
 
 
+def make_violation(level: Level, where: str, text: str, hint: str = "") -> Violation:
+    """Make a violation of a rule beyond the schema."""
+    return Violation(level, where, text, hint, "")
+
+
 def find_schema_violations(value: object, rule: Schema, where: str = "") -> Iterator[Violation]:
-    """Every rule that a value breaks, in the order of the document.
+    """Find every rule that a value violates, in the order of the document.
 
     Arguments:
         value: plain JSON types.
-        rule: `schema_check.load_full_schema()` or `schema_check.build_version_schema(version)`, or a part of one.
-        where: the JSON path of the value.
+        rule: `load_full_schema()` or `build_version_schema(version)`, or a part of one.
+        where: JSON path of the value.
     """
     rule = resolve_schema_ref(rule)
     for keyword, check in _KEYWORD_CHECKS:
         if keyword not in rule:
             continue
-        broken = False
-        for breach in check(value, rule, where):
-            broken = True
-            yield breach._replace(level=rule["x-level"]) if "x-level" in rule else breach
-        if broken and (keyword == "type" or not isinstance(value, list | dict)):
-            return  # one reason is enough for a value
+        is_violated = False
+        for violation in check(value, rule, where):
+            is_violated = True
+            yield violation._replace(level=rule["x-level"]) if "x-level" in rule else violation
+        if is_violated and (keyword == "type" or not isinstance(value, list | dict)):
+            return  # one violation is enough for a value
 
 
 def describe_json_type(value: object) -> str:
-    """The kind of a JSON value in words."""
+    """Describe the type of a JSON value for people."""
     if value is None:
         return "null"
     if isinstance(value, bool):
@@ -64,7 +75,7 @@ def describe_json_type(value: object) -> str:
 
 
 def is_json_type(value: object, type_name: str) -> bool:
-    """Whether a value is of a type of JSON schema's."""
+    """Tell whether a value has a JSON schema type."""
     if type_name == "integer":
         return not isinstance(value, bool) and (
             isinstance(value, int) or (isinstance(value, float) and value.is_integer())
@@ -91,13 +102,13 @@ def _check_type(value: object, rule: Schema, where: str) -> Iterator[Violation]:
 def _check_enum(value: object, rule: Schema, where: str) -> Iterator[Violation]:
     if value in rule["enum"] and not isinstance(value, bool):
         return
-    choice = [one for one in rule["enum"] if one]
+    choices = [choice for choice in rule["enum"] if choice]
     if not isinstance(value, str):
         yield Violation("error", where, f"must be text, is {describe_json_type(value)}", "", "enum")
         return
-    near = find_close_match(value, choice)
-    cure = f"Did you mean {near}?" if near else f"One of {', '.join(choice)}"
-    yield Violation("error", where, f"{quote_value(value)} is not known", cure, "enum")
+    close_match = find_close_match(value, choices)
+    hint = f"Did you mean {close_match}?" if close_match else f"Use one of {', '.join(choices)}"
+    yield Violation("error", where, f"{quote_value(value)} is not known", hint, "enum")
 
 
 def _check_pattern(value: object, rule: Schema, where: str) -> Iterator[Violation]:
@@ -118,8 +129,8 @@ def _check_min_length(value: object, rule: Schema, where: str) -> Iterator[Viola
 
 def _check_minimum(value: object, rule: Schema, where: str) -> Iterator[Violation]:
     if is_json_type(value, "integer") and value < rule["minimum"]:
-        words = rule.get("x-words", f"{rule['minimum']} or more")
-        yield Violation("error", where, f"{value} is not {words}", "", "minimum")
+        expected = rule.get("x-words", f"{rule['minimum']} or more")
+        yield Violation("error", where, f"{value} is not {expected}", "", "minimum")
 
 
 def _check_maximum(value: object, rule: Schema, where: str) -> Iterator[Violation]:
@@ -129,8 +140,8 @@ def _check_maximum(value: object, rule: Schema, where: str) -> Iterator[Violatio
 
 def _check_items(value: object, rule: Schema, where: str) -> Iterator[Violation]:
     if isinstance(value, list):
-        for index, one in enumerate(value):
-            yield from find_schema_violations(one, rule["items"], join_json_path(where, index))
+        for index, item in enumerate(value):
+            yield from find_schema_violations(item, rule["items"], join_json_path(where, index))
 
 
 def _check_min_items(value: object, rule: Schema, where: str) -> Iterator[Violation]:
@@ -148,42 +159,54 @@ def _check_required(value: object, rule: Schema, where: str) -> Iterator[Violati
 def _check_properties(value: object, rule: Schema, where: str) -> Iterator[Violation]:
     if not isinstance(value, dict):
         return
-    known = rule.get("properties", {})
-    free = rule.get("additionalProperties", True)
-    names = rule.get("propertyNames")
-    for key, one in value.items():
-        here = join_json_path(where, key)
-        if names is not None:
-            yield from (breach._replace(where=here) for breach in find_schema_violations(key, names, here))
-        if key in known:
-            yield from find_schema_violations(one, known[key], here)
-        elif isinstance(free, dict):
-            yield from find_schema_violations(one, free, here)
-        elif not free:
-            text = "is no field that engines know here: they refuse the whole file"
-            yield Violation("error", here, text, _suggest_field_fix(key, list(known)), "additionalProperties")
+    properties = rule.get("properties", {})
+    other_rule = rule.get("additionalProperties", True)
+    name_rule = rule.get("propertyNames")
+    for key, member in value.items():
+        json_path = join_json_path(where, key)
+        if name_rule is not None:
+            yield from find_schema_violations(key, name_rule, json_path)
+        if key in properties:
+            yield from find_schema_violations(member, properties[key], json_path)
+        elif isinstance(other_rule, dict):
+            yield from find_schema_violations(member, other_rule, json_path)
+        elif not other_rule:
+            text = "is not a field that engines know here: they refuse the whole file"
+            hint = _suggest_field_fix(key, list(properties))
+            yield Violation("error", json_path, text, hint, "additionalProperties")
 
 
 def _suggest_field_fix(key: str, known: list[str]) -> str:
-    """What to do about an unknown field."""
-    near = find_close_match(key, known)
-    if near:
-        return f"Did you mean {near}?"
-    homes = [name for name, one in load_full_schema()["$defs"].items() if key in one.get("properties", ())]
-    places = {"edits": "containerEdits", "device": "devices", "deviceNode": "deviceNodes", "mount": "mounts"}
-    places |= {"hook": "hooks", "netDevice": "netDevices"}
-    if homes:
-        return f"It belongs in {' or '.join(places.get(home, home) for home in homes)}"
+    """Suggest what to do about an unknown field."""
+    close_match = find_close_match(key, known)
+    if close_match:
+        return f"Did you mean {close_match}?"
+    owners = [name for name, rule in load_full_schema()["$defs"].items() if key in rule.get("properties", ())]
+    if owners:
+        return f"It belongs in {' or '.join(_FIELD_BY_DEFINITION.get(owner, owner) for owner in owners)}"
     return "Remove it"
 
 
+# The field of a file that has objects of a definition in schema.json; others have the definition's name.
+_FIELD_BY_DEFINITION = {
+    "edits": "containerEdits",
+    "device": "devices",
+    "deviceNode": "deviceNodes",
+    "mount": "mounts",
+    "hook": "hooks",
+    "netDevice": "netDevices",
+}
+
+
 def _check_all_of(value: object, rule: Schema, where: str) -> Iterator[Violation]:
-    for one in rule["allOf"]:
-        yield from find_schema_violations(value, one, where)
+    for part in rule["allOf"]:
+        yield from find_schema_violations(value, part, where)
 
 
 def _check_any_of(value: object, rule: Schema, where: str) -> Iterator[Violation]:
-    if isinstance(value, dict) and all(next(find_schema_violations(value, one, where), None) for one in rule["anyOf"]):
+    if isinstance(value, dict) and all(
+        next(find_schema_violations(value, part, where), None) for part in rule["anyOf"]
+    ):
         yield Violation("error", where, f"has no {rule['x-words']}: engines refuse the whole file", "", "anyOf")
 
 
@@ -204,18 +227,18 @@ _KEYWORD_CHECKS: tuple[tuple[str, Any], ...] = (
     ("anyOf", _check_any_of),
 )
 
-# Everything that is checked, for the test that schema.json uses nothing else.
+# All keywords that are checked, for the test that schema.json uses no others.
 CHECKED_KEYWORDS = frozenset(keyword for keyword, _ in _KEYWORD_CHECKS) | {"additionalProperties"}
 
 
 @cache
 def compile_pattern(pattern: str) -> re.Pattern[str]:
-    """A pattern of the schema; its language is what ECMA and Python share."""
+    """Compile a pattern of the schema, which uses only what ECMA and Python share."""
     return re.compile(pattern)
 
 
 def quote_value(value: str) -> str:
-    """A value in a sentence."""
+    """Quote a value for a sentence."""
     return f'"{clip_text(value, 80)}"'
 
 
@@ -224,7 +247,7 @@ Schema = dict[str, Any]
 
 @cache
 def load_full_schema() -> Schema:
-    """schema.json, with its annotations; not to be changed."""
+    """Load schema.json with its annotations. Do not change the result."""
     text = resources.files("gpu_oci_hook.cdi.spec").joinpath("schema.json").read_text(encoding="utf-8")
     loaded: Schema = json.loads(text)
     return loaded
@@ -232,7 +255,7 @@ def load_full_schema() -> Schema:
 
 @cache
 def build_version_schema(version: str) -> Schema:
-    """The strict JSON schema (draft 2020-12) of files that declare this version of CDI; not to be changed.
+    """Build the strict JSON schema (draft 2020-12) for files of one version of CDI. Do not change the result.
 
     Arguments:
         version: one of `versions.KNOWN_VERSIONS`.
@@ -246,13 +269,13 @@ def build_version_schema(version: str) -> Schema:
 
 
 def parse_cdi_version(version: str) -> tuple[int, ...]:
-    """A version as something that can be compared: (0, 5, 0). Not a version: ()."""
+    """Parse a version to a tuple that can be compared, such as (0, 5, 0); () if it is not a version."""
     parts = version.removeprefix("v").split(".")
     return tuple(map(int, parts)) if all(part.isascii() and part.isdigit() and len(part) < 9 for part in parts) else ()
 
 
 def is_in_version(rule: Schema, version: tuple[int, ...]) -> bool:
-    """Whether a property with this rule is in the version."""
+    """Tell whether a version has the property with this rule."""
     until = rule.get("x-until")
     return parse_cdi_version(rule.get("x-since", "0")) <= version and (
         until is None or version <= parse_cdi_version(until)
@@ -260,17 +283,17 @@ def is_in_version(rule: Schema, version: tuple[int, ...]) -> bool:
 
 
 def resolve_schema_ref(rule: Schema) -> Schema:
-    """A rule whose $ref, if it has one, is replaced by what it names; what stands beside the $ref wins."""
+    """Replace the $ref of a rule, if it has one, by the definition; keywords next to the $ref win."""
     while "$ref" in rule:
-        named = load_full_schema()["$defs"][rule["$ref"].rpartition("/")[2]]
-        rule = named | {key: value for key, value in rule.items() if key != "$ref"}
+        definition = load_full_schema()["$defs"][rule["$ref"].rpartition("/")[2]]
+        rule = definition | {key: value for key, value in rule.items() if key != "$ref"}
     return rule
 
 
 def _restrict_to_version(rule: Any, version: tuple[int, ...]) -> Any:
-    """A copy of a rule without what the version does not know, and with what each $ref names in its place."""
+    """Copy a rule without the fields that the version lacks, and with each $ref replaced by its definition."""
     if isinstance(rule, list):
-        return [_restrict_to_version(one, version) for one in rule]
+        return [_restrict_to_version(part, version) for part in rule]
     if not isinstance(rule, dict):
         return rule
     rule = resolve_schema_ref(rule)
@@ -278,11 +301,15 @@ def _restrict_to_version(rule: Any, version: tuple[int, ...]) -> Any:
     for key, value in rule.items():
         if key == "properties":
             copy[key] = {
-                name: _restrict_to_version(one, version) for name, one in value.items() if is_in_version(one, version)
+                name: _restrict_to_version(part, version)
+                for name, part in value.items()
+                if is_in_version(part, version)
             }
         elif key not in ("$defs", "x-since", "x-until", "x-empty-counts", "x-features"):
             copy[key] = _restrict_to_version(value, version)
-    later = [one["pattern"] for one in rule.get("x-features", ()) if parse_cdi_version(one["since"]) > version]
-    if later:
-        copy["allOf"] = [*copy.get("allOf", ()), *({"not": {"pattern": pattern}} for pattern in later)]
+    later_patterns = [
+        feature["pattern"] for feature in rule.get("x-features", ()) if parse_cdi_version(feature["since"]) > version
+    ]
+    if later_patterns:
+        copy["allOf"] = [*copy.get("allOf", ()), *({"not": {"pattern": pattern}} for pattern in later_patterns)]
     return copy

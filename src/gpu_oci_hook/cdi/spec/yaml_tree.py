@@ -1,10 +1,11 @@
-"""YAML text as plain dicts, lists and scalars with the line of each, bounded, and strict where engines are.
+"""Build dicts, lists and scalars with line numbers from YAML text, within bounds, and as strict as engines.
 
-PyYAML's parser makes events of the text; values are made of them here, since its own constructor knows no bounds
-(aliases!), takes a key twice, and has other rules for words (see `scalars`). What engines read is what go-yaml 2 reads,
-a translation of an old libyaml. Without libyaml the outcome is the same, only slower.
+PyYAML's parser turns the text into events. The values are built here, because PyYAML's constructor has no bounds
+(aliases!), accepts duplicate keys, and has other rules for plain scalars (see `yaml_scalars`). Engines read what go-yaml
+2 reads, a translation of an old libyaml. Without libyaml the result is the same, only slower. At most MAX_VALUES values
+are built, aliases included.
 
-Cost rule: cold (PyYAML). Memory: `NODES` values, wherever they come from.
+Import budget: cold.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import yaml
 
 from gpu_oci_hook.cdi.spec.finding import Finding
 from gpu_oci_hook.cdi.spec.go_decoding import MAX_DEPTH, MAX_VALUES
+from gpu_oci_hook.cdi.spec.go_yaml_loader import GoYamlLoader
 from gpu_oci_hook.errors import clip_text
 from gpu_oci_hook.formats.json_lines import join_json_path
 from gpu_oci_hook.formats.yaml_scalars import (
@@ -27,11 +29,11 @@ from gpu_oci_hook.formats.yaml_scalars import (
     parse_tagged_scalar,
 )
 
-YamlValue = Any  # dict[str, Tree] | list[Tree] | str | int | float | bool | None
+YamlValue = Any  # dict[str, YamlValue] | list[YamlValue] | str | int | float | bool | None
 
 
 class InvalidYamlError(Exception):
-    """The text is nothing that an engine could read; carries the finding."""
+    """No engine can read the text; carries the finding."""
 
     def __init__(self, finding: Finding) -> None:
         super().__init__(str(finding))
@@ -39,11 +41,13 @@ class InvalidYamlError(Exception):
 
 
 class YamlDocument:
-    """What a text says.
+    """The content of a YAML text.
 
-    data: its values. line_numbers: the line of each by its JSON path; what an alias brought has the alias's line only.
-    spellings: the spelling of each word without quotes that stands for something else than a text, by its JSON path.
-    findings: warnings.
+    Attributes:
+        data: its values.
+        line_numbers: line of each value by JSON path; values from an alias have the alias's line only.
+        spellings: original spelling of each plain scalar that is not text, by JSON path.
+        findings: warnings.
     """
 
     __slots__ = ("data", "findings", "line_numbers", "spellings")
@@ -56,99 +60,35 @@ class YamlDocument:
 
 
 def parse_yaml_document(text: str, path: str) -> YamlDocument:
-    """The first document of a YAML text.
+    """Parse the first document of a YAML text.
 
     Arguments:
-        text: without a byte order mark.
-        path: the file, for findings.
+        text: the text without a byte order mark.
+        path: path of the file, for findings.
 
     Raises:
-        Broken: it is not YAML, not YAML that engines read, or more of it than anybody needs.
+        InvalidYamlError: it is not YAML, not YAML that engines read, or too large.
     """
-    fast = getattr(yaml, "CSafeLoader", None)
-    if fast is not None:
-        reader = _DocumentBuilder(path)
+    libyaml_loader = getattr(yaml, "CSafeLoader", None)
+    if libyaml_loader is not None:
+        builder = _DocumentBuilder(path)
         try:
-            reader.consume_events(yaml.parse(text, Loader=fast))
-            return reader.result
+            builder.consume_events(yaml.parse(text, Loader=libyaml_loader))
+            return builder.result
         except yaml.YAMLError as error:
-            # libyaml 0.2.5 refuses `[a:, b]`, go-yaml 2 does not (seen with podman 4.3).
+            # libyaml 0.2.5 refuses `[a:, b]`, go-yaml 2 does not (observed with podman 4.3).
             if "found unexpected ':'" not in str(error):
                 raise InvalidYamlError(_make_error_finding(error, text, path)) from error
-    reader = _DocumentBuilder(path)
+    builder = _DocumentBuilder(path)
     try:
-        reader.consume_events(yaml.parse(text, Loader=_GoYamlLoader))
+        builder.consume_events(yaml.parse(text, Loader=GoYamlLoader))
     except yaml.YAMLError as error:
         raise InvalidYamlError(_make_error_finding(error, text, path)) from error
-    return reader.result
-
-
-_BLANKS = "\0 \t\r\n\x85\u2028\u2029"
-
-
-class _GoYamlLoader(yaml.SafeLoader):
-    """PyYAML's own parser with go-yaml's opinion of tabs between words, of directives, and of what ends a word.
-
-    Without it, JSON that is indented with tabs would be no YAML.
-    """
-
-    def scan_to_next_token(self) -> None:
-        while True:
-            # libyaml, yaml_parser_scan_to_next_token: where a block's indentation could begin, a tab is none.
-            while self.peek() == " " or (self.peek() == "\t" and (self.flow_level or not self.allow_simple_key)):
-                self.forward()
-            if self.peek() == "#":
-                while self.peek() not in "\0\r\n\x85\u2028\u2029":
-                    self.forward()
-            if not self.scan_line_break():  # type: ignore[no-untyped-call]
-                return
-            if not self.flow_level:
-                self.allow_simple_key = True
-
-    def scan_plain_spaces(self, indent: int, start_mark: Any) -> list[str]:
-        length = 0
-        while self.peek(length) in " \t":
-            length += 1
-        spaces: str = self.prefix(length)
-        self.forward(length)
-        if self.peek() in "\r\n\x85\u2028\u2029":
-            return super().scan_plain_spaces(indent, start_mark) or []
-        return [spaces] if spaces else []
-
-    def scan_plain(self) -> yaml.ScalarToken:
-        """A word without quotes: between brackets `,?[]{}` end it, and a colon only before a blank."""
-        pieces: list[str] = []
-        spaces: list[str] = []
-        start = end = self.get_mark()
-        indent = self.indent + 1
-        while self.peek() != "#":
-            length = 0
-            while (letter := self.peek(length)) not in _BLANKS:
-                if letter == ":" and self.peek(length + 1) in _BLANKS:
-                    break
-                if self.flow_level and letter in ",?[]{}":
-                    break
-                length += 1
-            if not length:
-                break
-            self.allow_simple_key = False
-            pieces += [*spaces, self.prefix(length)]
-            self.forward(length)
-            end = self.get_mark()
-            spaces = self.scan_plain_spaces(indent, start)
-            if not spaces or (not self.flow_level and self.column < indent):
-                break
-        return yaml.ScalarToken("".join(pieces), True, start, end)
-
-    def scan_directive_name(self, start_mark: Any) -> str:
-        name: str = super().scan_directive_name(start_mark)  # type: ignore[no-untyped-call]
-        if name not in ("YAML", "TAG"):
-            raise yaml.scanner.ScannerError(None, None, "found unknown directive name", start_mark)
-        return name
+    return builder.result
 
 
 class _OpenCollection:
-    """A list or mapping that is being read."""
+    """A list or mapping that is being built."""
 
     __slots__ = ("anchor", "depth_below", "is_merge_key", "key", "key_line", "line", "value", "values_before", "where")
 
@@ -157,28 +97,36 @@ class _OpenCollection:
         self.where = where
         self.anchor = anchor
         self.line = line
-        self.values_before = values_before  # how many values there were before this one
-        self.depth_below = 0  # how many levels lie below this one
-        self.key: str | None = None  # of a mapping: whose value comes next
+        self.values_before = values_before  # number of values before this one
+        self.depth_below = 0  # number of levels below this one
+        self.key: str | None = None  # of a mapping: the key whose value comes next
         self.key_line = 0
-        self.is_merge_key = False  # that key is <<
+        self.is_merge_key = False  # whether that key is <<
 
 
 class _DocumentBuilder:
+    """Builds one document from the parser's events."""
+
     def __init__(self, path: str) -> None:
         self.path = path
         self.result = YamlDocument()
         self.open_collections: list[_OpenCollection] = []
         self.value_count = 0
-        self.flow_depth = 0  # how many brackets are open
-        # Of each anchor: value, how many values it is, how many levels deep; None while it is being read.
+        self.flow_depth = 0  # number of open brackets
+        # (value, number of values, number of levels) of each anchor; None while it is being built.
         self.anchors: dict[str, tuple[YamlValue, int, int] | None] = {}
 
     def consume_events(self, events: Iterator[yaml.Event]) -> None:
+        """Build the first document, and append a warning if there are more.
+
+        Raises:
+            InvalidYamlError: engines refuse the text.
+            yaml.YAMLError: it is not YAML.
+        """
         for event in events:
             line = event.start_mark.line + 1 if event.start_mark else 0
             if isinstance(event, yaml.DocumentStartEvent):
-                # go-yaml 2 refuses others: "found incompatible YAML document". Seen with podman 4.3.
+                # go-yaml 2 refuses others: "found incompatible YAML document". Observed with podman 4.3.
                 if event.version not in (None, (1, 1)):
                     self._raise_invalid(
                         "declares a version of YAML that engines do not read", "Remove the %YAML line", line
@@ -196,18 +144,18 @@ class _DocumentBuilder:
         else:
             self._raise_invalid("is empty: engines find no data in it", "", 0)
         try:
-            more = isinstance(next(events), yaml.DocumentStartEvent)
+            has_more = isinstance(next(events), yaml.DocumentStartEvent)
         except yaml.YAMLError:
-            more = True
-        if more:
+            has_more = True
+        if has_more:
             text = "has more than one YAML document: engines read the first and ignore the rest"
-            self.result.findings.append(Finding("warning", self.path, "", text, "Make a file of each"))
+            self.result.findings.append(Finding("warning", self.path, "", text, "Write each to its own file"))
 
-    def _raise_invalid(self, text: str, cure: str, line: int, where: str = "") -> None:
-        raise InvalidYamlError(Finding("error", self.path, where, text, cure, line))
+    def _raise_invalid(self, text: str, hint: str, line: int, where: str = "") -> None:
+        raise InvalidYamlError(Finding("error", self.path, where, text, hint, line))
 
     def _get_next_path(self) -> str:
-        """The path of the value that comes next."""
+        """Return the JSON path of the value that comes next."""
         if not self.open_collections:
             return ""
         top = self.open_collections[-1]
@@ -218,8 +166,8 @@ class _DocumentBuilder:
     def _count_values(self, line: int, values: int = 1, depth: int = 0) -> None:
         self.value_count += values
         if self.value_count > MAX_VALUES:
-            why = " (aliases repeat what they name)" if values > 1 else ""
-            self._raise_invalid(f"has more than {MAX_VALUES} values{why}: no CDI file needs so many", "", line)
+            reason = " (aliases repeat the values that they name)" if values > 1 else ""
+            self._raise_invalid(f"has more than {MAX_VALUES} values{reason}: no CDI file needs so many", "", line)
         if len(self.open_collections) + depth > MAX_DEPTH:
             self._raise_invalid(f"is nested deeper than {MAX_DEPTH} levels: no CDI file needs so many", "", line)
 
@@ -233,11 +181,11 @@ class _DocumentBuilder:
         self._check_tag(event.tag, line)
         where = self._get_next_path()
         value: Scalar = event.value
-        # So go-yaml 2 and PyYAML's own parser; libyaml 0.2.5 takes it for a letter. Seen with podman 4.3.
+        # As go-yaml 2 and PyYAML's Python parser; libyaml 0.2.5 takes it for a letter. Observed with podman 4.3.
         if event.style in (None, "") and "?" in event.value and self.flow_depth:
-            cure = "Put the word in quotes"
-            self._raise_invalid("not YAML for engines: a question mark in a word between brackets", cure, line, where)
-        # libyaml refuses escapes of half a character by itself, PyYAML's parser does not.
+            text = "not YAML for engines: a question mark in a word between brackets"
+            self._raise_invalid(text, "Put the word in quotes", line, where)
+        # libyaml refuses escaped lone surrogates by itself, PyYAML's parser does not.
         if not event.value.isascii() and any("\ud800" <= letter <= "\udfff" for letter in event.value):
             self._raise_invalid("not YAML: found invalid Unicode character escape code", "", line)
         if event.tag is not None:
@@ -251,7 +199,7 @@ class _DocumentBuilder:
         if top is not None and isinstance(top.value, dict) and top.key is None:
             top.is_merge_key = event.value == "<<" and (event.implicit[0] or event.tag == f"{TAG_PREFIX}merge")
             if value is None:
-                self._raise_invalid("a key is null", "Give it a name", line, where)
+                self._raise_invalid("a key is null", "Use text as keys", line, where)
             top.key = format_scalar(value)
             top.key_line = line
             if event.anchor:
@@ -264,7 +212,7 @@ class _DocumentBuilder:
     def _open_collection(self, event: yaml.CollectionStartEvent, line: int) -> None:
         top = self.open_collections[-1] if self.open_collections else None
         if top is not None and isinstance(top.value, dict) and top.key is None:
-            self._raise_invalid("a key is a list or a mapping", "Keys are words", line, top.where)
+            self._raise_invalid("a key is a list or a mapping", "Use text as keys", line, top.where)
         self._count_values(line, depth=1)
         self._check_tag(event.tag, line)
         value: YamlValue = [] if isinstance(event, yaml.SequenceStartEvent) else {}
@@ -284,31 +232,32 @@ class _DocumentBuilder:
             self.value_count - frame.values_before,
             frame.depth_below + 1,
             frame.line,
-            opened=True,
         )
 
     def _add_alias(self, anchor: str, line: int) -> None:
         if anchor not in self.anchors:
             self._raise_invalid(f"the alias *{clip_text(anchor, 80)} names no anchor", "", line, self._get_next_path())
-        named = self.anchors[anchor]
-        if named is None:
+        target = self.anchors[anchor]
+        if target is None:
             self._raise_invalid(f"the anchor &{clip_text(anchor, 80)} contains itself", "", line, self._get_next_path())
             return
-        value, values, deep = named
-        self._count_values(line, values, deep)
+        value, values, depth = target
+        self._count_values(line, values, depth)
         top = self.open_collections[-1] if self.open_collections else None
         if top is not None and isinstance(top.value, dict) and top.key is None:
             if value is None or isinstance(value, list | dict):
-                self._raise_invalid("a key is no word", "Keys are words", line, top.where)
+                self._raise_invalid("a key is not text", "Use text as keys", line, top.where)
             top.key = format_scalar(value)
             top.key_line = line
             return
-        self._attach_value(_copy_value(value), None, values, deep, line)
+        self._attach_value(_copy_value(value), None, values, depth, line)
 
-    def _attach_value(
-        self, value: YamlValue, anchor: str | None, values: int, depth: int, line: int, *, opened: bool = False
-    ) -> None:
-        """Puts a value where it belongs."""
+    def _attach_value(self, value: YamlValue, anchor: str | None, values: int, depth: int, line: int) -> None:
+        """Add a value to the collection that is being built.
+
+        Arguments:
+            values, depth: number of values in it, itself included, and number of its levels.
+        """
         if anchor:
             self.anchors[anchor] = (value, values, depth)
         if not self.open_collections:
@@ -325,41 +274,41 @@ class _DocumentBuilder:
         if key is None:
             return
         if not top.is_merge_key:
-            # The line of the key, which is where people look.
+            # The line of the key, where people look.
             self._set_mapping_key(top, key, value, top.key_line)
             return
         top.is_merge_key = False
         # go-yaml 2 takes a list of mappings from its end.
         for mapping in reversed(value) if isinstance(value, list) else [value]:
             if not isinstance(mapping, dict):
-                self._raise_invalid("<< wants a mapping, or a list of mappings", "", line, top.where)
-            for name, one in mapping.items():
-                self._set_mapping_key(top, name, one, line)
+                self._raise_invalid("<< needs a mapping, or a list of mappings", "", line, top.where)
+            for name, member in mapping.items():
+                self._set_mapping_key(top, name, member, line)
 
     def _set_mapping_key(self, top: _OpenCollection, key: str, value: YamlValue, line: int) -> None:
         where = join_json_path(top.where, key)
         if key in top.value:
             first = self.result.line_numbers.get(where, 0)
-            text = "is there twice" + (f", first on line {first}" if first else "")
+            text = "is present twice" + (f", first on line {first}" if first else "")
             self._raise_invalid(f"{text}: engines refuse the file", "Remove one of them", line, where)
         self.result.line_numbers[where] = line
         top.value[key] = value
 
 
 def _copy_value(value: YamlValue) -> YamlValue:
-    """A copy that shares nothing that can change; its depth is bounded already."""
+    """Copy a value deeply; its depth is bounded already."""
     if isinstance(value, dict):
-        return {key: _copy_value(one) for key, one in value.items()}
+        return {key: _copy_value(member) for key, member in value.items()}
     if isinstance(value, list):
-        return [_copy_value(one) for one in value]
+        return [_copy_value(item) for item in value]
     return value
 
 
 def _make_error_finding(error: yaml.YAMLError, text: str, path: str) -> Finding:
-    """PyYAML's complaint as a finding with its line."""
+    """Make a finding with its line from an error of PyYAML."""
     mark = getattr(error, "problem_mark", None) or getattr(error, "context_mark", None)
     if mark is None:
-        # A ReaderError: it has a position and a character, and libyaml's a text only.
+        # A ReaderError: it has a position and a character, and libyaml's only a text.
         return Finding("error", path, "", "not YAML: it has a character that YAML does not allow")
     number = mark.line + 1
     lines = text.splitlines()
