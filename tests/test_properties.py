@@ -82,7 +82,9 @@ class Guard:
         real = self.real[name]
 
         def guarded(*args: Any, **kwargs: Any) -> Any:
-            if name != "open" or args[1] & self.WRITING:
+            # A file without a name (O_TMPFILE) changes nothing: it is how a directory is found to be writable.
+            unnamed = name == "open" and args[1] & os.O_TMPFILE == os.O_TMPFILE
+            if name != "open" or (args[1] & self.WRITING and not unnamed):
                 first = args[1] if name in ("symlink",) else args[0]
                 keys = ("src_dir_fd", "dst_dir_fd") if name in ("rename", "replace", "link") else ("dir_fd", "")
                 self.check(name, self.place(first, kwargs.get(keys[0])))

@@ -140,7 +140,7 @@ def _find_daemon_files(
             if kind == "directory":
                 if not stat.S_ISDIR(status.st_mode):
                     continue
-                from gpu_oci_hook.files.trust import describe_foreign_access
+                from gpu_oci_hook.files.trust import describe_foreign_access  # most hosts have no such directory
 
                 access = describe_foreign_access(status, every_user=True, owner_only=True)
                 if access:
