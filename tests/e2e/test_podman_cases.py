@@ -17,7 +17,8 @@ import pytest
 from gpu_oci_hook.cdi.spec import reading, validation
 from gpu_oci_hook.formats import cdi_names
 from support.e2e import machine
-from support.e2e.requirements import E2E_REQUIRED, require_programs
+from support.e2e.podman_pairs import podman_version
+from support.e2e.requirements import require_programs
 from support.podman_cases import CASES, SCALARS, Case, write_arguments, yaml_file
 from support.spec_mutations import mutate_spec, mutate_text
 from support.valid_specs import SPECS_BY_VERSION, with_change
@@ -28,7 +29,7 @@ Ask = Callable[[Case], "dict[str, Any] | None"]
 @pytest.fixture(scope="module")
 def version() -> str:
     """podman's version."""
-    need("podman")
+    require_programs("podman")
     return podman_version()
 
 
@@ -36,11 +37,6 @@ def version() -> str:
 def ask(tmp_path_factory: pytest.TempPathFactory, version: str) -> Iterator[Ask]:
     """Gives podman a file and asks for a device of it: the config.json that it makes, or None when it refuses."""
     require_programs("podman", "unshare", "nsenter")
-    version = machine.run_command([machine.find_program("podman"), "--version"]).check().stdout.split()[-1]
-    if not version.startswith("4.3."):
-        if E2E_REQUIRED:
-            pytest.fail(f"GPU_OCI_HOOK_E2E=require, but podman is {version}, and the table is of 4.3", pytrace=False)
-        pytest.skip(f"END TO END NOT TESTED: podman is {version}, and the table is of 4.3")
     home = tmp_path_factory.mktemp("podman-cdi")
     (home / "root/dev").mkdir(parents=True)
     (home / "containers.conf").write_text("[engine]\n[containers]\n")

@@ -54,6 +54,7 @@ def fetch(suite: str, packages: Sequence[str] = PACKAGES, name: str = "nvidia") 
     options = [
         *("-o", f"Dir::Etc::SourceList={apt}/sources.list", "-o", "Dir::Etc::SourceParts=/dev/null"),
         *("-o", f"Dir::State::Lists={apt}/lists", "-o", f"Dir::Cache={apt}/cache"),
+        *("-o", "Dir::State::status=/dev/null"),  # else apt looks for the versions that this machine has installed
         *("-o", "APT::Sandbox::User=root", "-q"),
     ]
     apt_get = machine.find_program("apt-get")

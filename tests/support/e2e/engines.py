@@ -468,6 +468,7 @@ class Podman(Engine):
         env = {
             "PATH": machine.DIRECTORIES,
             "HOME": str(home / "home"),
+            "PODMAN_IGNORE_CGROUPSV1_WARNING": "1",  # podman 5 warns of cgroup v1 on stderr
             "CONTAINERS_CONF": str(home / "containers.conf"),
         }
         enter = self._holder.enter if self._holder is not None else []
@@ -557,6 +558,7 @@ class RootlessPodman(Podman):
         env = {
             "PATH": machine.DIRECTORIES,
             "HOME": str(home / "home"),
+            "PODMAN_IGNORE_CGROUPSV1_WARNING": "1",
             "XDG_RUNTIME_DIR": str(home / "xdg"),
             "CONTAINERS_CONF": str(home / "containers.conf"),
         }
