@@ -433,7 +433,7 @@ def test_text_that_is_not_toml_is_answered_with_line_column_and_caret(data: byte
     assert (fault.line, fault.column) == BAD[data]
     assert str(fault).startswith(f"/etc/c.toml: line {fault.line}, column {fault.column}: not TOML: ")
     assert str(fault).isprintable()
-    shown, caret = fault.caret().split("\n")
+    shown, caret = fault.format_caret().split("\n")
     assert caret.strip() == "^" and len(caret) <= len(shown) + 1
     source = data.decode().replace("\r\n", "\n").split("\n")[fault.line - 1].replace("\t", " ")
     assert shown == "  " + source
@@ -443,7 +443,7 @@ def test_text_that_is_not_toml_is_answered_with_line_column_and_caret(data: byte
 def test_the_caret_of_a_very_long_line_stays_on_the_screen() -> None:
     with pytest.raises(toml_document.TomlFault) as caught:
         load.parse_config(b"a = '" + b"x" * 5000 + b"' nonsense " + b"y" * 5000, "c")
-    shown, caret = caught.value.caret().split("\n")
+    shown, caret = caught.value.format_caret().split("\n")
     assert len(shown) <= 104
     assert shown[caret.index("^") :].startswith("nonsense")
 
@@ -668,7 +668,7 @@ def test_no_bytes_cause_anything_but_a_config_or_a_sentence(data: bytes) -> None
     except Fault as fault:
         assert str(fault).startswith("c.toml: ") and str(fault).isprintable()
         if isinstance(fault, toml_document.TomlFault):
-            assert fault.caret().count("\n") == 1
+            assert fault.format_caret().count("\n") == 1
 
 
 @settings(max_examples=300, deadline=None)

@@ -110,9 +110,9 @@ def _print_error(error: Exception) -> None:
     if sys.stderr is None:
         return
     print(f"gpu-oci-hook: {describe_error(error)}", file=sys.stderr)
-    caret = getattr(error, "caret", None)
-    if caret is not None:
-        print(caret(), file=sys.stderr)
+    format_caret = getattr(error, "format_caret", None)
+    if format_caret is not None:
+        print(format_caret(), file=sys.stderr)
 
 
 def _flush_stdout(status: int) -> int:

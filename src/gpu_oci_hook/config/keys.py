@@ -35,7 +35,7 @@ USER_FILE_KEYS: Final[tuple[tuple[str, object, object], ...]] = (
 _rows: list[tuple[str, str, object, object]] = []
 
 
-def _row(table: str, key: str, default: T, rule: object) -> T:
+def _declare_key(table: str, key: str, default: T, rule: object) -> T:
     """Add a row to KEYS and return the default.
 
     Arguments:
@@ -57,52 +57,52 @@ class Config:
         values: attributes that differ from the default, lists as tuples.
     """
 
-    root: str = _row("host", "root", "/", "path")
-    driver_root: str = _row("host", "driver-root", "/", "path")
-    library_paths: tuple[str, ...] = _row("host", "library-paths", (), "paths")
-    load_modules: bool = _row("host", "load-modules", True, "bool")
-    platform: str = _row("host", "platform", "auto", ("auto", "desktop", "wsl", "tegra"))
-    csv_directory: str = _row(
+    root: str = _declare_key("host", "root", "/", "path")
+    driver_root: str = _declare_key("host", "driver-root", "/", "path")
+    library_paths: tuple[str, ...] = _declare_key("host", "library-paths", (), "paths")
+    load_modules: bool = _declare_key("host", "load-modules", True, "bool")
+    platform: str = _declare_key("host", "platform", "auto", ("auto", "desktop", "wsl", "tegra"))
+    csv_directory: str = _declare_key(
         "host", "csv-directory", "/etc/nvidia-container-runtime/host-files-for-container.d", "path"
     )
-    csv_ignore: tuple[str, ...] = _row("host", "csv-ignore", (), "strings")
+    csv_ignore: tuple[str, ...] = _declare_key("host", "csv-ignore", (), "strings")
 
-    low_level: tuple[str, ...] = _row("runtime", "low-level", ("runc", "crun"), "programs")
-    log_file: str = _row("runtime", "log-file", "", "path or empty")
-    log_level: str = _row("runtime", "log-level", "info", ("debug", "info", "warning", "error"))
+    low_level: tuple[str, ...] = _declare_key("runtime", "low-level", ("runc", "crun"), "programs")
+    log_file: str = _declare_key("runtime", "log-file", "", "path or empty")
+    log_level: str = _declare_key("runtime", "log-level", "info", ("debug", "info", "warning", "error"))
 
-    env: str = _row("request", "env", "always", ("always", "privileged", "never"))
-    volume_mounts: bool = _row("request", "volume-mounts", True, "bool")
-    legacy_images: bool = _row("request", "legacy-images", True, "bool")
-    default_capabilities: tuple[str, ...] = _row(
+    env: str = _declare_key("request", "env", "always", ("always", "privileged", "never"))
+    volume_mounts: bool = _declare_key("request", "volume-mounts", True, "bool")
+    legacy_images: bool = _declare_key("request", "legacy-images", True, "bool")
+    default_capabilities: tuple[str, ...] = _declare_key(
         "request", "default-capabilities", ("utility", "compute"), ("list", *CAPABILITIES)
     )
-    supported_capabilities: tuple[str, ...] = _row(
+    supported_capabilities: tuple[str, ...] = _declare_key(
         "request", "supported-capabilities", ("all",), ("list", *CAPABILITIES)
     )
-    disable_require: bool = _row("request", "disable-require", False, "bool")
-    management: str = _row("request", "management", "privileged", ("privileged", "never"))
-    missing_gpu: str = _row("request", "missing-gpu", "fail", ("fail", "warn"))
-    version_mismatch: str = _row("request", "version-mismatch", "fail", ("fail", "warn"))
+    disable_require: bool = _declare_key("request", "disable-require", False, "bool")
+    management: str = _declare_key("request", "management", "privileged", ("privileged", "never"))
+    missing_gpu: str = _declare_key("request", "missing-gpu", "fail", ("fail", "warn"))
+    version_mismatch: str = _declare_key("request", "version-mismatch", "fail", ("fail", "warn"))
 
-    cuda_compat: str = _row("inject", "cuda-compat", "auto", ("auto", "always", "never"))
-    sockets: bool = _row("inject", "sockets", True, "bool")
-    firmware: bool = _row("inject", "firmware", True, "bool")
-    hide_device_files: bool = _row("inject", "hide-device-files", True, "bool")
-    imex_channels: str = _row("inject", "imex-channels", "ask", FEATURE_POLICIES)
-    gds: str = _row("inject", "gds", "ask", FEATURE_POLICIES)
-    mofed: str = _row("inject", "mofed", "ask", FEATURE_POLICIES)
-    gdrcopy: str = _row("inject", "gdrcopy", "ask", FEATURE_POLICIES)
-    nvswitch: str = _row("inject", "nvswitch", "ask", FEATURE_POLICIES)
-    mps_pipe_directory: str = _row("inject", "mps-pipe-directory", "", "path or empty")
-    mps_log_directory: str = _row("inject", "mps-log-directory", "", "path or empty")
-    mps_shm: str = _row("inject", "mps-shm", "", "path or empty")
-    remove: tuple[str, ...] = _row("inject", "remove", (), "strings")
-    extra: tuple[tuple[str, str, str, str, bool], ...] = _row("inject", "extra", (), "user files")
+    cuda_compat: str = _declare_key("inject", "cuda-compat", "auto", ("auto", "always", "never"))
+    sockets: bool = _declare_key("inject", "sockets", True, "bool")
+    firmware: bool = _declare_key("inject", "firmware", True, "bool")
+    hide_device_files: bool = _declare_key("inject", "hide-device-files", True, "bool")
+    imex_channels: str = _declare_key("inject", "imex-channels", "ask", FEATURE_POLICIES)
+    gds: str = _declare_key("inject", "gds", "ask", FEATURE_POLICIES)
+    mofed: str = _declare_key("inject", "mofed", "ask", FEATURE_POLICIES)
+    gdrcopy: str = _declare_key("inject", "gdrcopy", "ask", FEATURE_POLICIES)
+    nvswitch: str = _declare_key("inject", "nvswitch", "ask", FEATURE_POLICIES)
+    mps_pipe_directory: str = _declare_key("inject", "mps-pipe-directory", "", "path or empty")
+    mps_log_directory: str = _declare_key("inject", "mps-log-directory", "", "path or empty")
+    mps_shm: str = _declare_key("inject", "mps-shm", "", "path or empty")
+    remove: tuple[str, ...] = _declare_key("inject", "remove", (), "strings")
+    extra: tuple[tuple[str, str, str, str, bool], ...] = _declare_key("inject", "extra", (), "user files")
 
-    spec_dirs: tuple[str, ...] = _row("cdi", "spec-dirs", ("/etc/cdi", "/var/run/cdi"), "paths")
-    default_kind: str = _row("cdi", "default-kind", "nvidia.com/gpu", "kind")
-    annotation_prefixes: tuple[str, ...] = _row("cdi", "annotation-prefixes", ("cdi.k8s.io/",), "strings")
+    spec_dirs: tuple[str, ...] = _declare_key("cdi", "spec-dirs", ("/etc/cdi", "/var/run/cdi"), "paths")
+    default_kind: str = _declare_key("cdi", "default-kind", "nvidia.com/gpu", "kind")
+    annotation_prefixes: tuple[str, ...] = _declare_key("cdi", "annotation-prefixes", ("cdi.k8s.io/",), "strings")
 
     def __init__(self, path: str = "", warnings: tuple[str, ...] = (), **values: object) -> None:
         self.path = path

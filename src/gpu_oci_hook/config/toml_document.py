@@ -31,7 +31,7 @@ class TomlFault(Fault):
         self.column = column
         self.text = text
 
-    def caret(self) -> str:
+    def format_caret(self) -> str:
         """Return the line and, below it, a caret at the column: two lines of at most 100 characters."""
         start = max(0, self.column - 80)
         before = make_printable(self.text[start : self.column - 1].replace("\t", " "))
