@@ -62,13 +62,13 @@ INJECTION |= modules(
     """
     shim.code_bundle
     inject.pipeline inject.gather inject.requirements
-    plan.build plan.devices plan.driver_params plan.files plan.layout plan.links plan.loader_files plan.mounting
+    plan.build plan.devices plan.driver_params plan.files plan.libraries plan.layout plan.links plan.loader_files plan.mounting
     container.image container.rootfs_edits container.spec_edits
     host.device_nodes host.driver.inventory_cache host.gpus host.mig.capability_files host.model_tables
     host.optional.graphics host.root
     request.capabilities request.environment request.read request.selectors
     request.require_expressions request.require_variables
-    model.edits model.machine model.optional_devices model.outcome model.plan_input model.request
+    model.edits model.file_edits model.machine model.optional_devices model.outcome model.plan_input model.request
     config.keys
     files.directory files.path_walk files.prepared_directory files.replace files.rootfs files.user_namespace
     formats.architectures formats.driver_version formats.fastjson formats.ldcache formats.oci formats.proc

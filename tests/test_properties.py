@@ -29,7 +29,7 @@ from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files import read_regular, state_dir
 from gpu_oci_hook.files.read_regular import read_config_json
-from gpu_oci_hook.inject import pipeline
+from gpu_oci_hook.formats.fastjson import parse_config_json
 from gpu_oci_hook.reporting import failure
 from gpu_oci_hook.shim import main
 from gpu_oci_hook.simulate import host_tree
@@ -577,4 +577,4 @@ def test_nesting_as_deep_as_can_be(world: World) -> None:
 
 def test_the_parser_of_the_whole_way_takes_the_bytes_only(world: World) -> None:
     with pytest.raises(Fault):
-        pipeline.parse_bundle_spec(b"[]", "x")
+        parse_config_json(b"[]", "x")

@@ -23,7 +23,7 @@ from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.formats import elf
 from gpu_oci_hook.host.driver import catalogue
 from gpu_oci_hook.inject import pipeline
-from gpu_oci_hook.model.edits import PrepareDirectory
+from gpu_oci_hook.model.file_edits import PrepareDirectory
 from gpu_oci_hook.request.environment import MANAGEMENT_DEVICE
 from gpu_oci_hook.simulate import feature_files, host_tree
 from support.bundles import PROC, container_spec, host_config, make_bundle

@@ -6,16 +6,14 @@ from gpu_oci_hook.cli.plan_sections import build_plan_sections
 from gpu_oci_hook.model.edits import (
     AddDeviceNode,
     AddDeviceRule,
-    AddFile,
     AddGroup,
     AddHook,
-    AddLink,
     AddMount,
     DropHook,
     Edit,
-    PrepareDirectory,
     SetEnvVariable,
 )
+from gpu_oci_hook.model.file_edits import AddFile, AddLink, PrepareDirectory
 from gpu_oci_hook.plan.devices import NODE_MOUNT_OPTIONS
 from gpu_oci_hook.plan.mounting import READ_ONLY_MOUNT_OPTIONS, SOCKET_MOUNT_OPTIONS
 

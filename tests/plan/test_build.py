@@ -11,17 +11,15 @@ from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.model.edits import (
     AddDeviceNode,
     AddDeviceRule,
-    AddFile,
     AddGroup,
     AddHook,
-    AddLink,
     AddMount,
     DropHook,
     DropMount,
     Plan,
-    PrepareDirectory,
     SetEnvVariable,
 )
+from gpu_oci_hook.model.file_edits import AddFile, AddLink, PrepareDirectory
 from gpu_oci_hook.plan import build
 from support.plan_input import (
     DRIVER_LIBRARY_DIR,

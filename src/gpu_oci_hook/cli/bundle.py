@@ -11,7 +11,7 @@ import click
 
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files.read_regular import read_config_json
-from gpu_oci_hook.inject.pipeline import parse_bundle_spec
+from gpu_oci_hook.formats.fastjson import parse_config_json
 
 bundle_option = click.option(
     "--bundle",
@@ -43,7 +43,7 @@ class Bundle:
             what = "there is no config.json in it" if os.path.isdir(path) else "there is no such directory"
             raise Fault(what, where=path, hint="Name a bundle with --bundle DIR")
         self.config_json_bytes = data
-        self.spec = parse_bundle_spec(data, self.config_json_path)
+        self.spec = parse_config_json(data, self.config_json_path)
 
     @property
     def absolute_directory(self) -> str:

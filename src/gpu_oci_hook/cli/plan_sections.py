@@ -8,13 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from posixpath import dirname, split
 
-from gpu_oci_hook.model.edits import (
-    AddDeviceNode,
-    AddDeviceRule,
-    AddMount,
-    Edit,
-    PrepareDirectory,
-)
+from gpu_oci_hook.model.edits import AddDeviceNode, AddDeviceRule, AddMount, Edit
+from gpu_oci_hook.model.file_edits import PrepareDirectory
 from gpu_oci_hook.plan.devices import NODE_MOUNT_OPTIONS
 from gpu_oci_hook.plan.mounting import READ_ONLY_MOUNT_OPTIONS
 

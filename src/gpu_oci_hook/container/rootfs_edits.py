@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from gpu_oci_hook.files.rootfs import Rootfs
-    from gpu_oci_hook.model.edits import AddFile, AddLink, AddMount, Edit, PrepareDirectory
+    from gpu_oci_hook.model.edits import AddMount, Edit
+    from gpu_oci_hook.model.file_edits import AddFile, AddLink, PrepareDirectory
 
 # The name of the bundle's directory for generated files.
 GENERATED_DIR = "gpu-oci-hook"

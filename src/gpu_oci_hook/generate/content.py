@@ -22,17 +22,8 @@ from typing import Any
 from gpu_oci_hook.container.image import Image
 from gpu_oci_hook.formats.architectures import ARCHITECTURES, ARCHITECTURES_32BIT
 from gpu_oci_hook.hook.arguments import HookArguments
-from gpu_oci_hook.model.edits import (
-    AddDeviceNode,
-    AddDeviceRule,
-    AddFile,
-    AddGroup,
-    AddLink,
-    AddMount,
-    Plan,
-    PrepareDirectory,
-    SetEnvVariable,
-)
+from gpu_oci_hook.model.edits import AddDeviceNode, AddDeviceRule, AddGroup, AddMount, Plan, SetEnvVariable
+from gpu_oci_hook.model.file_edits import AddFile, AddLink, PrepareDirectory
 from gpu_oci_hook.model.machine import DeviceNode, DriverFile
 from gpu_oci_hook.model.plan_input import ContainerFacts, PlanInput
 from gpu_oci_hook.plan.loader_files import LD_CONF_DROP_IN

@@ -38,15 +38,6 @@ if TYPE_CHECKING:
     from gpu_oci_hook.reporting.log import StartLog
 
 
-def parse_bundle_spec(data: bytes, path: str) -> dict[str, object]:
-    """Parse a config.json.
-
-    Raises:
-        Fault: it is not a JSON object.
-    """
-    return parse_config_json(data, path)
-
-
 def inject_gpus(
     path: str,
     data: bytes,
@@ -68,7 +59,7 @@ def inject_gpus(
     Raises:
         Fault: the container requests something that it cannot have, or the machine lacks what it needs.
     """
-    spec = parse_bundle_spec(data, path)
+    spec = parse_config_json(data, path)
     config = Config.from_data(cached_config)
     if config is None:
         config = _reload_config(spec)
@@ -135,7 +126,6 @@ def prepare_injection(spec: dict[str, object], config: Config, bundle: str, cach
 
     request = read_request(spec, config)
     warnings += request.warnings
-
     host = Host(config.root)
     injected = request.needs_driver and _is_injected_by_cdi_hook(spec, warnings)
     if injected or not request.needs_driver:
@@ -168,7 +158,6 @@ def prepare_injection(spec: dict[str, object], config: Config, bundle: str, cach
 
 
 def _is_injected_by_cdi_hook(spec: dict[str, object], warnings: list[str]) -> bool:
-    """Tell whether a CDI file has injected the driver already; add a warning if so."""
     program = find_injecting_cdi_hook(spec)
     if program:
         warnings.append(f"a CDI file has injected already (its hook is {program}): nothing is added")
@@ -289,6 +278,11 @@ def _gather_container_facts(
 ) -> ContainerFacts:
     """Look at the container's image, and at what this process can do for it."""
     image = inspect_image(rootfs, host.machine)
+    datacenter_only = False
+    if image.compat_libcudas:
+        from gpu_oci_hook.host.model_tables import is_datacenter_gpu
+
+        datacenter_only = all(is_datacenter_gpu(gpu.model) for gpu, _ in chosen.gpus)
     generated_dir = f"{bundle}/{GENERATED_DIR}"
     return ContainerFacts(
         spec=spec,
@@ -300,14 +294,8 @@ def _gather_container_facts(
         process_in_user_namespace=is_process_in_user_namespace(),
         driver_params=_read_visible_params(host),
         has_mount_program=os.path.exists(MOUNT_PROGRAM),
-        datacenter_only=bool(image.compat_libcudas) and _are_all_datacenter_gpus(chosen.gpus),
+        datacenter_only=datacenter_only,
     )
-
-
-def _are_all_datacenter_gpus(chosen_gpus: list[tuple[Gpu, str]]) -> bool:
-    from gpu_oci_hook.host.model_tables import is_datacenter_gpu  # only for an image with compat libraries
-
-    return all(is_datacenter_gpu(gpu.model) for gpu, _ in chosen_gpus)
 
 
 def _read_visible_params(host: Host) -> bytes | None:
@@ -327,7 +315,7 @@ def _refuse_host_root(rootfs: Rootfs) -> None:
     """Refuse to inject into the machine's own root: links to nowhere would replace its driver.
 
     Raises:
-        Fault: the container's root is the machine's.
+        Fault: it is the machine's root.
     """
     if rootfs.is_host_root():
         raise Fault(
@@ -354,7 +342,7 @@ def apply_plan(outcome: Outcome, spec: dict[str, object], path: str, data: bytes
         return []
     apply_to_spec(spec, outcome.plan.edits)
     # A spec that is invalid shows here, before anything is written.
-    content = dump_json(spec) + b"\n" if spec != parse_bundle_spec(data, path) else b""
+    content = dump_json(spec) + b"\n" if spec != parse_config_json(data, path) else b""
     changes = apply_to_rootfs(outcome.rootfs, outcome.plan.edits, f"{outcome.bundle}/{GENERATED_DIR}")
     if content:
         replace_file(path, content, stale_after=0)  # one process at a time works on a bundle

@@ -8,7 +8,8 @@ from __future__ import annotations
 from gpu_oci_hook.container.rootfs_edits import generated_file_name
 from gpu_oci_hook.formats.oci import get_list, get_member, has_user_namespace
 from gpu_oci_hook.formats.program_names import is_cdi_hook, is_prestart_hook
-from gpu_oci_hook.model.edits import DEFAULT_HOOK_ENV, AddFile, AddHook, DropHook, Plan, WithheldItem
+from gpu_oci_hook.model.edits import DEFAULT_HOOK_ENV, AddHook, DropHook, Plan, WithheldItem
+from gpu_oci_hook.model.file_edits import AddFile
 from gpu_oci_hook.plan.devices import add_device_nodes
 from gpu_oci_hook.plan.driver_params import (
     DRIVER_PARAMS,

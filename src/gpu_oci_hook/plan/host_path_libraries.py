@@ -6,7 +6,8 @@ Import budget: cold.
 from __future__ import annotations
 
 from gpu_oci_hook.formats.architectures import ARCHITECTURES_32BIT
-from gpu_oci_hook.model.edits import AddLink, AddMount, Plan, WithheldItem
+from gpu_oci_hook.model.edits import AddMount, Plan, WithheldItem
+from gpu_oci_hook.model.file_edits import AddLink
 from gpu_oci_hook.plan.loader_files import MAIN_LIBRARIES
 from gpu_oci_hook.plan.mounting import READ_ONLY_MOUNT_OPTIONS, has_same_mount
 

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.formats.architectures import ARCHITECTURES_32BIT
-from gpu_oci_hook.model.edits import AddDeviceNode, AddLink, AddMount, Plan, PrepareDirectory, WithheldItem
+from gpu_oci_hook.model.edits import AddDeviceNode, AddMount, Plan, WithheldItem
+from gpu_oci_hook.model.file_edits import AddLink, PrepareDirectory
 from gpu_oci_hook.plan.mounting import LINKS_DIR_PREFIX, READ_ONLY_MOUNT_OPTIONS, add_generated_file
 
 TYPE_CHECKING = False

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from gpu_oci_hook.container.rootfs_edits import generated_file_name
 from gpu_oci_hook.formats.oci import get_list, get_member
-from gpu_oci_hook.model.edits import AddFile, AddMount
+from gpu_oci_hook.model.edits import AddMount
+from gpu_oci_hook.model.file_edits import AddFile
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

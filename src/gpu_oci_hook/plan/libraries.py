@@ -1,0 +1,187 @@
+"""Place the driver's libraries in the container, and make its loader find them.
+
+Import budget: GPU container.
+"""
+
+from __future__ import annotations
+
+from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.files import state_dir
+from gpu_oci_hook.formats.architectures import ARCHITECTURES_32BIT
+from gpu_oci_hook.model.edits import AddMount, Plan, SetEnvVariable, WithheldItem
+from gpu_oci_hook.model.file_edits import AddLink, PrepareDirectory
+from gpu_oci_hook.model.plan_input import explain_missing_capability
+from gpu_oci_hook.plan.loader_files import LibrarySearch, is_required_loader_file
+from gpu_oci_hook.plan.mounting import LIBRARIES_DIR_PREFIX, READ_ONLY_MOUNT_OPTIONS, add_generated_file
+from gpu_oci_hook.request.capabilities import add_implied_capabilities
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpu_oci_hook.model.machine import DriverFile
+    from gpu_oci_hook.model.plan_input import PlanInput
+    from gpu_oci_hook.plan.layout import Layout
+
+
+def add_libraries(plan_input: PlanInput, plan: Plan, layout: Layout, files: list[tuple[DriverFile, str]]) -> None:
+    """Add the mounts of the libraries, their links, and the files that make the container's loader find them."""
+    if not files:
+        return
+    host_path_files = [(file, why) for file, why in files if file.container_path]
+    if host_path_files:
+        files = [(file, why) for file, why in files if not file.container_path]
+    if files and not layout.driver_library_dir:
+        raise Fault(
+            "the container has no directory for the driver's libraries: its root file system cannot be written, has "
+            "no directory /usr/local/nvidia/lib64, and neither /run nor /dev is a tmpfs",
+            where=plan_input.container.rootfs_path,
+            hint="Mount a tmpfs on /run or make the root file system writable",
+        )
+    search = LibrarySearch(plan_input.container.image, plan_input.container.rootfs_reader, layout)
+    compat_reason = ""
+    if plan_input.container.image.compat_libcudas:
+        search.compat_directory, compat_reason = _resolve_compat_preference(plan_input, plan)
+    placement = _place_libraries(plan_input, plan, layout, search, files)
+    _add_library_directories(plan_input, plan, placement)
+    # Where a machine has no 32-bit sister the two are one directory, and the 64-bit libraries' one counts.
+    for image_directory, directory in {
+        plan_input.container.image.library_dir32: layout.driver_library_dir32,
+        plan_input.container.image.library_dir: layout.driver_library_dir,
+    }.items():
+        _add_image_links(plan, layout, search, placement, image_directory, directory)
+    if host_path_files:
+        from gpu_oci_hook.plan.host_path_libraries import add_host_path_libraries
+
+        add_host_path_libraries(plan_input, plan, layout, search, host_path_files)
+    _add_loader_files(plan_input, plan, layout, search, compat_reason)
+
+
+class _Placement:
+    """Where the libraries lie in the container.
+
+    Attributes:
+        entries: directory in the container to the names in it, each with its link target, "" for a mounted file.
+        mounts: the mounts of the libraries in these directories.
+        plugin_links: the image's own library directory to the links to plug-ins below it.
+        prepared_root: the directory on the host in which the directories are prepared.
+    """
+
+    __slots__ = ("entries", "mounts", "plugin_links", "prepared_root")
+
+    def __init__(self, prepared_root: str) -> None:
+        self.entries: dict[str, dict[str, str]] = {}
+        self.mounts: list[AddMount] = []
+        self.plugin_links: dict[str, list[AddLink]] = {}
+        self.prepared_root = prepared_root
+
+
+def _place_libraries(
+    plan_input: PlanInput, plan: Plan, layout: Layout, search: LibrarySearch, files: list[tuple[DriverFile, str]]
+) -> _Placement:
+    """Give each library its path in the container, and its names to the loader."""
+    placement = _Placement(plan_input.container.shared_dir)
+    for file, why in files:
+        own_mount = search.find_own_mount(file.arch, file.soname, file.name)
+        if own_mount:
+            reason = f"the container has its own mount on {own_mount}"
+            plan.withheld.append(WithheldItem("library", format_library_name(file), reason))
+            search.add_library(file.soname, own_mount, file.arch, own_mount=True)
+            # Whoever chooses a container's mounts could else fill /run with a directory for every choice.
+            placement.prepared_root = plan_input.container.generated_dir
+            continue
+        directory = layout.driver_library_dir32 if file.arch in ARCHITECTURES_32BIT else layout.driver_library_dir
+        search.add_directory(directory)
+        names = placement.entries.setdefault(directory, {})
+        names[file.name] = ""
+        destination = f"{directory}/{file.name}"
+        placement.mounts.append(
+            AddMount(file.source, destination, READ_ONLY_MOUNT_OPTIONS, why, clear_mount_point=False)
+        )
+        if file.soname != file.name:
+            names[file.soname] = file.name
+        search.add_library(file.soname, f"{directory}/{file.soname}", file.arch)
+        for name in file.links:
+            if "/" in name:  # a plug-in, searched in a subdirectory of the image's own library directory
+                image_directory = search.get_image_directory(file.arch)
+                link = AddLink(
+                    f"{image_directory}/{name}", f"{directory}/{file.soname}", "the name that it is loaded by"
+                )
+                placement.plugin_links.setdefault(image_directory, []).append(link)
+            else:
+                names[name] = file.soname
+                search.add_library(name, f"{directory}/{name}", file.arch)
+    return placement
+
+
+def _add_library_directories(plan_input: PlanInput, plan: Plan, placement: _Placement) -> None:
+    """Add the prepared directories with their links, then the mounts of the libraries in them."""
+    for directory, names in placement.entries.items():
+        content = tuple(names.items())
+        digest = state_dir.compute_digest(repr(content).encode())
+        source = f"{placement.prepared_root}/{LIBRARIES_DIR_PREFIX}{digest}"
+        reason = "a directory for the driver's libraries, with their links"
+        plan.edits.append(PrepareDirectory(source, directory, content, reason))
+        plan.edits.append(AddMount(source, directory, READ_ONLY_MOUNT_OPTIONS, reason, clear_mount_point=False))
+    plan.edits += placement.mounts
+
+
+def _add_image_links(
+    plan: Plan, layout: Layout, search: LibrarySearch, placement: _Placement, image_directory: str, directory: str
+) -> None:
+    """Add the links in one of the image's own library directories to the libraries in `directory`."""
+    plugin_links = placement.plugin_links.get(image_directory, [])
+    if not layout.writable or layout.classify_path(image_directory) != "image":
+        reason = f"{image_directory} lies in another mount, or cannot be written"
+        plan.withheld += [WithheldItem("link", link.path, reason) for link in plugin_links]
+        return
+    for name, reason in search.choose_image_links(placement.entries.get(directory, {}), image_directory):
+        plan.edits.append(AddLink(f"{image_directory}/{name}", f"{directory}/{name}", reason))
+    if search.may_link_plugins(image_directory):
+        plan.edits += plugin_links
+
+
+def _resolve_compat_preference(plan_input: PlanInput, plan: Plan) -> tuple[str, str]:
+    """Return the directory of the image's compat libraries if they come first, and the text for it; else ("", "")."""
+    from gpu_oci_hook.plan.compat import decide_cuda_compat  # few images have any
+
+    decision = decide_cuda_compat(
+        plan_input.container.image.compat_libcudas,
+        plan_input.inventory.version,
+        plan_input.config.cuda_compat,
+        has_only_datacenter_gpus=lambda: plan_input.container.datacenter_only,
+    )
+    compute = "compute" in add_implied_capabilities(plan_input.request.capabilities)
+    if decision.warning and compute:
+        plan.warnings.append(decision.warning)
+    if decision.directory and compute:
+        return decision.directory, f"; the image's own libcuda comes first: {decision.reason}"
+    reason = decision.reason if compute else explain_missing_capability("compute")
+    plan.withheld.append(WithheldItem("compat", plan_input.container.image.compat_libcudas[0][0], reason))
+    return "", ""
+
+
+def _add_loader_files(
+    plan_input: PlanInput, plan: Plan, layout: Layout, search: LibrarySearch, compat_reason: str
+) -> None:
+    """Add the loader's files; where those that it reads cannot be written, set LD_LIBRARY_PATH instead."""
+    result = search.build_files()
+    plan.warnings += result.notes
+    reason = f"lets the container's loader find the libraries{compat_reason}"
+    needs_variable = result.needs_ld_library_path
+    for path, content in result.files:
+        required = is_required_loader_file(path)
+        obstacle = add_generated_file(plan_input, plan, layout, path, content, reason, optional=not required)
+        if obstacle:
+            needs_variable = needs_variable or required
+            plan.withheld.append(WithheldItem("file", path, obstacle))
+    if needs_variable:
+        current = plan_input.request.environment.get("LD_LIBRARY_PATH", "")
+        added = [directory for directory in search.directories if directory not in current.split(":")]
+        if added:
+            value = ":".join([*added, current] if current else added)
+            reason = "the loader's cache in the image cannot be written; this stands in"
+            plan.edits.append(SetEnvVariable("LD_LIBRARY_PATH", value, reason))
+
+
+def format_library_name(file: DriverFile) -> str:
+    """Return the SONAME of a library, with the architecture if it is for 32-bit programs."""
+    return f"{file.soname} ({file.arch})" if file.arch in ARCHITECTURES_32BIT else file.soname
