@@ -107,7 +107,7 @@ class Podman:
         text = self.kept.read_text()
         identity = str(json.loads(text)["linux"]["cgroupsPath"]).rpartition("libpod-")[2]
         found: Spec = json.loads(text.replace(identity, "ID"))
-        found["annotations"].pop("io.kubernetes.cri-o.Created")
+        found["annotations"].pop("io.kubernetes.cri-o.Created", None)  # podman up to 4
         return found, done.text
 
     def plain(self, options: tuple[str, ...]) -> Spec:
