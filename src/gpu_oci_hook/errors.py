@@ -1,6 +1,6 @@
-"""The one error type: what failed, where, and what to do next.
+"""Define the one error type: what failed, where, and what to do next.
 
-Cost rule: on every path, so no imports beyond `os` and `errno` (both built in).
+Import budget: GPU container.
 """
 
 from __future__ import annotations
@@ -8,14 +8,16 @@ from __future__ import annotations
 import errno
 import os
 
+_MAX_WHERE, _MAX_WHAT, _MAX_HINT = 400, 3000, 2000
+
 
 class Fault(Exception):
     """A failure that a person can act on.
 
     Arguments:
         what: what failed, as a sentence without its full stop.
-        where: file, key, line or environment entry; empty when the sentence already says it.
-        hint: what to do next, as a sentence without its full stop; empty when nothing can be done.
+        where: the file, key, line or environment entry; "" when the sentence names it.
+        hint: what to do next, as a sentence without its full stop; "" when nothing can be done.
     """
 
     def __init__(self, what: str, *, where: str = "", hint: str = "") -> None:
@@ -25,19 +27,19 @@ class Fault(Exception):
         self.hint = hint
 
     def __str__(self) -> str:
-        """One short line, whatever the parts hold: an image chooses some of the words.
+        """Return one printable line, whatever the parts contain: some of the text comes from images.
 
-        Each part is cut by itself, so that the cure is still there at the end: conmon keeps 8 KiB.
+        Each part is clipped separately, so that the hint is always included: conmon keeps 8 KiB.
         """
-        where, what = clip_text(make_printable(self.where), 400), clip_text(make_printable(self.what), 3000)
+        where, what = clip_text(make_printable(self.where), _MAX_WHERE), clip_text(make_printable(self.what), _MAX_WHAT)
         text = f"{where}: {what}" if where else what
         if self.hint:
-            text = f"{text}. {clip_text(make_printable(self.hint), 2000)}"
+            text = f"{text}. {clip_text(make_printable(self.hint), _MAX_HINT)}"
         return text
 
 
-# Engines grep our text: docker turns "no such file or directory" into exit status 127, podman turns
-# "permission denied" into 126 (ecosystem facts: moby's and libpod's error classification).
+# Not the errno's own text: docker and podman search a runtime's message for "no such file or directory" and
+# "permission denied", and change the exit status for them (facts: engine-status-from-text).
 _REASONS = {
     errno.ENOENT: "it is missing",
     errno.EACCES: "this user may not read it",
@@ -45,7 +47,7 @@ _REASONS = {
     errno.ENOTDIR: "a part of the path is not a directory",
     errno.EISDIR: "it is a directory",
     errno.ELOOP: "its symbolic links go round in a circle or may not be followed",
-    errno.EXDEV: "it lies in another mount",
+    errno.EXDEV: "it is in another mount",
     errno.ENOSPC: "the disk is full",
     errno.EDQUOT: "the disk quota is used up",
     errno.EROFS: "the file system is read-only",
@@ -53,17 +55,15 @@ _REASONS = {
     errno.EMFILE: "too many files are open",
     errno.ENOEXEC: "it is not a program that this kernel can run",
 }
-
-
-_WRITE_REASONS = {errno.ENOENT: "nothing can be made there", errno.EACCES: "this user may not write there"}
+_WRITE_REASONS = {errno.ENOENT: "nothing can be created there", errno.EACCES: "this user may not write there"}
 
 
 def describe_os_error(error: OSError | ValueError, *, writing: bool = False) -> str:
-    """Return the reason of a failed file operation in words that no engine takes for a condition of its own.
+    """Return the reason of a failed file operation, in words that no engine takes for a condition of its own.
 
     Arguments:
         error: an OSError, or the `UnusableFileError` of a file that is not read.
-        writing: whether something was to be made or changed.
+        writing: whether something was to be created or changed.
     """
     if not isinstance(error, OSError):
         return str(error)
@@ -72,9 +72,9 @@ def describe_os_error(error: OSError | ValueError, *, writing: bool = False) -> 
 
 
 def make_printable(text: str) -> str:
-    """The text on one line, with control characters and lone surrogates escaped.
+    """Return the text on one line, with control characters and lone surrogates escaped.
 
-    Names come from images; a newline in one would break the engine's one-line log contract, an escape
+    Names come from images. A newline in one would break the one-line contract of the engines' logs, and an escape
     sequence would reach an operator's terminal.
     """
     if text.isprintable():
@@ -83,17 +83,17 @@ def make_printable(text: str) -> str:
 
 
 def clip_text(text: str, limit: int = 200) -> str:
-    """The text, or its first `limit` characters and how many more there are: images choose some of the words."""
+    """Return the text, or its first `limit` characters and the number of those left out."""
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text) - limit} more characters)"
 
 
-def find_close_match(word: str, choices: tuple[str, ...] | list[str], *, cutoff: float = 0.6) -> str:
-    """The valid word that a mistyped one most likely meant, or "" when none is near.
+def find_close_match(value: str, choices: tuple[str, ...] | list[str], *, cutoff: float = 0.6) -> str:
+    """Return the valid value that a mistyped one most likely means; "" when none is similar.
 
     Arguments:
-        cutoff: how alike the two have to be, 1 for equal.
+        cutoff: the least similarity, 1 for equal.
     """
     import difflib  # only after a mistake
 
-    near = difflib.get_close_matches(word.lower(), choices, n=1, cutoff=cutoff)
-    return near[0] if near else ""
+    matches = difflib.get_close_matches(value.lower(), choices, n=1, cutoff=cutoff)
+    return matches[0] if matches else ""

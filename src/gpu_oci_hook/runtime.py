@@ -1,6 +1,7 @@
-"""Entry point of launchers that earlier versions wrote; new launchers call `shim.main`.
+"""Import `main` under the old module name, for launchers that earlier versions wrote; new ones import `shim.main`.
 
-Without it an upgrade of the package alone would stop every container until `gpu-oci-hook install` runs again.
+Without it an upgrade of the package would stop every container until `gpu-oci-hook install` runs again.
+
 Import budget: pass-through.
 """
 

@@ -460,7 +460,7 @@ def test_what_a_guard_refuses_stays_as_it_is(root: Rootfs, place: Path) -> None:
         lambda: root.write_file("/file", b"x"),
     ]
     for step in steps:
-        with pytest.raises(CrossMountError, match="it lies in another mount"):
+        with pytest.raises(CrossMountError, match="it is in another mount"):
             step()
     assert snapshot_tree(place) == before
     assert root.make_symlink("/ours/link", "t") and root.write_file("/ours/file", b"x")

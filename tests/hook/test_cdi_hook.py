@@ -249,8 +249,8 @@ def test_a_disk_that_is_full_refuses_the_container(scene: HookScene) -> None:
     scene.finish()
     prelude = (
         "from gpu_oci_hook.files import directory\n"
-        "def _fill(self, name, data, mode): raise OSError(28, 'full')\n"
-        "directory.Directory._create_file = _fill"
+        "def _fill(*_, **__): raise OSError(28, 'full')\n"
+        "directory.replace_file_at = _fill"
     )
     scene.program = write_hook_launcher(scene.bundle.parent / "full", prelude)
     assert "/etc/ld.so.cache: cannot write the file: the disk is full" in scene.refused()

@@ -156,7 +156,7 @@ def test_what_lies_in_a_mount_of_the_containers_is_not_touched(scene: HookScene,
     assert os.listdir(scene.root / "etc/ld.so.conf.d") == []
     assert (scene.root / OWN[1:] / "libcuda.so.1").read_text() == "the container's own\n"
     assert f"skipped the link {OWN}/libcuda.so.1: the container has its own mount there\n" in said
-    assert f"left /{LD_CACHE} unchanged: it lies in another mount\n" in said
+    assert f"left /{LD_CACHE} unchanged: it is in another mount\n" in said
 
 
 def test_a_library_that_the_container_mounts_itself_is_the_one_that_is_cached(scene: HookScene) -> None:

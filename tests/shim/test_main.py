@@ -307,7 +307,7 @@ def test_the_shim_never_becomes_itself(machine: Path, tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(f'[runtime]\nlow-level = ["{link}", "{copy}"]\n')
     result = shim("state", "x")
     assert result.returncode == 1
-    assert b"2 of them is this program itself" in result.stderr
+    assert b"candidates that are this program itself: 2" in result.stderr
 
 
 def test_a_wrapper_that_calls_the_shim_again_does_not_go_round_for_ever(machine: Path, tmp_path: Path) -> None:

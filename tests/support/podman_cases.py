@@ -137,10 +137,18 @@ CASES: dict[str, Case] = {
     "version 0.5": Case(yaml_file(version="0.5"), False),
     "no version": Case(yaml_file().replace("cdiVersion: 0.5.0\n", ""), False),
     "hostPath in 0.3.0": Case(
-        yaml_file("deviceNodes: [{path: /dev/null, hostPath: /dev/null}]", version="0.3.0"), True, False, LATER, newer=False
+        yaml_file("deviceNodes: [{path: /dev/null, hostPath: /dev/null}]", version="0.3.0"),
+        True,
+        False,
+        LATER,
+        newer=False,
     ),
     "a mount's type in 0.3.0": Case(
-        yaml_file("mounts: [{hostPath: /dev/null, containerPath: /b, type: bind}]", version="0.3.0"), True, False, LATER, newer=False
+        yaml_file("mounts: [{hostPath: /dev/null, containerPath: /b, type: bind}]", version="0.3.0"),
+        True,
+        False,
+        LATER,
+        newer=False,
     ),
     "a digit first in 0.3.0": Case(
         yaml_file(version="0.3.0", name="0d"), True, False, LATER, newer=False, device="vendor.com/class=0d"
@@ -148,7 +156,11 @@ CASES: dict[str, Case] = {
     "additionalGids": Case(yaml_file("additionalGids: [1]"), False),
     "empty additionalGids": Case(yaml_file("env: [A=b]\n    additionalGids: []"), False, newer=True),
     "null additionalGids": Case(
-        yaml_file("env: [A=b]\n    additionalGids: null"), False, True, "what is null is gone before we look", newer=True
+        yaml_file("env: [A=b]\n    additionalGids: null"),
+        False,
+        True,
+        "what is null is gone before we look",
+        newer=True,
     ),
     "annotations": Case(yaml_file(more="annotations: {a: b}\n"), False),
     "empty annotations": Case(yaml_file(more="annotations: {}\n"), False, newer=True),

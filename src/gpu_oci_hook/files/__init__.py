@@ -1,1 +1,1 @@
-"""The one safe-file layer: bounded reads, atomic replacement, trust, and paths below a container root."""
+"""Access files safely: bounded reads, atomic replacement, trust, and paths below a container root."""

@@ -1,10 +1,9 @@
-"""A directory below a container's root, held open; what is done by name in it cannot lead out of it.
+"""Read and change the entries of one held directory below a container's root, without leaving it.
 
-Cost rule: on the way of every GPU container, so `os`, `errno` and `stat` only.
+Nothing is written in place: see `files.replace`. Another process may exchange names at any moment. Then the wrong entry
+of this directory is renamed or removed, never one outside of it.
 
-Nothing is written in place: a file is made under a name of its own and renamed, so that a hard link to a
-file of the host keeps its content, and a reader sees the old file or the new one. Another process may swap
-names at any moment; then the wrong thing in this directory is renamed or removed, never one outside.
+Import budget: GPU container.
 """
 
 from __future__ import annotations
@@ -23,21 +22,22 @@ if TYPE_CHECKING:
 
     from gpu_oci_hook.files.path_walk import PathWalker
 
-MAX_RETRIES = 16  # when somebody swaps names under our hands
-MAX_MOVED_ENTRIES = 10000  # entries moved out of the way one by one
+MAX_RETRIES = 16  # when another process exchanges names at the same time
+MAX_MOVED_ENTRIES = 10000  # entries of a directory that is moved entry by entry
 ASIDE_SUFFIX = ".gpu-oci-hook-aside"
 
 PATH_FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
 _LIST_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+_NAME_MAX = 255  # bytes, of every file system that can be a container's root
 
 
 class Directory:
-    """A directory below the root, held open; what is done by name in it cannot leave it.
+    """A held directory below the container's root.
 
     Arguments:
-        walker: those of the root that it belongs to; told when something changes.
+        walker: the root's, whose cache is dropped when an entry changes.
         fd: an O_PATH descriptor, owned from now on and closed with the last reference.
-        parts: the components of its path in the container, free of links.
+        parts: the components of its path in the container, without links.
     """
 
     __slots__ = ("_guard_passed", "_owner", "_walker", "fd", "parts")
@@ -56,13 +56,14 @@ class Directory:
 
     @property
     def path(self) -> str:
-        """Its path in the container, free of links when it was opened."""
+        """Path in the container, without links when it was opened."""
         return "/" + "/".join(self.parts)
 
     def check_write_guard(self) -> None:
-        """Refuse to change anything in it where its root says so: see `PathWalker.write_guard`.
+        """Refuse changes where the root's `PathWalker.write_guard` does.
 
-        Raises: OSError, EXDEV.
+        Raises:
+            OSError: EXDEV.
         """
         if not self._guard_passed:
             guard = self._walker.write_guard
@@ -71,23 +72,27 @@ class Directory:
             self._guard_passed = True  # a descriptor stays in its mount
 
     def stat_name(self, name: str) -> os.stat_result | None:
-        """What the name is (a link is not followed), or None."""
+        """Return the status of an entry, links not followed; None when there is none."""
         try:
             return os.stat(_check_component(name), dir_fd=self.fd, follow_symlinks=False)
         except (OSError, ValueError):
             return None
 
     def readlink(self, name: str) -> str | None:
-        """The text of a symbolic link, or None for anything else."""
+        """Return the target of a symbolic link; None for everything else."""
         try:
             return os.readlink(_check_component(name), dir_fd=self.fd)
         except (OSError, ValueError):
             return None
 
     def make_symlink(self, name: str, target: str) -> bool:
-        """Make the name a symbolic link with this text; what else is there gives way.
+        """Create a symbolic link; another entry of that name is replaced, a directory moved aside.
 
-        Returns: whether anything was changed. Raises: Fault when the file system refuses.
+        Returns:
+            Whether anything was changed.
+
+        Raises:
+            Fault: the file system refuses.
         """
         try:
             _check_component(name)
@@ -107,9 +112,13 @@ class Directory:
             raise self._make_entry_fault("cannot make the symbolic link", name, error) from error
 
     def write_file(self, name: str, data: bytes, mode: int = 0o644) -> bool:
-        """Make the name a regular file with this content and mode; what else is there gives way.
+        """Write a regular file; another entry of that name is replaced, a directory moved aside.
 
-        Returns: whether anything was changed. Raises: Fault when the file system refuses.
+        Returns:
+            Whether anything was changed.
+
+        Raises:
+            Fault: the file system refuses.
         """
         try:
             self.check_write_guard()
@@ -131,10 +140,16 @@ class Directory:
             raise self._make_entry_fault("cannot write the file", name, error) from error
 
     def clear_mount_point(self, name: str) -> bool:
-        """Make sure that a file can be mounted on the name: only a regular file, or nothing, may be there.
+        """Remove everything but a regular file, so that a file can be mounted on the name.
 
-        A mount follows a link at its destination, and opens whatever else is there. Directories are
-        renamed, the rest is removed. Returns: whether anything was changed. Raises: Fault.
+        A mount follows a link at its destination, and opens every other kind of file. A directory is moved aside, the
+        rest is removed.
+
+        Returns:
+            Whether anything was changed.
+
+        Raises:
+            Fault: the file system refuses.
         """
         try:
             self.check_write_guard()
@@ -151,44 +166,53 @@ class Directory:
                 try:
                     os.unlink(name, dir_fd=self.fd)
                 except (FileNotFoundError, IsADirectoryError):
-                    continue  # swapped meanwhile: look again
+                    continue  # exchanged meanwhile: check again
             raise make_os_error(errno.EBUSY)
         except (OSError, ValueError) as error:
             raise self._make_entry_fault("cannot make room for a file", name, error) from error
 
     def list_names(self, limit: int = 20000) -> list[str]:
-        """The names in it, sorted; at most `limit` of them, in the file system's order, are looked at."""
-        found: list[str] = []
+        """Return the names of the entries, sorted; only the first `limit` in the file system's order are read."""
+        names: list[str] = []
         try:
             fd = os.open(".", _LIST_FLAGS, dir_fd=self.fd)
         except OSError:
-            return found
+            return names
         try:
             with os.scandir(fd) as entries:
                 for entry in entries:
-                    if len(found) >= limit:
+                    if len(names) >= limit:
                         break
-                    found.append(entry.name)
+                    names.append(entry.name)
         except OSError:
             return []
         finally:
             os.close(fd)
-        return sorted(found)
+        return sorted(names)
+
+    def mkdir(self, name: str) -> None:
+        """Create an empty directory with mode 0755, whatever the umask; an existing one is kept."""
+        self.check_write_guard()
+        old_umask = os.umask(0o022)
+        try:
+            os.mkdir(name, 0o755, dir_fd=self.fd)
+        except FileExistsError:
+            return
+        finally:
+            os.umask(old_umask)
+        give_owner_at(self.fd, name, self._get_owner())
 
     def _make_entry_fault(self, what: str, name: str, error: Exception) -> Fault:
         return make_os_fault(what, f"{self.path.rstrip('/')}/{name}", error, writing=True)
 
     def _drop_cached_if_special(self, name: str) -> None:
-        """Drop the held directories when a name that is about to be replaced is not a regular file.
-
-        It may be a link or a directory that was on the path to one of them.
-        """
+        """Drop the cache before an entry is replaced that is not a regular file: it may be on a cached path."""
         info = self.stat_name(name)
         if info is not None and not stat.S_ISREG(info.st_mode):
             self._walker.drop_cached()
 
     def _has_content(self, name: str, data: bytes, mode: int) -> bool:
-        """Whether the name is a regular file with this content and mode."""
+        """Tell whether the name is a regular file with this content and mode."""
         info = self.stat_name(name)
         if info is None or not stat.S_ISREG(info.st_mode):
             return False
@@ -204,35 +228,25 @@ class Directory:
             return False
 
     def _get_owner(self) -> tuple[int, int]:
-        """Return the directory's owner, who also gets what is created in it: see userns-remap of docker."""
+        """Return the directory's owner, who also gets the entries created in it.
+
+        With docker's userns-remap the container has no user for files of the host's root.
+        """
         if self._owner is None:
             info = os.fstat(self.fd)
             self._owner = (info.st_uid, info.st_gid)
         return self._owner
 
-    def mkdir(self, name: str) -> None:
-        """Make an empty directory, 0755 whatever the umask; somebody else's is as good."""
-        self.check_write_guard()
-        before = os.umask(0o022)
-        try:
-            os.mkdir(name, 0o755, dir_fd=self.fd)
-        except FileExistsError:
-            return
-        finally:
-            os.umask(before)
-        give_owner_at(self.fd, name, self._get_owner())
-
     def _move_aside(self, name: str) -> None:
-        """Rename what is there to a free name beside it."""
+        """Rename an entry to a free name in the same directory."""
         self._walker.drop_cached()
         for number in range(100):
-            tail = ASIDE_SUFFIX if number == 0 else f"{ASIDE_SUFFIX}-{number}"
-            # 255: NAME_MAX of every file system that holds a root
-            new = os.fsdecode(os.fsencode(name)[: 255 - len(tail)]) + tail
-            if self.stat_name(new) is not None:
+            suffix = ASIDE_SUFFIX if number == 0 else f"{ASIDE_SUFFIX}-{number}"
+            new_name = os.fsdecode(os.fsencode(name)[: _NAME_MAX - len(suffix)]) + suffix
+            if self.stat_name(new_name) is not None:
                 continue
             try:
-                os.rename(name, new, src_dir_fd=self.fd, dst_dir_fd=self.fd)
+                os.rename(name, new_name, src_dir_fd=self.fd, dst_dir_fd=self.fd)
             except FileNotFoundError:
                 pass
             except OSError as error:
@@ -240,58 +254,67 @@ class Directory:
                     continue
                 if error.errno != errno.EXDEV:
                     raise
-                # overlayfs without redirect_dir cannot rename a directory of a lower layer
-                _move_tree(name, self.fd, new, self.fd, [MAX_MOVED_ENTRIES], 64)
+                # overlayfs without redirect_dir cannot rename a directory of a lower layer.
+                _move_tree(name, self.fd, new_name, self.fd, [MAX_MOVED_ENTRIES], 64)
             return
         raise make_os_error(errno.EEXIST)
 
 
-def _move_tree(name: str, source: int, new: str, target: int, budget: list[int], depth: int) -> None:
-    """Move a directory that cannot be renamed: entry by entry, bounded."""
-    os.mkdir(new, 0o700, dir_fd=target)
-    inside = os.open(name, _LIST_FLAGS, dir_fd=source)
+def _move_tree(name: str, parent_fd: int, new_name: str, new_parent_fd: int, budget: list[int], depth: int) -> None:
+    """Move a directory that cannot be renamed, entry by entry.
+
+    Arguments:
+        budget: how many entries may still be moved, as its only item.
+        depth: how many levels of directories may still be entered.
+    """
+    os.mkdir(new_name, 0o700, dir_fd=new_parent_fd)
+    old_fd = os.open(name, _LIST_FLAGS, dir_fd=parent_fd)
     try:
-        into = os.open(new, _LIST_FLAGS, dir_fd=target)
+        new_fd = os.open(new_name, _LIST_FLAGS, dir_fd=new_parent_fd)
         try:
-            names = os.listdir(inside)
+            names = os.listdir(old_fd)
             budget[0] -= len(names)
             if budget[0] < 0 or depth == 0:
                 raise make_os_error(errno.E2BIG)
             for entry in names:
                 try:
-                    os.rename(entry, entry, src_dir_fd=inside, dst_dir_fd=into)
+                    os.rename(entry, entry, src_dir_fd=old_fd, dst_dir_fd=new_fd)
                 except OSError as error:
                     if error.errno != errno.EXDEV:
                         raise
-                    _move_tree(entry, inside, entry, into, budget, depth - 1)
-            info = os.fstat(inside)
-            os.fchown(into, info.st_uid, info.st_gid)
-            os.fchmod(into, stat.S_IMODE(info.st_mode))
+                    _move_tree(entry, old_fd, entry, new_fd, budget, depth - 1)
+            info = os.fstat(old_fd)
+            os.fchown(new_fd, info.st_uid, info.st_gid)
+            os.fchmod(new_fd, stat.S_IMODE(info.st_mode))
         finally:
-            os.close(into)
+            os.close(new_fd)
     finally:
-        os.close(inside)
-    os.rmdir(name, dir_fd=source)
+        os.close(old_fd)
+    os.rmdir(name, dir_fd=parent_fd)
 
 
 def _check_component(name: str) -> str:
-    """The name, if it is one component: anything longer would be walked by the kernel, links and all."""
+    """Return the name if it is one component: the kernel would follow links in a longer path.
+
+    Raises:
+        ValueError: it is not.
+    """
     if "/" in name or name in ("", ".", ".."):
         raise ValueError(name)
     return name
 
 
 def make_os_error(number: int) -> OSError:
-    """The OSError that the kernel would give us."""
+    """Return the OSError that the interpreter raises for an errno."""
     return OSError(number, os.strerror(number))
 
 
 class CrossMountError(Fault):
-    """What was to be changed lies in another mount than the one that may be changed."""
+    """A change in another mount than the one that may be changed."""
 
 
 def make_os_fault(what: str, path: str, error: Exception, *, writing: bool = False) -> Fault:
-    """The Fault for an OSError, or for a ValueError of a name that no file can have."""
+    """Return the Fault for an OSError, or for the ValueError of a name that no file can have."""
     if not isinstance(error, OSError):
         return Fault(f"{what}: no file can have this name", where=path)
     kind = CrossMountError if error.errno == errno.EXDEV else Fault
@@ -299,13 +322,13 @@ def make_os_fault(what: str, path: str, error: Exception, *, writing: bool = Fal
 
 
 def read_mount_id(fd: int) -> bytes:
-    """The kernel's number of the mount that a descriptor lies in; b"" where /proc does not tell (proc(5), fdinfo)."""
+    """Return the kernel's number of a descriptor's mount (proc(5), fdinfo); b"" where /proc does not show it."""
     try:
         with open(f"/proc/self/fdinfo/{fd}", "rb", buffering=0) as file:
-            said = file.read(4096) or b""
+            fdinfo = file.read(4096) or b""
     except OSError:
         return b""
-    for line in said.split(b"\n"):
+    for line in fdinfo.split(b"\n"):
         if line.startswith(b"mnt_id:"):
             return line[7:].strip()
     return b""

@@ -1,8 +1,9 @@
-"""Mounts by descriptor: what a directory is a part of, and a file laid over another.
+"""Read and change mounts by descriptor: find a directory's mount, bind-mount a file, clone a mount.
 
-Cost rule: on the way of the hook, so CPython's `_ctypes` is called directly (0.5 ms); `ctypes` costs 3 ms and is
-imported only to learn the reason of a failure. mount(2) on /proc/self/fd: the path that the descriptor stands for is
-not walked again, and kernels before 5.2 know nothing newer.
+mount(2) gets paths below /proc/self/fd, so that the kernel does not walk the original path again. Kernels before 5.2
+have no newer interface for that.
+
+Import budget: hook.
 """
 
 from __future__ import annotations
@@ -16,20 +17,25 @@ from gpu_oci_hook.files.read_regular import PROC_SELF_FD, UnusableFileError, rea
 # linux/mount.h
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT = 1, 2, 4, 8, 32
 _NOATIME, _NODIRATIME, _BIND, _RELATIME = 1024, 2048, 4096, 1 << 21
-# The same numbers on every architecture since Linux 5.0; OPEN_TREE_CLONE | OPEN_TREE_CLOEXEC | AT_EMPTY_PATH.
+# System call numbers, the same on every architecture since Linux 5.0.
 _OPEN_TREE, _MOUNT_SETATTR = 428, 442
 _AT_EMPTY_PATH, _MOUNT_ATTR_RDONLY = 0x1000, 1
-_OPEN_TREE_FLAGS = 1 | os.O_CLOEXEC | _AT_EMPTY_PATH
-# statvfs(3)'s bits for the same flags
+_OPEN_TREE_CLONE, _OPEN_TREE_CLOEXEC = 1, os.O_CLOEXEC
+_OPEN_TREE_FLAGS = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_EMPTY_PATH
+# The bits of statvfs(3) for the same flags.
 _STATVFS_FLAGS = _RDONLY | _NOSUID | _NODEV | _NOEXEC | _NOATIME | _NODIRATIME
 _ST_RELATIME = 4096
 _MOUNTINFO_LIMIT = 32 << 20  # a node with ten thousand mounts has 2 MiB of them
 
 
 class MountInfo:
-    """A mount: the file system's type, whether it has peers that see changes, whether it is read-only, and below it.
+    """A mount.
 
-    `parent_id` is the number of the mount that it is mounted on.
+    Attributes:
+        filesystem_type: such as "proc".
+        parent_id: the kernel's number of the mount that it is mounted on.
+        shared: whether it has peers, which see changes in it.
+        read_only: whether the mount is read-only.
     """
 
     __slots__ = ("filesystem_type", "parent_id", "read_only", "shared")
@@ -42,14 +48,14 @@ class MountInfo:
 
 
 def read_mount_of_fd(fd: int) -> MountInfo | None:
-    """The mount that a descriptor lies in; None where /proc does not tell."""
+    """Return the mount of a descriptor; None where /proc does not show it."""
     return read_mount_info(read_mount_id(fd))
 
 
 def read_mount_info(mount_id: bytes) -> MountInfo | None:
-    """The mount with the kernel's number; None where /proc does not tell.
+    """Return the mount with the kernel's number; None where /proc does not show it.
 
-    From /proc/self/mountinfo (proc(5)): the kernel's word, whatever the image has in that place.
+    It is read from /proc/self/mountinfo (proc(5)), which an image cannot influence.
     """
     try:
         table = read_regular_file("/proc/self/mountinfo", _MOUNTINFO_LIMIT)
@@ -58,18 +64,19 @@ def read_mount_info(mount_id: bytes) -> MountInfo | None:
     for line in table.split(b"\n"):
         if mount_id and line.startswith(mount_id + b" "):
             left, _, right = line.partition(b" - ")
-            words = left.split(b" ")
+            fields = left.split(b" ")
             kind = right.split(b" ", 1)[0].decode("latin-1")
-            return MountInfo(kind, words[1], shared=b" shared:" in left, read_only=b"ro" in words[5].split(b","))
+            return MountInfo(kind, fields[1], shared=b" shared:" in left, read_only=b"ro" in fields[5].split(b","))
     return None
 
 
 def bind_file_over(source: str, directory_fd: int, name: str) -> None:
-    """Binds a file over the one with a name in a directory, read-only where the kernel lets us.
+    """Bind-mount a file over an entry of a directory, read-only where the kernel permits it.
 
     Arguments:
         source: the file's path on the host.
-        directory_fd: a descriptor of the directory, one in which nobody else can swap names (a procfs).
+        directory_fd: a descriptor of a directory in which no other process can exchange names (a procfs).
+        name: of the entry.
 
     Raises:
         OSError: the kernel refuses.
@@ -79,28 +86,28 @@ def bind_file_over(source: str, directory_fd: int, name: str) -> None:
         _call_mount(source, f"{PROC_SELF_FD}/{fd}", _BIND)
     finally:
         os.close(fd)
-    fd = os.open(name, PATH_FLAGS, dir_fd=directory_fd)  # what lies on top now
+    fd = os.open(name, PATH_FLAGS, dir_fd=directory_fd)  # the new mount
     try:
         flags = os.fstatvfs(fd).f_flag
-        # In a user namespace flags that were there must be said again, or the remount is refused.
-        keep = flags & _STATVFS_FLAGS | (_RELATIME if flags & _ST_RELATIME else 0)
-        _call_mount("", f"{PROC_SELF_FD}/{fd}", _BIND | _REMOUNT | _RDONLY | _NOSUID | _NODEV | _NOEXEC | keep)
+        # In a user namespace the kernel refuses a remount that drops flags of the mount.
+        kept_flags = flags & _STATVFS_FLAGS | (_RELATIME if flags & _ST_RELATIME else 0)
+        _call_mount("", f"{PROC_SELF_FD}/{fd}", _BIND | _REMOUNT | _RDONLY | _NOSUID | _NODEV | _NOEXEC | kept_flags)
     except OSError:
-        pass  # it belongs to nobody whom the container could be
+        pass  # no user of the container owns the file
     finally:
         os.close(fd)
 
 
 def clone_writable_mount(fd: int) -> int:
-    """A descriptor of the same directory in a mount of its own that is not read-only; -1 where there can be none.
+    """Clone a directory's read-only mount as a writable one and return a descriptor; -1 where that is not possible.
 
-    crun makes the root of a `--read-only` container so before it calls hooks, runc afterwards. Only what the
-    runtime has laid over a place that could be written counts: somebody who hands out a directory read-only means it.
-    A mount without a name: nobody else sees it, and it is gone with the descriptor. Linux 5.12 and later.
+    crun makes the root of a `--read-only` container read-only before it calls hooks, runc afterwards. A mount is cloned
+    only if the mount below it is writable: an administrator who provides a read-only directory wants it read-only. The
+    clone has no path, so other processes do not see it, and it ends with the descriptor. It needs Linux 5.12.
     """
-    own = read_mount_of_fd(fd)
-    below = read_mount_info(own.parent_id) if own is not None else None
-    if own is None or below is None or not own.read_only or below.read_only:
+    mount = read_mount_of_fd(fd)
+    parent = read_mount_info(mount.parent_id) if mount is not None else None
+    if mount is None or parent is None or not mount.read_only or parent.read_only:
         return -1
     try:
         import _ctypes
@@ -109,10 +116,10 @@ def clone_writable_mount(fd: int) -> int:
         clone = _ctypes.call_function(call, (_OPEN_TREE, fd, b"", _OPEN_TREE_FLAGS))
         if not isinstance(clone, int) or clone < 0:
             return -1
-        wanted = (
-            bytes(8) + _MOUNT_ATTR_RDONLY.to_bytes(8, sys.byteorder) + bytes(16)
-        )  # struct mount_attr: set, clear, ...
-        if _ctypes.call_function(call, (_MOUNT_SETATTR, clone, b"", _AT_EMPTY_PATH, wanted, len(wanted))) == 0:
+        # struct mount_attr: attr_set, attr_clr, propagation, userns_fd
+        attributes = bytes(8) + _MOUNT_ATTR_RDONLY.to_bytes(8, sys.byteorder) + bytes(16)
+        arguments = (_MOUNT_SETATTR, clone, b"", _AT_EMPTY_PATH, attributes, len(attributes))
+        if _ctypes.call_function(call, arguments) == 0:
             return clone
         os.close(clone)
     except (ImportError, AttributeError, TypeError, OSError):
@@ -121,18 +128,25 @@ def clone_writable_mount(fd: int) -> int:
 
 
 def _call_mount(source: str, target: str, flags: int) -> None:
-    words = (os.fsencode(source), os.fsencode(target), None, flags, None)
+    """Call mount(2).
+
+    CPython's `_ctypes` is called directly (0.5 ms). `ctypes` costs 3 ms, and is imported only for the errno of a failure.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    arguments = (os.fsencode(source), os.fsencode(target), None, flags, None)
     try:
         import _ctypes
 
-        call = _ctypes.dlsym(_ctypes.dlopen(None, 0), "mount")  # type: ignore[arg-type]  # None: this very process
-        if _ctypes.call_function(call, words) == 0:
+        call = _ctypes.dlsym(_ctypes.dlopen(None, 0), "mount")  # type: ignore[arg-type]  # None: this process
+        if _ctypes.call_function(call, arguments) == 0:
             return
     except (ImportError, AttributeError, TypeError, OSError):
-        pass  # another interpreter, or one whose inner functions have changed
+        pass  # another interpreter, or one whose internal functions have changed
     import ctypes
 
     mount = ctypes.CDLL(None, use_errno=True).mount
     mount.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_char_p, ctypes.c_ulong, ctypes.c_char_p)
-    if mount(*words) != 0:
+    if mount(*arguments) != 0:
         raise make_os_error(ctypes.get_errno())

@@ -1,8 +1,9 @@
-"""The ways below a container's root: paths walked by descriptor, component by component, and what is held of them.
+"""Resolve paths below a container's root, component by component with openat(O_NOFOLLOW), and cache directories.
 
-The directories on the way stay open, so that a second name below one costs the rest of the way and nothing else, and
-the way to one that is missing is walked once. openat2(RESOLVE_IN_ROOT) would be shorter, but ctypes costs 3 ms.
-Cost rule: on the way of every GPU container, so `os`, `errno` and `stat` only.
+Directories stay open, so that a second path through one costs only the rest of the walk, and the path to a missing one
+is walked once. openat2(RESOLVE_IN_ROOT) would be shorter, but ctypes costs 3 ms.
+
+Import budget: GPU container.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 MAX_LINKS = 40  # as the kernel: path_resolution(7)
-MAX_STEPS = 20000  # a hostile text could else make us walk for minutes
-MAX_CACHED_DIRECTORIES = 64  # directories held open, and as many for what is missing
-MAX_CACHED_DEPTH = 16  # components from which on they are not worth it
+MAX_STEPS = 20000  # a hostile link could make the walk take minutes
+MAX_CACHED_DIRECTORIES = 64  # held directories, and as many missing ones
+MAX_CACHED_DEPTH = 16  # components of the deepest directory that a walk caches
 
 
 class PathWalker:
-    """The ways below one root.
+    """The path walk below one root, and its cache.
 
     Arguments:
         fd: an O_PATH descriptor of the root, owned by the caller.
 
     Attributes:
-        write_guard: whether something may be changed in a directory; None where it may everywhere. It is asked with the
-            descriptor in hand, so that no other process can redirect a way after it has answered.
+        write_guard: tells whether entries of a directory may be changed; None where all may. It is called with the held
+            directory, so that no other process can redirect the path after the check.
     """
 
     __slots__ = ("_cached", "_missing", "_root_fd", "write_guard")
@@ -39,57 +40,62 @@ class PathWalker:
     def __init__(self, fd: int) -> None:
         self._root_fd = fd
         self._cached: dict[str, Directory] = {}
-        # Of directories that are missing: the last thing on the way, and what is missing after it.
+        # Of missing directories: the last component that exists, and the missing ones after it.
         self._missing: dict[str, tuple[Directory, list[str]]] = {}
         self.write_guard: Callable[[Directory], bool] | None = None
 
     def drop_cached(self) -> None:
-        """Let go of the directories that are held for speed: a path may lead elsewhere now."""
+        """Drop the cache: a path may lead to another directory now."""
         self._cached.clear()
         self._missing.clear()
 
     def drop_missing(self) -> None:
-        """Let go of what was found to be missing: something has been made."""
+        """Drop the cache of missing directories: an entry has been created."""
         self._missing.clear()
 
     def resolve_missing(self, path: str) -> str:
-        """Where a directory that was looked for and is missing would come to be, free of links.
+        """Return the path, without links, that a missing directory would have.
 
-        Raises: FileNotFoundError when nobody has looked for it.
+        Raises:
+            FileNotFoundError: `open_directory` has not been called for it.
         """
         if path not in self._missing:
             raise make_os_error(errno.ENOENT)
-        found, missing = self._missing[path]
-        return "/" + "/".join([*found.parts, *missing])
+        last, missing = self._missing[path]
+        return "/" + "/".join([*last.parts, *missing])
 
     def open_parent(self, path: str, *, create: bool) -> tuple[Directory, str]:
-        """The directory that holds the last name of a path, and that name ("" when there is none)."""
-        above, _, name = path.rstrip("/").rpartition("/")
+        """Open the directory of a path's last component; return it and that component ("" when there is none)."""
+        parent, _, name = path.rstrip("/").rpartition("/")
         if name in (".", ".."):
             return self.open_directory(path, create=create), ""
-        return self.open_directory(above, create=create), name
+        return self.open_directory(parent, create=create), name
 
     def open_directory(self, path: str, *, create: bool) -> Directory:
-        """A directory, held; missing ones are made (0755) on request.
+        """Open a directory, which stays cached.
 
-        Raises: OSError when it is missing or something else is there; ValueError for impossible names.
+        Arguments:
+            create: create missing directories, with mode 0755.
+
+        Raises:
+            OSError: it is missing, or is not a directory.
+            ValueError: a name is impossible.
         """
-        known = self._cached.get(path)
-        if known is None:
+        directory = self._cached.get(path)
+        if directory is None:
             if not create and path in self._missing:
                 raise make_os_error(errno.ENOENT)
-            known, missing = self.walk_path(path, create=create)
+            directory, missing = self.walk_path(path, create=create)
             if missing:
-                if (
-                    len(self._missing) >= MAX_CACHED_DIRECTORIES
-                ):  # each holds a descriptor, and a spec can have thousands of mounts
+                # Each one needs a descriptor, and a spec can have thousands of mounts.
+                if len(self._missing) >= MAX_CACHED_DIRECTORIES:
                     self._missing.clear()
-                self._missing[path] = known, missing
+                self._missing[path] = directory, missing
                 raise make_os_error(errno.ENOENT)
-            if not stat.S_ISDIR(os.fstat(known.fd).st_mode):
+            if not stat.S_ISDIR(os.fstat(directory.fd).st_mode):
                 raise make_os_error(errno.ENOTDIR)
-            self._cache_directory(path, known)
-        return known
+            self._cache_directory(path, directory)
+        return directory
 
     def _cache_directory(self, path: str, directory: Directory) -> None:
         if len(self._cached) >= MAX_CACHED_DIRECTORIES:
@@ -97,30 +103,34 @@ class PathWalker:
         self._cached[path] = directory
 
     def _find_cached_ancestor(self, path: str) -> tuple[Directory | None, str]:
-        """The last directory of a path that is held, and the rest of the path."""
+        """Return the last cached directory of a path, and the rest of the path."""
         head = path
         while head:
             head = head.rpartition("/")[0]
-            known = self._cached.get(head)
-            if known is not None:
-                return known, path[len(head) :]
+            directory = self._cached.get(head)
+            if directory is not None:
+                return directory, path[len(head) :]
         return None, path
 
     def walk_path(self, path: str, *, create: bool = False) -> tuple[Directory, list[str]]:
         """Walk a path below the root, component by component.
 
-        Returns: a handle on the last thing that exists (a file, too: the caller asks), and the
-        components that are missing after it. Raises: OSError; ValueError for impossible names.
+        Returns:
+            The last component that exists, which may also be a file, and the names of the missing ones after it.
+
+        Raises:
+            OSError: a component cannot be opened or created.
+            ValueError: a name is impossible.
         """
         start, rest = self._find_cached_ancestor(path)
-        # What was walked of the path as it is written, while that has led through nothing but directories.
+        # The walked part of the path as written, while it has led through directories only: the key for the cache.
         plain = path[: len(path) - len(rest)] if path.startswith("/") else None
         pending = rest.split("/")
         pending.reverse()
         missing: list[str] = []
         links = steps = 0
-        here = Directory(self, os.dup(self._root_fd), []) if start is None else start
-        own = start is None  # nobody else has `here`
+        current = Directory(self, os.dup(self._root_fd), []) if start is None else start
+        is_shared = start is not None  # the cache has `current`, so its parts must not be changed
         while pending:
             name = pending.pop()
             if name in ("", "."):
@@ -129,56 +139,62 @@ class PathWalker:
             if steps > MAX_STEPS:
                 raise make_os_error(errno.ELOOP)
             if missing:
-                if name == "..":
-                    missing.pop()
-                elif len(os.fsencode(name)) > 255 or "\0" in name:
-                    raise make_os_error(errno.ENAMETOOLONG)
-                else:
-                    missing.append(name)
+                _walk_missing(missing, name)
                 continue
             if name == "..":
                 plain = None
-                if not here.parts:
+                if not current.parts:
                     continue
-                if not stat.S_ISDIR(os.fstat(here.fd).st_mode):
+                if not stat.S_ISDIR(os.fstat(current.fd).st_mode):
                     raise make_os_error(errno.ENOTDIR)
-                pending += reversed(here.parts[:-1])
+                # Walked again from the root: the directory may have been moved, so the kernel's ".." is not trusted.
+                pending += reversed(current.parts[:-1])
             else:
                 try:
-                    fd, text = _open_component(here.fd, name)
+                    fd, target = _open_component(current.fd, name)
                 except FileNotFoundError:
                     if create:
-                        here.mkdir(name)
+                        current.mkdir(name)
                         self.drop_missing()
                         pending.append(name)
                     else:
                         missing.append(name)
                     continue
                 if fd >= 0:
+                    if plain and plain not in self._cached:
+                        self._cache_directory(plain, current)  # it has an entry, so it is a directory
+                        is_shared = True
                     if plain is not None:
-                        if plain and plain not in self._cached:
-                            self._cache_directory(plain, here)  # it is a directory: something is in it
-                            own = False
-                        plain = f"{plain}/{name}" if len(here.parts) < MAX_CACHED_DEPTH else None
-                    parts = here.parts if own else [*here.parts]
+                        plain = f"{plain}/{name}" if len(current.parts) < MAX_CACHED_DEPTH else None
+                    parts = [*current.parts] if is_shared else current.parts
                     parts.append(name)
-                    here = Directory(self, fd, parts)
-                    own = True
+                    current = Directory(self, fd, parts)
+                    is_shared = False
                     continue
                 plain = None
                 links += 1
                 if links > MAX_LINKS:
                     raise make_os_error(errno.ELOOP)
-                pending += reversed(text.split("/"))
-                if not text.startswith("/"):
+                pending += reversed(target.split("/"))
+                if not target.startswith("/"):
                     continue
-            here = Directory(self, os.dup(self._root_fd), [])
-            own = True
-        return here, missing
+            current = Directory(self, os.dup(self._root_fd), [])
+            is_shared = False
+        return current, missing
+
+
+def _walk_missing(missing: list[str], name: str) -> None:
+    """Go one component further below a missing directory."""
+    if name == "..":
+        missing.pop()
+    elif len(os.fsencode(name)) > 255 or "\0" in name:
+        raise make_os_error(errno.ENAMETOOLONG)
+    else:
+        missing.append(name)
 
 
 def _open_component(parent_fd: int, name: str) -> tuple[int, str]:
-    """Open one component: (descriptor, "") for a thing, (-1, its text) for a symbolic link."""
+    """Open one component: return (-1, target) for a symbolic link, (descriptor, "") for everything else."""
     try:
         return os.open(name, PATH_FLAGS | os.O_DIRECTORY, dir_fd=parent_fd), ""
     except OSError as error:
@@ -193,5 +209,5 @@ def _open_component(parent_fd: int, name: str) -> tuple[int, str]:
         fd = os.open(name, PATH_FLAGS, dir_fd=parent_fd)
         if not stat.S_ISLNK(os.fstat(fd).st_mode):
             return fd, ""
-        os.close(fd)  # it has become a link since
+        os.close(fd)  # it has become a link meanwhile
     raise make_os_error(errno.ELOOP)

@@ -1,12 +1,14 @@
-"""A container's root file system, which is hostile: every path below it is walked by file descriptor.
+"""Read and change a container's root file system, which may be hostile.
 
-Cost rule: on the way of every GPU container, so `os`, `errno` and `stat` only.
+These rules hold against an image, and against a process that exchanges names at the same time:
 
-What holds against an image, and against another process that swaps names while we work: the only anchors
-are descriptors that we hold; a component is opened with O_NOFOLLOW relative to one; the text of a link is
-taken apart and walked again from the root; ".." goes back by walking again, never by asking the kernel, for
-a directory may have been moved meanwhile; nothing is written in place, so a hard link to a file of the
-host keeps its content; a file is read through the descriptor that proved to be a regular file.
+- Every path is walked from a held descriptor, each component opened with O_NOFOLLOW.
+- The target of a link is split and walked from the root.
+- ".." is walked again from the root, not resolved by the kernel: the directory may have been moved.
+- Nothing is written in place, so a hard link to a file of the host keeps its content.
+- A file is read through the descriptor that was checked to be a regular file.
+
+Import budget: GPU container.
 """
 
 from __future__ import annotations
@@ -35,12 +37,13 @@ _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 class Rootfs:
-    """The root of a container's file system. All paths are the container's: "/usr/lib/x".
+    """The root of a container's file system, held open. It is a context manager. All paths are the container's.
 
     Arguments:
-        path: where it is on the host; this path is trusted, what is below it is not.
+        path: of the root on the host. This path is trusted, its content is not.
 
-    Raises: Fault when it cannot be opened. A context manager; `close` gives the descriptors back.
+    Raises:
+        Fault: it cannot be opened.
     """
 
     __slots__ = ("_fd", "_walker", "path")
@@ -67,26 +70,29 @@ class Rootfs:
         self.close()
 
     def close(self) -> None:
-        """Give every descriptor back; using the root afterwards is a bug."""
+        """Close every descriptor. The root must not be used afterwards."""
         self._walker.drop_cached()
         fd, self._fd = self._fd, -1
         if fd >= 0:
             os.close(fd)
 
     def is_host_root(self) -> bool:
-        """Whether it is this machine's own root, into which nothing must ever be put."""
+        """Tell whether it is the host's own root, which must never be changed."""
         return os.path.samestat(os.fstat(self._fd), os.stat("/"))
 
     def get_mount_id(self) -> bytes:
-        """The kernel's number of the mount that it is; b"" where /proc does not tell."""
+        """Return the kernel's number of its mount; b"" where /proc does not show it."""
         return read_mount_id(self._fd)
 
     def restrict_writes(self, guard: Callable[[Directory], bool]) -> None:
-        """From now on change things only where this says so: see `PathWalker.write_guard`. Elsewhere it is an `CrossMountError`."""
+        """Allow changes only in directories that the guard accepts: see `PathWalker.write_guard`.
+
+        Elsewhere they raise `CrossMountError` from now on.
+        """
         self._walker.write_guard = guard
 
     def open_writable_layer(self) -> Rootfs | None:
-        """The same without its mounts, and not read-only, where only the runtime has made it so; else None."""
+        """Open the root without its mounts and writable, where only the runtime has made it read-only; else None."""
         from gpu_oci_hook.files.mounts import clone_writable_mount
 
         fd = clone_writable_mount(self._fd)
@@ -98,9 +104,13 @@ class Rootfs:
         return layer if layer.is_writable() else None
 
     def open_directory(self, path: str, *, create: bool = True) -> Directory:
-        """A handle on a directory, for several names in it; missing ones are made (0755).
+        """Open a directory, for several entries of it.
 
-        Raises: Fault when it is missing (and not to be made), loops, or something else is there.
+        Arguments:
+            create: create missing directories, with mode 0755.
+
+        Raises:
+            Fault: it is missing, is not a directory, or cannot be created, or its links loop.
         """
         try:
             return self._walker.open_directory(path, create=create)
@@ -108,132 +118,142 @@ class Rootfs:
             raise make_os_fault("cannot use the directory", path, error, writing=create) from error
 
     def resolve_path(self, path: str) -> str | None:
-        """The same place without links; None when it is missing, loops or leads through a file."""
+        """Return the path without links; None when it is missing, loops, or leads through a file."""
         try:
-            found, missing = self._walker.walk_path(path)
+            last, missing = self._walker.walk_path(path)
         except (OSError, ValueError):
             return None
-        return None if missing else found.path
+        return None if missing else last.path
 
     def resolve_destination(self, path: str) -> str:
-        """Like `resolve`, but what is missing at the end is kept as given: where a mount would land.
+        """Return the path, without links, at which a mount would appear; components may be missing.
 
-        Raises: Fault when links loop, a file stands where a directory must be, a name is impossible.
+        Raises:
+            Fault: links loop, a component is not a directory, or a name is impossible.
         """
-        above, _, name = path.rstrip("/").rpartition("/")
+        parent, _, name = path.rstrip("/").rpartition("/")
         try:
-            # Twenty files go to a few directories: the way to one of them is walked once.
+            # Twenty files are mounted in a few directories, and the path to each directory is walked once.
             if name not in ("", ".", "..") and "\0" not in name and len(os.fsencode(name)) <= 255:
                 try:
-                    where = self._walker.open_directory(above, create=False)
-                    if where.readlink(name) is None:
-                        return "/" + "/".join([*where.parts, name])
+                    directory = self._walker.open_directory(parent, create=False)
+                    if directory.readlink(name) is None:
+                        return "/" + "/".join([*directory.parts, name])
                 except FileNotFoundError:
-                    return f"{self._walker.resolve_missing(above)}/{name}"
+                    return f"{self._walker.resolve_missing(parent)}/{name}"
         except (OSError, ValueError):
-            pass  # the whole walk knows what to say
+            pass  # the complete walk reports the reason
         try:
-            found, missing = self._walker.walk_path(path)
+            last, missing = self._walker.walk_path(path)
         except (OSError, ValueError) as error:
             raise make_os_fault("cannot be reached", path, error) from error
-        return "/" + "/".join(found.parts + missing)
+        return "/" + "/".join(last.parts + missing)
 
     def stat_path(self, path: str, *, follow: bool = False) -> os.stat_result | None:
-        """What is there, or None; a link at the end is followed (inside the root) only on request."""
+        """Return the status of a path; None when it is missing.
+
+        Arguments:
+            follow: follow a link at the end, inside the root.
+        """
         try:
             if not follow:
-                where, name = self._walker.open_parent(path, create=False)
+                directory, name = self._walker.open_parent(path, create=False)
                 if name:
-                    return where.stat_name(name)
-            found, missing = self._walker.walk_path(path)
-            return None if missing else os.fstat(found.fd)
+                    return directory.stat_name(name)
+            last, missing = self._walker.walk_path(path)
+            return None if missing else os.fstat(last.fd)
         except (OSError, ValueError):
             return None
 
     def stat_names(self, path: str, names: Iterable[str]) -> dict[str, os.stat_result]:
-        """What is there of these names in one directory, links not followed: the way there is walked once."""
-        found: dict[str, os.stat_result] = {}
+        """Return the status of each of these names that exists in one directory, links not followed."""
+        statuses: dict[str, os.stat_result] = {}
         try:
-            where = self._walker.open_directory(path, create=False)
+            directory = self._walker.open_directory(path, create=False)
             for name in names:
-                status = where.stat_name(name)
+                status = directory.stat_name(name)
                 if status is not None:
-                    found[name] = status
+                    statuses[name] = status
         except (OSError, ValueError):
             pass
-        return found
+        return statuses
 
     def readlink(self, path: str) -> str | None:
-        """The text of a symbolic link, or None for anything else."""
+        """Return the target of a symbolic link; None for everything else."""
         try:
-            where, name = self._walker.open_parent(path, create=False)
-            return where.readlink(name) if name else None
+            directory, name = self._walker.open_parent(path, create=False)
+            return directory.readlink(name) if name else None
         except (OSError, ValueError):
             return None
 
     def list_names(self, path: str, limit: int = 20000) -> list[str]:
-        """The names in a directory, sorted and bounded; [] when it is none."""
+        """Return the names in a directory: see `Directory.list_names`; [] when it is not one."""
         try:
             return self._walker.open_directory(path, create=False).list_names(limit)
         except (OSError, ValueError):
             return []
 
     def read_file(self, path: str, limit: int) -> bytes | None:
-        """A regular file of at most `limit` bytes, links followed inside the root; None for all else."""
+        """Read a regular file of at most `limit` bytes, links followed inside the root; None for everything else."""
         try:
-            found, missing = self._walker.walk_path(path)
-            if missing or not found.parts:
+            last, missing = self._walker.walk_path(path)
+            if missing or not last.parts:
                 return None
             try:
-                return read_regular_fd(found.fd, limit)
-            except FileNotFoundError:
-                above, missing = self._walker.walk_path("/".join(found.parts[:-1]))
-                return None if missing else read_regular_fd(found.fd, limit, above.fd, found.parts[-1])
+                return read_regular_fd(last.fd, limit)
+            except FileNotFoundError:  # there is no /proc
+                parent, missing = self._walker.walk_path("/".join(last.parts[:-1]))
+                return None if missing else read_regular_fd(last.fd, limit, parent.fd, last.parts[-1])
         except (OSError, ValueError):
             return None
 
     def make_symlink(self, path: str, target: str) -> bool:
-        """Make a symbolic link and the directories above it: see `PrepareDirectory.link`."""
-        where, name = self._open_parent(path)
-        return where.make_symlink(name, target)
+        """Create a symbolic link and its parent directories: see `Directory.make_symlink`."""
+        directory, name = self._open_parent(path)
+        return directory.make_symlink(name, target)
 
     def write_file(self, path: str, data: bytes, mode: int = 0o644) -> bool:
-        """Write a file and make the directories above it: see `PrepareDirectory.write`."""
-        where, name = self._open_parent(path)
-        return where.write_file(name, data, mode)
+        """Write a file and create its parent directories: see `Directory.write_file`."""
+        directory, name = self._open_parent(path)
+        return directory.write_file(name, data, mode)
 
     def chmod(self, path: str, mode: int) -> bool:
-        """Change the mode of what is there, links followed inside the root; whether anything was changed.
+        """Change the mode of a file or directory, links followed inside the root.
 
-        Through the descriptor that was looked at: a name may be another thing's by then.
-        Raises: Fault when it is missing, or the kernel refuses.
+        It is changed through the checked descriptor: the name may lead to another file meanwhile.
+
+        Returns:
+            Whether it was changed.
+
+        Raises:
+            Fault: it is missing, or the kernel refuses.
         """
         try:
-            found, missing = self._walker.walk_path(path)
+            last, missing = self._walker.walk_path(path)
             if missing:
                 raise make_os_error(errno.ENOENT)
-            found.check_write_guard()
-            if stat.S_IMODE(os.fstat(found.fd).st_mode) == mode:
+            last.check_write_guard()
+            if stat.S_IMODE(os.fstat(last.fd).st_mode) == mode:
                 return False
-            os.chmod(f"{PROC_SELF_FD}/{found.fd}", mode)
+            os.chmod(f"{PROC_SELF_FD}/{last.fd}", mode)
         except (OSError, ValueError) as error:
             raise make_os_fault("cannot change the mode", path, error) from error
         return True
 
     def clear_mount_point(self, path: str) -> bool:
-        """Make room for a file mount: see `PrepareDirectory.clear`. What is missing stays missing."""
+        """Make room for a file mount: see `Directory.clear_mount_point`. Missing directories are not created."""
         try:
-            where, name = self._walker.open_parent(path, create=False)
+            directory, name = self._walker.open_parent(path, create=False)
         except FileNotFoundError:
             return False
         except (OSError, ValueError) as error:
             raise make_os_fault("cannot make room for a file", path, error, writing=True) from error
-        return where.clear_mount_point(name)
+        return directory.clear_mount_point(name)
 
     def is_writable(self) -> bool:
-        """Whether files can be made in it, found out by making one that has no name.
+        """Tell whether files can be created in it, by creating one without a name.
 
-        A full disk counts as one that can be written: the first write then gives the true reason.
+        A full disk counts as writable: the first write then reports the reason.
         """
         try:
             if os.fstatvfs(self._fd).f_flag & os.ST_RDONLY:
@@ -241,7 +261,7 @@ class Rootfs:
             try:
                 os.close(os.open(".", os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600, dir_fd=self._fd))
             except OSError as error:
-                # overlayfs learnt O_TMPFILE with Linux 6.3; EISDIR: file systems that never heard of it
+                # overlayfs has O_TMPFILE since Linux 6.3; EISDIR: file systems without it
                 if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):
                     return error.errno in _DISK_FULL
                 name = make_temporary_name()
@@ -255,14 +275,14 @@ class Rootfs:
         try:
             return self._walker.open_parent(path, create=True)
         except (OSError, ValueError) as error:
-            raise make_os_fault("cannot make the directory above it", path, error, writing=True) from error
+            raise make_os_fault("cannot make its parent directory", path, error, writing=True) from error
 
 
 def read_rootfs_path(spec: dict[str, object], bundle: str) -> str:
-    """The absolute path of the container's root file system.
+    """Return the absolute path of the container's root file system.
 
     Raises:
-        Fault: `root.path` is missing or no text.
+        Fault: `root.path` is missing or not a string.
     """
     root = spec.get("root")
     path = root.get("path") if isinstance(root, dict) else None

@@ -1,62 +1,71 @@
-"""What was learnt once: small files in a directory that only we may write.
+"""Cache small results between calls, in a directory that only this user may write.
 
-Losing any of them costs time, never correctness, so nothing here ever fails a start: what cannot be read,
-is not ours, or others could have written counts as not there; what cannot be written is not kept.
-Cost rule: on every path; `posix` and `sys` only (`os` costs a seventh of the interpreter's start).
+Import budget: pass-through.
 """
 
-# No `from __future__ import annotations`: that module is a file more to load in every call.
+# Every call loads this module, so it imports `posix` and `sys` only: `os` costs a seventh of the interpreter's start,
+# and `from __future__ import annotations` would be one more file to load.
+# Losing the state costs time, never correctness. So nothing here makes a start fail: a file that cannot be read, or that
+# another user could have written, counts as missing, and a file that cannot be written is not kept.
 
 import posix
 import sys
 
-# Where the state lies. A user namespace's root sees the machine's /run/gpu-oci-hook as somebody else's and
-# then uses the user's own run directory.
+# A user namespace's root sees the host's /run/gpu-oci-hook as another user's, and uses the user's run directory instead.
 DIRECTORY = "/run/gpu-oci-hook"
 LIMIT = 8 << 20
 
-# The configuration that holds when the environment names none; here, since the shim must know it before it
-# can afford `config.load`.
+# The config file when the environment names none. It is here because the shim needs it before it can load `config.load`.
 DEFAULT_CONFIG_PATH = "/etc/gpu-oci-hook/config.toml"
 
 _OTHERS_WRITE = 0o022
 _CHECKSUM_SIZE = 16
+_FILE_MODE = 0o644
 
 
 def get_environment_variable(name: str) -> str | None:
-    """An environment variable of this process, as `os.environ` would have it."""
+    """Return an environment variable of this process as `os.environ` would."""
     value = posix.environ.get(name.encode())
     return None if value is None else value.decode(sys.getfilesystemencoding(), "surrogateescape")
 
 
 def list_state_directories() -> list[str]:
-    """The places where state may lie, best first."""
-    places = [DIRECTORY]
-    run = get_environment_variable("XDG_RUNTIME_DIR") or ""
-    if run.startswith("/") and is_private_directory(run):
-        places.append(run + "/gpu-oci-hook")
-    return places
+    """Return the directories that may have the state, best first."""
+    directories = [DIRECTORY]
+    run_directory = get_environment_variable("XDG_RUNTIME_DIR") or ""
+    if run_directory.startswith("/") and is_private_directory(run_directory):
+        directories.append(run_directory + "/gpu-oci-hook")
+    return directories
 
 
 def is_private_directory(path: str) -> bool:
-    """Whether a run directory is its user's alone: a root that came by `su` or `sudo` may have the user's in its
-    environment, who could swap what lies in it.
+    """Tell whether a run directory belongs to this user and only this user may write it.
+
+    After `su` or `sudo` root may have the run directory of another user in its environment, who could exchange files.
     """
     try:
-        status = posix.stat(path)
+        return _is_private(posix.stat(path))
     except OSError:
         return False
-    return status.st_uid == posix.geteuid() and not status.st_mode & _OTHERS_WRITE
 
 
 def is_trusted_fd(fd: int) -> bool:
-    """Whether what is open there is this user's, and nobody else may write it."""
-    status = posix.fstat(fd)
+    """Tell whether an open file or directory belongs to this user and only this user may write it."""
+    return _is_private(posix.fstat(fd))
+
+
+def _is_private(status: posix.stat_result) -> bool:
+    # A minimal `trust.describe_foreign_access`, since a call that only passes through loads no other module. It is
+    # stricter too: marshal reads the state, so not even root's files or its group count in another user's place.
     return status.st_uid == posix.geteuid() and not status.st_mode & _OTHERS_WRITE
 
 
 def open_state_directory(path: str, *, create: bool) -> int:
-    """The descriptor of a state directory that is ours, or -1."""
+    """Open a state directory and return the descriptor; -1 when it is missing or not private.
+
+    Arguments:
+        create: create the directory when it is missing.
+    """
     flags = posix.O_RDONLY | posix.O_DIRECTORY | posix.O_NOFOLLOW | posix.O_CLOEXEC
     try:
         fd = posix.open(path, flags)
@@ -75,23 +84,24 @@ def open_state_directory(path: str, *, create: bool) -> int:
 
 
 def read_state(name: str) -> bytes | None:
-    """The bytes remembered under a name, or None when there are none that can be trusted."""
-    for place in list_state_directories():
-        directory = open_state_directory(place, create=False)
-        if directory < 0:
+    """Read a cached file; None when there is none that can be trusted."""
+    for path in list_state_directories():
+        directory_fd = open_state_directory(path, create=False)
+        if directory_fd < 0:
             continue
         try:
+            # A minimal `read_regular.read_regular_file`, since a call that only passes through loads no other module.
             flags = posix.O_RDONLY | posix.O_NOFOLLOW | posix.O_NONBLOCK | posix.O_CLOEXEC
-            fd = posix.open(name, flags, dir_fd=directory)
+            fd = posix.open(name, flags, dir_fd=directory_fd)
         except OSError:
             continue
         finally:
-            posix.close(directory)
+            posix.close(directory_fd)
         try:
             status = posix.fstat(fd)
             size = status.st_size
-            regular = status.st_mode & 0o170000 == 0o100000  # S_ISREG, without the import
-            if regular and is_trusted_fd(fd) and size <= LIMIT:
+            is_regular = status.st_mode & 0o170000 == 0o100000  # S_ISREG, without the import
+            if is_regular and _is_private(status) and size <= LIMIT:
                 data = posix.read(fd, size + 1)
                 if len(data) == size and data[:_CHECKSUM_SIZE] == _make_checksum(data[_CHECKSUM_SIZE:]):
                     return data[_CHECKSUM_SIZE:]
@@ -103,27 +113,26 @@ def read_state(name: str) -> bytes | None:
 
 
 def write_state(name: str, data: bytes) -> bool:
-    """Remembers bytes under a name, all or nothing; False when they could not be kept."""
-    # Imported here, since every call loads this module and few write.
-    from gpu_oci_hook.files.replace import remove_stale_temporaries, replace_file_at
+    """Cache bytes under a name atomically; return False when they could not be kept."""
+    from gpu_oci_hook.files.replace import remove_stale_temporaries, replace_file_at  # few calls write
 
-    for place in list_state_directories():
-        directory = open_state_directory(place, create=True)
-        if directory < 0:
+    for path in list_state_directories():
+        directory_fd = open_state_directory(path, create=True)
+        if directory_fd < 0:
             continue
         try:
-            remove_stale_temporaries(directory)
-            replace_file_at(directory, name, _make_checksum(data) + data, mode=0o644)
+            remove_stale_temporaries(directory_fd)
+            replace_file_at(directory_fd, name, _make_checksum(data) + data, mode=_FILE_MODE)
             return True
         except OSError:
             continue
         finally:
-            posix.close(directory)
+            posix.close(directory_fd)
     return False
 
 
 def find_state_directory() -> str:
-    """The directory where state lies or would be made; "" when there is none that can be ours."""
+    """Return the directory that has the state or would be created for it; "" when none can be used."""
     for path in list_state_directories():
         fd = open_state_directory(path, create=False)
         if fd >= 0:
@@ -136,7 +145,7 @@ def find_state_directory() -> str:
 
 
 def path_exists(path: str) -> bool:
-    """Whether anything has this name, be it a link to nowhere."""
+    """Tell whether a path exists, dangling links included."""
     try:
         posix.lstat(path)
     except (OSError, ValueError):
@@ -145,20 +154,24 @@ def path_exists(path: str) -> bool:
 
 
 def compute_digest(data: bytes) -> str:
-    """A short name for data, the same in every process (`hash` is not); no defence against forgery."""
+    """Return a short name for data, the same in every process (unlike `hash`); it does not protect from forgery."""
     return f"{int.from_bytes(data, 'big') % ((1 << 61) - 1):x}"
 
 
 def _make_checksum(data: bytes) -> bytes:
-    """Tells damaged data: `marshal` would take a damaged length for true and fill the machine's memory."""
+    """Return the checksum that detects damaged data: marshal would believe a damaged length and fill the memory."""
     return compute_digest(data).rjust(_CHECKSUM_SIZE, "0").encode("ascii")
 
 
 class StateLock:
-    """Keeps the same thing from being learnt by many processes at once; never a reason to fail.
+    """A lock that keeps processes from computing the same result at the same time.
 
-    Without a place for the lock file, or when the holder takes longer than `timeout` seconds, the caller
-    goes on without it: the work is then done twice, with the same result.
+    It never fails. Without a directory for the lock file, or when the holder takes longer than the timeout, the caller
+    goes on without the lock: the work is then done twice, with the same result.
+
+    Arguments:
+        name: of the lock.
+        timeout: in seconds.
     """
 
     __slots__ = ("_fd", "_name", "_timeout")
@@ -169,20 +182,20 @@ class StateLock:
         self._fd = -1
 
     def __enter__(self) -> "StateLock":
-        import fcntl  # only on the cold path
+        import fcntl  # cold
         import time
 
-        for place in list_state_directories():
-            directory = open_state_directory(place, create=True)
-            if directory < 0:
+        for path in list_state_directories():
+            directory_fd = open_state_directory(path, create=True)
+            if directory_fd < 0:
                 continue
             flags = posix.O_RDWR | posix.O_CREAT | posix.O_NOFOLLOW | posix.O_CLOEXEC
             try:
-                self._fd = posix.open(self._name + ".lock", flags, 0o600, dir_fd=directory)
+                self._fd = posix.open(self._name + ".lock", flags, 0o600, dir_fd=directory_fd)
             except OSError:
                 continue
             finally:
-                posix.close(directory)
+                posix.close(directory_fd)
             end = time.monotonic() + self._timeout
             while True:
                 try:
@@ -201,25 +214,25 @@ class StateLock:
 
 
 class StateCache:
-    """This module as an object, so that a test or a dry run can hand in another memory."""
+    """This module's functions as an object, which a test or a dry run can replace by another cache."""
 
     __slots__ = ()
 
     def get(self, name: str) -> bytes | None:
-        """See `read_state`."""
+        """Read cached bytes: see `read_state`."""
         return read_state(name)
 
     def put(self, name: str, data: bytes) -> None:
-        """See `write_state`."""
+        """Cache bytes: see `write_state`."""
         write_state(name, data)
 
     def lock(self, name: str) -> "StateLock":
-        """See `StateLock`."""
+        """Return a lock: see `StateLock`."""
         return StateLock(name)
 
 
 def get_file_signature(path: str) -> tuple[int, ...]:
-    """What changes when a file changes; () when it cannot be looked at."""
+    """Return the stat signature of a file, which changes when the file changes; () when there is no such file."""
     try:
         status = posix.stat(path)
     except OSError:

@@ -1,1 +1,1 @@
-"""File formats, pure: bytes in, data out."""
+"""Parse and write file formats: bytes in, data out. No module here opens a file."""

@@ -1,1 +1,1 @@
-"""Tell engines and the log what happened."""
+"""Report failures, warnings and starts to engines and logs."""

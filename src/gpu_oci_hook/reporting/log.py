@@ -1,6 +1,8 @@
-"""The administrator's log: one JSON line per container that asks for a GPU, written with structlog.
+"""Write the administrator's log (`[runtime] log-file`): JSON lines about each container that asks for a GPU.
 
-Cold: loaded only when `[runtime] log-file` is set. A log that cannot be opened or written never stops a start.
+A log that cannot be opened or written never makes a start fail.
+
+Import budget: cold.
 """
 
 from __future__ import annotations
@@ -17,18 +19,18 @@ if TYPE_CHECKING:
 
 _LEVELS = {"debug": 10, "info": 20, "warning": 30, "error": 40}
 
-# Warnings written for one start: an image has its word in some of them, and shall not fill the disk.
+# Warnings written for one start: images influence some of them, and must not fill the disk.
 _MAX_WARNINGS = 50
 
 
 class _LineWriter:
-    """Appends whole lines to a file with one write each, so that 64 starts at once do not mix theirs."""
+    """A logger that appends each line with one write, so that lines of concurrent starts do not mix."""
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
     def msg(self, message: str) -> None:
-        """Writes one line; a full disk is nobody's reason to fail a start."""
+        """Write one line; a full disk is ignored."""
         try:
             os.write(self._fd, message.encode("utf-8", "backslashreplace") + b"\n")
         except OSError:
@@ -38,10 +40,12 @@ class _LineWriter:
 
 
 class StartLog:
-    """What is told of a start.
+    """The log of one start.
 
     Arguments:
-        container_id: the id that the engine has given; "" when there is none.
+        fd: a descriptor of the log file, opened for appending.
+        level: the least level that is written, "debug" to "error".
+        container_id: the engine's id of the container; "" when there is none.
     """
 
     def __init__(self, fd: int, level: str, container_id: str = "") -> None:
@@ -60,14 +64,18 @@ class StartLog:
             self._log = self._log.bind(container=clip_text(container_id))
 
     def log_failure(self, bundle: str, error: Exception) -> None:
-        """A start that does not happen; the traceback is for debugging alone."""
+        """Log a start that failed; the traceback has the level debug."""
         from gpu_oci_hook.reporting.failure import describe_error
 
         self._log.error("refused", bundle=bundle, reason=describe_error(error))
         self._log.debug("traceback", bundle=bundle, text="".join(traceback.format_exception(error)))
 
     def log_outcome(self, bundle: str, outcome: Outcome, changes: list[str]) -> None:
-        """A start that goes on, with its warnings."""
+        """Log a start that goes on, and its warnings.
+
+        Arguments:
+            changes: what was changed in the bundle and the container's root, one line each.
+        """
         warnings = outcome.plan.warnings
         for warning in warnings[:_MAX_WARNINGS]:
             self._log.warning("warning", bundle=bundle, text=clip_text(warning, 2000))
@@ -88,7 +96,7 @@ class StartLog:
 
 
 def open_start_log(config: Config, container_id: str = "") -> StartLog | str:
-    """The log that the configuration names, or why it cannot be had."""
+    """Open the log that the configuration names; return the reason instead when that is not possible."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
         fd = os.open(config.log_file, flags, 0o640)

@@ -1,1 +1,1 @@
-"""The OCI runtime shim around the low-level runtime."""
+"""Run in place of the low-level OCI runtime."""

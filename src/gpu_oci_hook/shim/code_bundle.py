@@ -1,8 +1,10 @@
-"""The code of the modules that every GPU container needs, in one file: thirty files less to look for and to read.
+"""Load the modules that every GPU container needs from one file instead of fifty.
 
-`gpu-oci-hook install` writes it beside the interpreter's own compiled modules, whose trust it shares: who can write
-there can write our code. It counts only while every source is as it was; without it the interpreter loads the modules
-as it always does, and a start takes a millisecond or two longer. Cost rule: on the way of every GPU container.
+`gpu-oci-hook install` writes the file among the interpreter's compiled modules. It is trusted like them: a user who can
+write there can change the code itself. It is used only while every source is unchanged. Without it the interpreter
+loads the modules as usual, and a start takes one or two milliseconds longer.
+
+Import budget: GPU container.
 """
 
 from __future__ import annotations
@@ -28,39 +30,40 @@ _PACKAGE = os.path.dirname(os.path.dirname(__file__))
 BUNDLE_PATH = f"{_PACKAGE}/__pycache__/code_bundle.{sys.implementation.cache_tag}.data"
 BUNDLE_STAMP = (VERSION, sys.hexversion)
 _SIZE_LIMIT = 16 << 20
-_HASH_KEY, _HASH_SIZE = 0, 8  # what the hash begins with, and its size
+_HASH_KEY, _HASH_SIZE = 0, 8
 
-# What a start with all capabilities loads; what only some containers need is not worth its reading.
+# The modules of a start with all capabilities. Modules that only some containers need are not worth reading.
 BUNDLED_MODULES = (
     "config", "config.keys", "container", "container.image", "container.rootfs_edits", "container.spec_edits",
-    "errors", "files.directory", "files.path_walk", "files.prepared_directory", "files.replace", "files.rootfs", "files.user_namespace", "formats",
-    "formats.architectures", "formats.driver_version", "formats.fastjson", "formats.ldcache", "formats.oci",
-    "formats.proc", "formats.program_names", "host", "host.device_nodes", "host.driver", "host.driver.inventory_cache", "host.gpus",
-    "host.mig", "host.mig.capability_files", "host.optional", "host.optional.graphics", "host.root", "inject",
-    "inject.gather", "inject.pipeline", "model", "model.edits", "model.file_edits", "model.machine", "model.optional_devices",
-    "model.outcome", "model.plan_input", "model.request", "plan", "plan.build", "plan.devices", "plan.driver_params",
-    "plan.files", "plan.libraries", "plan.layout", "plan.links", "plan.loader_files", "plan.mounting", "request", "request.capabilities",
-    "request.environment", "request.read", "request.selectors",
+    "errors", "files.directory", "files.path_walk", "files.prepared_directory", "files.replace", "files.rootfs",
+    "files.user_namespace", "formats", "formats.architectures", "formats.driver_version", "formats.fastjson",
+    "formats.ldcache", "formats.oci", "formats.proc", "formats.program_names", "host", "host.device_nodes",
+    "host.driver", "host.driver.inventory_cache", "host.gpus", "host.mig", "host.mig.capability_files",
+    "host.optional", "host.optional.graphics", "host.root", "inject", "inject.gather", "inject.pipeline", "model",
+    "model.edits", "model.file_edits", "model.machine", "model.optional_devices", "model.outcome",
+    "model.plan_input", "model.request", "plan", "plan.build", "plan.devices", "plan.driver_params", "plan.files",
+    "plan.layout", "plan.libraries", "plan.links", "plan.loader_files", "plan.mounting", "request",
+    "request.capabilities", "request.environment", "request.read", "request.selectors",
 )  # fmt: skip
 
 
 class BundleFinder:
-    """What the interpreter asks for modules before it looks for files.
+    """A finder and loader of modules, asked before the interpreter searches for files.
 
     Arguments:
-        entries: name of a module to its `ModuleEntry`.
+        entries: each module's `ModuleEntry` by its name.
     """
 
     __slots__ = ("_entries", "_spec_type")
 
     def __init__(self, entries: dict[str, ModuleEntry]) -> None:
         self._entries = entries
-        self._spec_type = type(sys.__spec__)  # importlib.machinery has it too, and costs a millisecond
+        self._spec_type = type(sys.__spec__)  # importlib.machinery has this type too, and costs a millisecond
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """See `importlib.abc.MetaPathFinder`."""
+        """Find a module's spec: see `importlib.abc.MetaPathFinder`."""
         entry = self._entries.get(fullname)
         if entry is None:
             return None
@@ -71,20 +74,20 @@ class BundleFinder:
         return spec
 
     def create_module(self, spec: ModuleSpec) -> None:
-        """See `importlib.abc.Loader`: a module like any other."""
+        """Let the interpreter create the module: see `importlib.abc.Loader`."""
 
     def exec_module(self, module: ModuleType) -> None:
-        """See `importlib.abc.Loader`."""
+        """Run a module's code: see `importlib.abc.Loader`."""
         exec(self._entries[module.__name__][4], module.__dict__)  # noqa: S102 - as the interpreter's own loader does
 
 
 def use_code_bundle() -> None:
-    """Lets the interpreter take the modules from the file; does nothing when that is missing, damaged or stale."""
+    """Load modules from the bundle from now on; do nothing when it is missing, damaged or stale."""
     try:
         data = read_regular_file(BUNDLE_PATH, _SIZE_LIMIT)
         if data[:_HASH_SIZE] != _hash_data(data[_HASH_SIZE:]):
             return
-        stamp, entries = marshal.loads(data[_HASH_SIZE:])  # noqa: S302 - who can write here can write our code
+        stamp, entries = marshal.loads(data[_HASH_SIZE:])  # noqa: S302 - see the module's docstring
         if stamp != BUNDLE_STAMP:
             return
         for path, _, size, mtime, _ in entries.values():
@@ -97,7 +100,7 @@ def use_code_bundle() -> None:
 
 
 def build_code_bundle() -> bytes:
-    """What is to be in the file, from the sources as they are now.
+    """Build the content of the bundle from the current sources.
 
     Raises:
         OSError: a source cannot be read.
@@ -105,19 +108,19 @@ def build_code_bundle() -> bytes:
     entries: dict[str, ModuleEntry] = {}
     for name in BUNDLED_MODULES:
         path = f"{_PACKAGE}/{name.replace('.', '/')}"
-        package = os.path.isdir(path)
-        path += "/__init__.py" if package else ".py"
+        is_package = os.path.isdir(path)
+        path += "/__init__.py" if is_package else ".py"
         with open(path, "rb") as file:
             status = os.fstat(file.fileno())
             code: CodeType = compile(file.read(), path, "exec", dont_inherit=True, optimize=2)
-        entries[f"gpu_oci_hook.{name}"] = (path, package, status.st_size, status.st_mtime_ns, code)
+        entries[f"gpu_oci_hook.{name}"] = (path, is_package, status.st_size, status.st_mtime_ns, code)
     data = marshal.dumps((BUNDLE_STAMP, entries))
     return _hash_data(data) + data
 
 
 def _hash_data(data: bytes) -> bytes:
-    """Tells damaged data: one bit that has turned makes `marshal` crash, or is run.
+    """Return a hash that detects damaged data: marshal crashes on a flipped bit, or the interpreter runs it.
 
-    The interpreter's own hash, by which it compares sources with compiled code; a twentieth of a millisecond.
+    It is the hash by which the interpreter compares sources with compiled code, and takes 0.05 ms.
     """
     return _imp.source_hash(_HASH_KEY, data)

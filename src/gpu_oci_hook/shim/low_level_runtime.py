@@ -1,6 +1,8 @@
-"""Finds the low-level runtime that we become, and remembers it beside the configuration that named it.
+"""Find the low-level runtime, and cache it together with the configuration that names it.
 
-Cold: runs once after boot, and again when the configuration, PATH or the runtime itself changed.
+It runs once after boot, and again when the configuration, PATH or the runtime itself has changed.
+
+Import budget: cold.
 """
 
 from __future__ import annotations
@@ -19,29 +21,29 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpu_oci_hook.shim.main import CachedRuntime, CachedRuntimes
 
-# runc in Debian lies in sbin, and podman calls us with no PATH at all (ecosystem facts 2.4).
+# Debian has runc in sbin, and podman sets no PATH for some calls (facts: podman-no-path).
 STANDARD_DIRECTORIES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 
-# Engines differ in PATH, tests in the configuration: more than this many combinations are no longer kept.
+# Cached combinations of configuration and PATH: engines differ in PATH, tests in the configuration.
 _MAX_CACHED_RUNTIMES = 16
 
 
 def resolve_runtime(path: str, entries: CachedRuntimes, base_triggers: tuple[bytes, ...]) -> CachedRuntime:
-    """Load the configuration, find the runtime, and put both into the cache's entries.
+    """Load the configuration, find the runtime, and add both to the cache's entries.
 
-    A configuration that cannot be used never keeps a container from being stopped or one without a GPU from
-    starting: the runtime is then the one that was used last, or the default; the configuration counts as
-    None and whoever needs it reads it again and gets the reason.
+    A configuration that cannot be used does not keep a container from being stopped, or one without a GPU from
+    starting: the runtime is then the last one used, or the default. The configuration in the entry is then None, and
+    a GPU container reads the file again and fails with the reason.
 
     Arguments:
-        path: the config file.
-        entries: what the cache has; gets the new entry, unless the configuration cannot be used.
-        base_triggers: what asks for a GPU whatever the configuration says; the annotation prefixes are added.
+        path: of the config file.
+        entries: the cache's; the new one is added unless the configuration cannot be used.
+        base_triggers: of every configuration; its annotation prefixes are added to them.
 
     Raises:
-        Fault: no runtime is to be found; says what was looked for and where.
+        Fault: no runtime was found; lists names and directories.
     """
-    before = get_file_signature(path)
+    signature = get_file_signature(path)
     key = (path, os.environ.get("PATH"))
     parsed: object = None
     defaults = Config()
@@ -53,9 +55,9 @@ def resolve_runtime(path: str, entries: CachedRuntimes, base_triggers: tuple[byt
     except Fault:
         if key in entries:
             candidates = (entries[key][1], *candidates)
-    low = find_low_level_runtime(candidates)
+    runtime = find_low_level_runtime(candidates)
     triggers = (*base_triggers, *(f'"{prefix}'.encode() for prefix in prefixes))
-    entry: CachedRuntime = (before, low, get_file_signature(low), parsed, triggers)
+    entry: CachedRuntime = (signature, runtime, get_file_signature(runtime), parsed, triggers)
     if parsed is not None:
         entries.pop(key, None)
         entries[key] = entry
@@ -65,40 +67,40 @@ def resolve_runtime(path: str, entries: CachedRuntimes, base_triggers: tuple[byt
 
 
 def find_low_level_runtime(candidates: tuple[str, ...]) -> str:
-    """The first candidate that is a program and not ourselves.
+    """Return the first candidate that is a program and not this one.
 
     Arguments:
-        candidates: names, looked for in PATH and then in the standard directories, or absolute paths.
+        candidates: absolute paths, or names that are searched in PATH and then in the standard directories.
 
     Raises:
-        Fault: none is; says what was looked for and where.
+        Fault: there is none; lists names and directories.
     """
-    places = [place for place in os.environ.get("PATH", "").split(":") if place.startswith("/")]
-    places += [place for place in STANDARD_DIRECTORIES if place not in places]
-    ourselves = 0
+    directories = [directory for directory in os.environ.get("PATH", "").split(":") if directory.startswith("/")]
+    directories += [directory for directory in STANDARD_DIRECTORIES if directory not in directories]
+    own_copies = 0
     for candidate in candidates:
-        paths = [candidate] if candidate.startswith("/") else [f"{place}/{candidate}" for place in places]
+        paths = [candidate] if candidate.startswith("/") else [f"{directory}/{candidate}" for directory in directories]
         for path in paths:
             if not os.path.isfile(path) or not os.access(path, os.X_OK):
                 continue
             if _is_this_program(path):
-                ourselves += 1
+                own_copies += 1
                 continue
             return path
     raise Fault(
         f"no low-level runtime is installed: looked for {', '.join(candidates) or 'nothing'} in "
-        + ":".join(places)
-        + (f" ({ourselves} of them is this program itself)" if ourselves else ""),
+        + ":".join(directories)
+        + (f" (candidates that are this program itself: {own_copies})" if own_copies else ""),
         where=f"{find_config_path()}: runtime.low-level",
         hint="Install runc or crun, or name the runtime's absolute path there",
     )
 
 
 def _is_this_program(path: str) -> bool:
-    """Whether a program is this one, under whatever name: becoming it would never end."""
-    own = sys.argv[0]
+    """Tell whether a program is this one under any name: to exec it would loop for ever."""
+    own_path = sys.argv[0]
     try:
-        if own and os.path.exists(own) and os.path.samestat(os.stat(path), os.stat(own)):
+        if own_path and os.path.exists(own_path) and os.path.samestat(os.stat(path), os.stat(own_path)):
             return True
         head = read_regular_head(path, 4096)
     except (OSError, ValueError):

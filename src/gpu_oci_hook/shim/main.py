@@ -1,11 +1,11 @@
-"""The shim: called in runc's place, it gives the container its GPUs if it asks for any, and becomes runc.
+"""Run in place of runc: inject GPUs into a container that asks for them, then exec the low-level runtime.
 
-Cost rule: this runs four to six times in a container's life, nearly always only to become runc at once. It
-imports `files.state_dir` of our own, and what is built in (`gc`, `marshal`, `posix`, `sys`); everything else waits
-until a container is created, or is known to ask.
+Import budget: pass-through.
 """
 
-# No `from __future__ import annotations`: that module is a file more to load in every call.
+# An engine calls this four to six times for each container, nearly always only to become runc. So this module imports
+# `files.state_dir` and built-in modules; everything else waits until a container is created or is known to ask.
+# `from __future__ import annotations` would be one more file to load.
 
 import _signal  # type: ignore[import-not-found]  # `signal` brings enum
 import gc
@@ -17,11 +17,11 @@ from gpu_oci_hook import VERSION
 from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.files.state_dir import get_file_signature
 
-# What is remembered of a configuration is good for this build of us on this interpreter alone.
+# A cached configuration is valid for this version on this interpreter only.
 BUILD_STAMP = (VERSION, sys.hexversion)
 CACHE_NAME = "runtime"
 
-# Flags before the command that take the next word as their value (runc 1.1 to 1.5, crun 1.8 to 1.29, youki).
+# Flags before the command that take the next argument as their value (runc 1.1 to 1.5, crun 1.8 to 1.29, youki).
 VALUE_FLAGS = frozenset(("log", "log-format", "log-level", "root", "rootless", "criu", "cgroup-manager", "l", "r"))
 PLAIN_FLAGS = frozenset(("debug", "systemd-cgroup", "s", "version", "v", "V", "help", "h", "usage", "?"))
 COMMANDS = frozenset(
@@ -30,29 +30,29 @@ COMMANDS = frozenset(
         "mounts", "pause", "ps", "restore", "resume", "run", "spec", "start", "state", "update",
     )
 )  # fmt: skip
-# Flags of create and run that take the next word as their value.
+# Flags of create and run that take the next argument as their value.
 CREATE_VALUE_FLAGS = frozenset(("console-socket", "pid-file", "pidfd-socket", "preserve-fds"))
 
-# A container that asks for a GPU has one of these somewhere in its config.json. An engine that escaped plain
-# ASCII letters would hide them, and the container would start without a GPU: fail-safe, and none does. Annotations
-# ask by the beginning of their names, which the configuration has: `shim.low_level_runtime` adds those.
+# A container that asks for a GPU has one of these in its config.json. An engine that escaped plain ASCII letters would
+# hide them, and the container would start without a GPU; none does. `shim.low_level_runtime` adds the annotation
+# prefixes of the configuration.
 TRIGGERS = (b"NVIDIA_VISIBLE_DEVICES", b"CUDA_VERSION", b"nvidia-container-devices")
 
-
-# Names the process that has become its low-level runtime: a wrapper script in runc's place that calls us again
-# would go round for ever, and no look at files can tell.
+# Its value is the process that has become the low-level runtime. A wrapper script in runc's place that calls this
+# program again would otherwise loop for ever, and the files do not show that.
 LOOP_GUARD_VARIABLE = "GPU_OCI_HOOK_PROCESS"
 
 
 class CommandLine:
-    """What an engine's command line says, as far as we need it.
+    """The parts of an engine's command line that the shim needs.
 
     Attributes:
-        command: the first word that is neither a flag nor a flag's value; empty when there is none.
-        log_path, log_format: where the engine wants the reason of a failure, and as "json" or text.
-        bundle: the bundle's directory as given; empty means the current directory.
+        command: the first argument that is neither a flag nor a flag's value; "" when there is none.
+        log_path: the file in which the engine expects the reason of a failure; "" when it names none.
+        log_format: "json" or "text".
+        bundle: the bundle's directory as written; "" for the current directory.
         config_file: crun's `--config`, relative to the bundle; "config.json" otherwise.
-        container_id: the id of what is to be created; empty for every other command.
+        container_id: the id of the container to create; "" for every other command.
     """
 
     __slots__ = ("bundle", "command", "config_file", "container_id", "log_format", "log_path")
@@ -68,73 +68,75 @@ class CommandLine:
         if self.command in ("create", "run"):
             self._parse_create_flags(rest)
 
-    def _parse_global_flags(self, words: list[str]) -> list[str]:
+    def _parse_global_flags(self, arguments: list[str]) -> list[str]:
+        """Parse the flags before the command, and the command; return the arguments after it."""
         at = 0
-        while at < len(words):
-            word = words[at]
+        while at < len(arguments):
+            argument = arguments[at]
             at += 1
-            if word == "--":
+            if argument == "--":
                 break
-            if len(word) < 2 or word[0] != "-":
+            if len(argument) < 2 or argument[0] != "-":
                 at -= 1
                 break
-            name, equals, value = word.lstrip("-").partition("=")
-            if not equals and at < len(words):
-                follower = words[at]
-                # A flag that we do not know takes a value if the next word can be nothing else (crun lets
-                # its flags be abbreviated, and tomorrow's runtime has new ones).
-                unknown = name not in PLAIN_FLAGS and follower[:1] != "-" and follower not in COMMANDS
-                if name in VALUE_FLAGS or unknown:
-                    value = follower
+            name, equals, value = argument.lstrip("-").partition("=")
+            if not equals and at < len(arguments):
+                following = arguments[at]
+                # An unknown flag takes a value if the next argument can be nothing else: crun accepts abbreviated
+                # flags, and later runtimes have new ones.
+                takes_value = name not in PLAIN_FLAGS and following[:1] != "-" and following not in COMMANDS
+                if name in VALUE_FLAGS or takes_value:
+                    value = following
                     at += 1
             if name in ("log", "l"):
                 self.log_path = value
             elif name == "log-format":
                 self.log_format = value
-        if at < len(words):
-            self.command = words[at]
-        return words[at + 1 :]
+        if at < len(arguments):
+            self.command = arguments[at]
+        return arguments[at + 1 :]
 
-    def _parse_create_flags(self, words: list[str]) -> None:
+    def _parse_create_flags(self, arguments: list[str]) -> None:
+        """Parse the arguments after `create` or `run`."""
         at = 0
-        while at < len(words):
-            word = words[at]
+        while at < len(arguments):
+            argument = arguments[at]
             at += 1
-            if word == "--":
-                self.container_id = words[-1] if at < len(words) else self.container_id
+            if argument == "--":
+                self.container_id = arguments[-1] if at < len(arguments) else self.container_id
                 return
-            if len(word) < 2 or word[0] != "-":
-                self.container_id = word
+            if len(argument) < 2 or argument[0] != "-":
+                self.container_id = argument
                 continue
-            name, equals, value = word.lstrip("-").partition("=")
-            wanted = name in ("b", "bundle", "f", "config")
-            if not equals and at < len(words) and (wanted or name in CREATE_VALUE_FLAGS):
-                value = words[at]
+            name, equals, value = argument.lstrip("-").partition("=")
+            is_used = name in ("b", "bundle", "f", "config")
+            if not equals and at < len(arguments) and (is_used or name in CREATE_VALUE_FLAGS):
+                value = arguments[at]
                 at += 1
             if name in ("b", "bundle"):
                 self.bundle = value
-            elif wanted and value:
+            elif is_used and value:
                 self.config_file = value
 
     def config_json_path(self) -> str:
-        """The path of the bundle's config.json."""
+        """Return the path of the bundle's config.json."""
         if not self.bundle or self.config_file.startswith("/"):
             return self.config_file
         return f"{self.bundle}{'' if self.bundle.endswith('/') else '/'}{self.config_file}"
 
 
-# (signature of the config file, low-level runtime, its signature, the parsed configuration or None, what a container
-# that asks has in its config.json)
+# (signature of the config file, path of the low-level runtime, its signature, parsed configuration or None, triggers).
+# A tuple, because marshal writes it.
 CachedRuntime = tuple[tuple[int, ...], str, tuple[int, ...], object, tuple[bytes, ...]]
-# By (path of the config file, PATH).
+# Keys are (path of the config file, PATH).
 CachedRuntimes = dict[tuple[str, str | None], CachedRuntime]
 
 
 def load_runtime() -> CachedRuntime:
-    """Which runtime to become, and the configuration: from the cache if nothing changed, else resolved anew.
+    """Return the low-level runtime and the configuration: from the cache if neither changed, else resolved again.
 
     Raises:
-        Fault: no low-level runtime is to be found.
+        Fault: no low-level runtime was found.
     """
     path = state_dir.get_environment_variable("GPU_OCI_HOOK_CONFIG") or state_dir.DEFAULT_CONFIG_PATH
     entries = _load_cached_runtimes()
@@ -155,11 +157,12 @@ def load_runtime() -> CachedRuntime:
 
 
 def _load_cached_runtimes() -> CachedRuntimes:
+    """Read the cache; return an empty one when it is missing, damaged, or of another build."""
     data = state_dir.read_state(CACHE_NAME)
     if data is None:
         return {}
     try:
-        build, entries = marshal.loads(data)  # noqa: S302 - ours alone to write, see state_dir
+        build, entries = marshal.loads(data)  # noqa: S302 - only this user can write it, see state_dir
     except (EOFError, ValueError, TypeError):
         return {}
     return entries if build == BUILD_STAMP and isinstance(entries, dict) else {}
@@ -176,12 +179,12 @@ def _make_loop_fault() -> Exception:
 
 
 def exec_runtime(path: str, arguments: list[str]) -> None:
-    """Replaces this process by the low-level runtime: same PID, descriptors, environment and directory.
+    """Replace this process by the low-level runtime: same PID, descriptors, environment and directory.
 
     Raises:
         OSError: the kernel cannot run it.
     """
-    # The interpreter ignores these two at its start, and what is ignored stays so across exec.
+    # The interpreter ignores these two signals at its start, and ignored signals stay ignored across exec.
     _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)
     _signal.signal(_signal.SIGXFSZ, _signal.SIG_DFL)
     posix.putenv(LOOP_GUARD_VARIABLE, str(posix.getpid()))
@@ -189,12 +192,12 @@ def exec_runtime(path: str, arguments: list[str]) -> None:
 
 
 def main() -> None:
-    """The entry point: does not come back."""
-    gc.disable()  # a process of 20 ms has nothing to collect; looking for it costs one of them
+    """Run one call of an engine; does not return."""
+    gc.disable()  # a process of 20 ms has nothing to collect, and the collector would cost one of them
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
-        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # Ctrl-C ends us as it ends runc, without a traceback
-    words = sys.argv[1:]
-    call = CommandLine(words)
+        _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # Ctrl-C ends this program as it ends runc, without a traceback
+    arguments = sys.argv[1:]
+    call = CommandLine(arguments)
     try:
         if state_dir.get_environment_variable(LOOP_GUARD_VARIABLE) == str(posix.getpid()):
             raise _make_loop_fault()
@@ -218,7 +221,7 @@ def main() -> None:
                     called_by_engine=bool(call.log_path),
                     container_id=call.container_id,
                 )
-        exec_runtime(entry[1], words)
+        exec_runtime(entry[1], arguments)
     except Exception as error:
         from gpu_oci_hook.reporting.failure import report_failure
 
