@@ -108,7 +108,7 @@ def write_egl_profile(container: Container, root: str) -> None:
     if not layout.writable:
         container.notes.append(f"skipped EGL's application profile: {UNWRITABLE_ROOTFS}")
     elif layout.classify_path(EGL_PROFILE_PATH) != "image":
-        container.notes.append(f"skipped {EGL_PROFILE_PATH}: it lies in another mount")
+        container.notes.append(f"skipped {EGL_PROFILE_PATH}: it is in another mount")
     else:
         try:
             container.writable_rootfs.write_file(EGL_PROFILE_PATH, profile.content)

@@ -43,7 +43,7 @@ def create_links(container: Container, links: Iterable[tuple[str, str]]) -> None
             try:
                 root.make_symlink(f"{directory}/{name}", target)
             except CrossMountError:
-                container.notes.append(f"skipped the link {path}: it lies in another mount")
+                container.notes.append(f"skipped the link {path}: it is in another mount")
         elif layout.writable:
             container.notes.append(f"skipped the link {path}: {reason}")
         else:

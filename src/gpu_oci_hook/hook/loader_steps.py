@@ -125,12 +125,12 @@ def write_loader_files(container: Container, search: LibrarySearch) -> None:
         container.notes.append(f"the loader's files are not sufficient. {fallback}")
     for path, content in result.files:
         if layout.classify_path(path) != "image":
-            container.notes.append(f"left {path} unchanged: it lies in another mount")
+            container.notes.append(f"left {path} unchanged: it is in another mount")
             continue
         try:
             container.writable_rootfs.write_file(path, content)
         except CrossMountError:
-            container.notes.append(f"left {path} unchanged: it lies in another mount")
+            container.notes.append(f"left {path} unchanged: it is in another mount")
         except Fault:
             if is_required_loader_file(path):
                 raise

@@ -278,7 +278,7 @@ def _change_modes(container: Container, mode: int, paths: list[str]) -> None:
             continue
         kind = layout.classify_path(path)
         if kind == "foreign":
-            container.notes.append(f"left the mode of {path} unchanged: it lies in another mount")
+            container.notes.append(f"left the mode of {path} unchanged: it is in another mount")
             continue
         try:
             (container.rootfs if kind == "fresh" else container.writable_rootfs).chmod(path, mode)
