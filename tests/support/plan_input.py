@@ -136,7 +136,7 @@ def make_plan_input(
     image: Image | None = None,
     target: FakeRootfs | None = None,
     inside: bool = False,
-    **config: object,
+    **config: Any,
 ) -> PlanInput:
     """A machine with two GPUs and every kind of file; the container asks for `asked`."""
     words = [f"NVIDIA_VISIBLE_DEVICES={asked}", *env]
