@@ -116,8 +116,8 @@ def test_channels_go_with_the_driver_alone_too(host: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("said", "sentence"),
     [
-        ("9", "this host has no IMEX channel 9. Channels that exist: 0-3. Create another channel as root"),
-        ("2-5", "this host lacks 2 of the IMEX channels 2 to 5. Channels that exist: 0-3"),
+        ("9", "this host has no IMEX channel 9. Channels that exist: 0 to 3. Create another channel as root"),
+        ("2-5", "this host lacks 2 of the IMEX channels 2 to 5. Channels that exist: 0 to 3"),
         ("0-1048575", "this host lacks 1048572 of the IMEX channels 0 to 1048575"),
     ],
 )

@@ -308,7 +308,7 @@ ROWS: list[Row] = [
     Row("L1.11", "NVIDIA_IMEX_CHANNELS=all", "no channel", "imex all", "device /dev/nvidia-caps-imex-channels/channel2 *",
         why="all is all: theirs is a defect"),
     Row("L1.11", "NVIDIA_IMEX_CHANNELS=none", "every channel", "imex none", "device *channel*", False, "none is none: theirs is a defect"),
-    Row("L1.11", "a channel that is not there", "made on the host by the image's word", "imex 9", "error *this host has no IMEX channel 9. Channels that exist: 0-2*",
+    Row("L1.11", "a channel that is not there", "made on the host by the image's word", "imex 9", "error *this host has no IMEX channel 9. Channels that exist: 0 to 2*",
         why="an image must not make devices on the host"),
 ]  # fmt: skip
 CONTAINERS["dgx"] = ("dgx", ("NVIDIA_VISIBLE_DEVICES=all",))

@@ -30,7 +30,7 @@ def test_list_says_what_there_is_beside_gpus_and_who_asks_for_it(command: Comman
     for line in (
         "GPUDirect Storage (NVIDIA_GDS=enabled): available\n   /dev/nvidia-fs0, /dev/nvidia-fs1",
         "RDMA devices (NVIDIA_MOFED=enabled): not available\n   /dev/infiniband/uverbs*: no infiniband_verbs in",
-        "IMEX channels (NVIDIA_IMEX_CHANNELS=…): available\n   0-2\n",
+        "IMEX channels (NVIDIA_IMEX_CHANNELS=…): available\n   0 to 2\n",
     ):
         assert line in answer.out
     assert "added by the configuration" not in answer.out

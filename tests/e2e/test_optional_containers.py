@@ -75,7 +75,7 @@ def test_a_feature_opens_for_who_asks_and_for_nobody_else(hand: BareRuntime) -> 
 
 def test_what_is_not_on_the_host_is_one_line_for_the_engine(hand: BareRuntime) -> None:
     for word, said in (
-        ("NVIDIA_IMEX_CHANNELS=7", "Channels that exist: 0-2"),
+        ("NVIDIA_IMEX_CHANNELS=7", "Channels that exist: 0 to 2"),
         ("NVIDIA_MOFED=enabled", "gdrcopy (/dev/"),
     ):
         done = hand.run(ContainerRequest(["/probe"], [GPU, word]))

@@ -8,10 +8,11 @@ from __future__ import annotations
 from gpu_oci_hook.cli.printing import print_heading, print_line, print_table
 from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.host.device_nodes import read_device_majors
-from gpu_oci_hook.host.optional.features import find_feature, find_imex_channels, format_number_ranges
+from gpu_oci_hook.host.optional.features import find_feature, find_imex_channels
 from gpu_oci_hook.host.optional.user_files import inspect_user_file
 from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.request.environment import FEATURE_SWITCHES
+from gpu_oci_hook.request.selectors import format_ranges
 
 
 def describe_optional_devices(host: Host, driver_host: Host, config: Config) -> dict[str, object]:
@@ -68,7 +69,7 @@ def print_optional_devices(host: Host, driver_host: Host, config: Config) -> Non
         missing = [(path, reason) for path, reason in feature.absent if path.startswith("/dev/")]
         _print_optional_device(title, f"{variable}=enabled", paths if feature.nodes else [], missing)
     channels, missing = find_imex_channels(host, majors)
-    numbers = [format_number_ranges(list(channels))] if channels else []
+    numbers = [format_ranges(list(channels))] if channels else []
     _print_optional_device("IMEX channels", "NVIDIA_IMEX_CHANNELS=…", numbers, missing[:4])
     rows = [
         (capability or "always", kind, path, destination, problem or "available")

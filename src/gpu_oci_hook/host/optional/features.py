@@ -14,7 +14,7 @@ from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats.proc import parse_small_number
 from gpu_oci_hook.host.device_nodes import make_existing_node
 from gpu_oci_hook.model.machine import DriverFile
-from gpu_oci_hook.request.selectors import group_ranges
+from gpu_oci_hook.request.selectors import format_ranges
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -215,9 +215,9 @@ def find_imex_channels(host: Host, majors: DeviceMajors) -> tuple[dict[int, Devi
 def _add_imex_channels(
     items: OptionalItems, host: Host, majors: DeviceMajors, ranges: tuple[ImexChannelRange, ...]
 ) -> None:
-    """Add IMEX channels whose nodes the host has. They are never created here: the node grants the channel.
+    """Add IMEX channels whose nodes the host has.
 
-    Facts: imex-channel-nodes.
+    No channel is created, because its node is what grants it (facts: imex-channel-nodes).
 
     Raises:
         Fault: a channel that the container requests does not exist.
@@ -260,20 +260,13 @@ def _make_missing_channel_fault(
     if majors.majors_by_name and IMEX_CHANNEL_MODULE not in majors.majors_by_name:
         what += f" (no {IMEX_CHANNEL_MODULE} in /proc/devices: this driver has no IMEX)"
     what += "".join(f"; {path}: {reason}" for path, reason in absent[:4])
-    existing = f"Channels that exist: {format_number_ranges(channels)}"
+    existing = f"Channels that exist: {format_ranges(channels)}"
     return Fault(
         what,
         where=requested.origin,
         hint=f"{existing if channels else f'{IMEX_CHANNEL_DIRECTORY} has none'}. Create another channel as root with "
         "nvidia-modprobe -i N, or by the IMEX daemon's set-up",
     )
-
-
-def format_number_ranges(numbers: list[int]) -> str:
-    """Format sorted numbers as at most sixteen ranges: "0-3, 7"."""
-    ranges = group_ranges(numbers)
-    shown = [f"{first}" if first == last else f"{first}-{last}" for first, last in ranges[:16]]
-    return ", ".join(shown) + (f" and {len(ranges) - 16} more ranges" if len(ranges) > 16 else "")
 
 
 def _describe_host_features(host: Host, driver: Host, majors: DeviceMajors) -> str:
