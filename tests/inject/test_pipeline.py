@@ -14,7 +14,7 @@ from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.container import rootfs_edits
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files import state_dir
-from gpu_oci_hook.inject import pipeline
+from gpu_oci_hook.inject import gather, pipeline
 from gpu_oci_hook.model.outcome import Outcome
 from gpu_oci_hook.plan import build
 from gpu_oci_hook.simulate import host_tree
@@ -155,7 +155,7 @@ def params(monkeypatch: pytest.MonkeyPatch, host: Path) -> None:
     """As on a machine with the driver: containers see the module's parameters."""
     monkeypatch.setattr(build, "DRIVER_PARAMS", "/proc/driver/nvidia/params")
     data = (host / "proc/driver/nvidia/params").read_bytes()
-    monkeypatch.setattr(pipeline, "_read_visible_params", lambda _: data)
+    monkeypatch.setattr(gather, "_read_visible_params", lambda _: data)
 
 
 @pytest.mark.parametrize("kind", [user_namespace_param(kind) for kind in KINDS])

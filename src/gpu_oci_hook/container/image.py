@@ -1,7 +1,9 @@
-"""What the plan must know about an image: C library, place for libraries, loader's files, compat CUDA.
+"""Inspect an image for the plan: its C library, library directories, loader files and CUDA compat libraries.
 
-Cost rule: on the way of every GPU container: some twenty names are looked at, one directory is listed, no
-library directory is scanned, no ELF file is opened. Whatever an image holds there, the answer is an Image.
+Some twenty names are looked up and one directory is listed. No library directory is scanned and no ELF file is opened.
+Whatever an image has there, the result is an `Image`.
+
+Import budget: GPU container.
 """
 
 from __future__ import annotations
@@ -14,7 +16,11 @@ from gpu_oci_hook.formats.driver_version import is_driver_version, make_version_
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from typing import Literal
+
     from gpu_oci_hook.files.rootfs import Rootfs
+
+    Libc = Literal["glibc", "musl", "none"]
 
 LD_CACHE = "/etc/ld.so.cache"
 LD_CONF = "/etc/ld.so.conf"
@@ -28,13 +34,19 @@ FALLBACK_LIBRARY_DIR = "/usr/local/nvidia/lib64"
 class Image:
     """Facts about one image, as plain data.
 
-    arch: what it was looked at for. libc: "glibc", "musl" or "none" (no loader in a usual place: a static
-    image, or one like Nix's, whose loader reads no cache). library_dir, library_dir32: where libraries go,
-    free of links; to be made where missing. ld_cache: the raw /etc/ld.so.cache, None when there is no readable
-    regular file of at most CACHE_LIMIT bytes; odd_cache: something is there all the same. has_ld_conf: it has an
-    /etc/ld.so.conf. musl_path_content: the content of musl's path file, None without one. compat_libcudas: (path, version)
-    of each libcuda.so.<version> in /usr/local/cuda/compat, newest first; compat_dir: that directory free of
-    links, "" without one; compat_names: the lib*.so.* names in it. writable: files can be made in it.
+    Attributes:
+        arch: the architecture that it was inspected for.
+        libc: "glibc", "musl" or "none". It is "none" without a loader in a usual path: a static image, or one like
+            Nix's, whose loader reads no cache.
+        library_dir, library_dir32: its directories for 64-bit and 32-bit libraries, without links; they can be missing.
+        ld_cache: the bytes of /etc/ld.so.cache; None without a readable regular file of at most LD_CACHE_LIMIT bytes.
+        ld_cache_unreadable: something other than such a file is there.
+        has_ld_conf: it has an /etc/ld.so.conf.
+        musl_path_content: the content of musl's path file; None without one.
+        compat_libcudas: (path, version) of each libcuda.so.<version> in the compat directory, newest first.
+        compat_dir: the compat directory without links; "" without one.
+        compat_names: the names lib*.so.* in it.
+        writable: this process can create files in it.
     """
 
     __slots__ = (
@@ -56,7 +68,7 @@ class Image:
         self,
         *,
         arch: str = "x86_64",
-        libc: str = "glibc",
+        libc: Libc = "glibc",
         library_dir: str = "/usr/lib64",
         library_dir32: str = "/usr/lib32",
         ld_cache: bytes | None = None,
@@ -83,12 +95,14 @@ class Image:
 
 
 def inspect_image(rootfs: Rootfs, arch: str, compat_root: str = COMPAT_DIRECTORY) -> Image:
-    """Look at an image for programs of this architecture ("x86_64", "aarch64").
+    """Inspect an image for programs of one architecture.
 
     Arguments:
-        compat_root: where its forward-compatibility libraries would lie.
+        arch: "x86_64" or "aarch64".
+        compat_root: the directory for its forward-compatibility libraries.
 
-    Raises: Fault only when the image leaves no place at all for libraries.
+    Raises:
+        Fault: the image leaves no directory at all for libraries.
     """
     multiarch = _find_directory(rootfs, f"/usr/lib/{ARCHITECTURES[arch].triple}") if arch in ARCHITECTURES else None
     libc = _detect_libc(rootfs, arch, multiarch)
@@ -118,23 +132,23 @@ def _has_file_type(rootfs: Rootfs, path: str, kind: int) -> bool:
 
 
 def _find_directory(rootfs: Rootfs, path: str) -> str | None:
-    """The directory free of links, None when there is none that could hold libraries."""
+    """Return a directory's path without links; None if there is no directory for libraries."""
     try:
-        place = rootfs.open_directory(path, create=False).path
+        resolved = rootfs.open_directory(path, create=False).path
     except Fault:
         return None
-    return None if _is_runtime_mount(place) else place
+    return None if _is_runtime_mount(resolved) else resolved
 
 
-def _is_runtime_mount(place: str) -> bool:
-    """Whether the runtime mounts something over this place: a link of a hostile image leads there."""
-    return place == "/" or place.split("/")[1] in ("proc", "sys", "dev")
+def _is_runtime_mount(path: str) -> bool:
+    """Tell whether the runtime mounts something over a path; a link of a hostile image can lead there."""
+    return path == "/" or path.split("/")[1] in ("proc", "sys", "dev")
 
 
-def _detect_libc(rootfs: Rootfs, arch: str, multiarch: str | None) -> str:
-    """Which C library programs of the image use.
+def _detect_libc(rootfs: Rootfs, arch: str, multiarch: str | None) -> Libc:
+    """Detect the C library that programs of the image use.
 
-    An Alpine with gcompat has a glibc loader too, a Debian can have the musl package: the libc itself tells.
+    Alpine with gcompat has a glibc loader too, and Debian can have the musl package, so the libc itself decides.
     """
     if rootfs.stat_path(musl_loader_path(arch), follow=True) is not None:
         if rootfs.stat_path("/etc/alpine-release") is not None:
@@ -145,62 +159,64 @@ def _detect_libc(rootfs: Rootfs, arch: str, multiarch: str | None) -> str:
         return "musl"
     if multiarch is not None:
         return "glibc"
-    own = ARCHITECTURES[arch].loader if arch in ARCHITECTURES else LD_CACHE
-    for path in (own, LD_CACHE, LD_CONF, LD_CONF_DIRECTORY, "/etc/debian_version"):
+    glibc_loader = ARCHITECTURES[arch].loader if arch in ARCHITECTURES else LD_CACHE
+    for path in (glibc_loader, LD_CACHE, LD_CONF, LD_CONF_DIRECTORY, "/etc/debian_version"):
         if rootfs.stat_path(path, follow=True) is not None:
             return "glibc"
     return "none"
 
 
 def _choose_library_dir(rootfs: Rootfs, libc: str, multiarch: str | None) -> str:
-    """The directory that the image's loader looks in by itself, so that a lost cache does no harm."""
+    """Choose a directory that the image's loader searches by default, so that a lost cache does no harm."""
     if libc == "musl":
         wanted = "/usr/lib"
     elif multiarch is not None:
         return multiarch
     else:
         wanted = "/usr/lib64"
-    found = _find_directory(rootfs, wanted) or _find_creatable_directory(rootfs, wanted)
-    return found or rootfs.resolve_destination(FALLBACK_LIBRARY_DIR)
+    directory = _find_directory(rootfs, wanted) or _find_creatable_directory(rootfs, wanted)
+    return directory or rootfs.resolve_destination(FALLBACK_LIBRARY_DIR)
 
 
 def _choose_library_dir32(rootfs: Rootfs, arch: str, library_dir: str, multiarch: str | None) -> str:
-    small = ARCHITECTURES[arch].arch32 if arch in ARCHITECTURES else ""
-    if not small:
+    """Choose the directory for 32-bit libraries; `library_dir` on a machine without them."""
+    arch32 = ARCHITECTURES[arch].arch32 if arch in ARCHITECTURES else ""
+    if not arch32:
         return library_dir
     if multiarch is not None:
-        wanted = f"/usr/lib/{ARCHITECTURES[small].triple}"
-        found = _find_directory(rootfs, wanted)
+        wanted = f"/usr/lib/{ARCHITECTURES[arch32].triple}"
+        directory = _find_directory(rootfs, wanted)
     else:
         wanted = "/usr/lib32"
-        found = _find_directory(rootfs, wanted) or _find_directory(rootfs, "/usr/lib")
-    if found is not None and found != library_dir:
-        return found
+        directory = _find_directory(rootfs, wanted) or _find_directory(rootfs, "/usr/lib")
+    if directory is not None and directory != library_dir:
+        return directory
     return _find_creatable_directory(rootfs, wanted) or FALLBACK_LIBRARY_DIR.removesuffix("64")
 
 
 def _find_creatable_directory(rootfs: Rootfs, path: str) -> str | None:
-    """Where a missing directory would come to be; None when something is in its way."""
+    """Return where a missing directory can be created; None if something is in its way."""
     try:
-        place = rootfs.resolve_destination(path)
+        resolved = rootfs.resolve_destination(path)
     except Fault:
         return None
-    return place if rootfs.stat_path(place) is None and not _is_runtime_mount(place) else None
+    return resolved if rootfs.stat_path(resolved) is None and not _is_runtime_mount(resolved) else None
 
 
-def _find_compat(rootfs: Rootfs, place: str) -> tuple[str, tuple[tuple[str, str], ...], tuple[str, ...]]:
+def _find_compat(rootfs: Rootfs, path: str) -> tuple[str, tuple[tuple[str, str], ...], tuple[str, ...]]:
+    """Return (compat directory, its libcudas, its libraries' names); see `Image`."""
     try:
-        directory = rootfs.open_directory(place, create=False)
+        directory = rootfs.open_directory(path, create=False)
     except Fault:
         return "", (), ()
     names = [n for n in directory.list_names() if n.startswith("lib") and ".so." in n]
-    found = []
+    libcudas = []
     for name in names:
         version = name.removeprefix("libcuda.so.")
         if version != name and is_driver_version(version):
             info = directory.stat_name(name)
-            # an empty file is a mount point that an earlier container left behind
+            # An empty file is a mount point that an earlier container has left.
             if info is not None and stat.S_ISREG(info.st_mode) and info.st_size:
-                found.append((f"{directory.path}/{name}", version))
-    found.sort(key=lambda entry: make_version_key(entry[1]), reverse=True)
-    return directory.path, tuple(found), tuple(names)
+                libcudas.append((f"{directory.path}/{name}", version))
+    libcudas.sort(key=lambda entry: make_version_key(entry[1]), reverse=True)
+    return directory.path, tuple(libcudas), tuple(names)

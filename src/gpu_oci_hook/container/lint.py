@@ -1,7 +1,9 @@
-"""What is odd about a container, one sentence each, for `explain`: leftovers, stubs, several libcudas, libc, names.
+"""Find problems of an image for `explain`: leftover driver files, stubs, several libcudas, an old libc, misspelt names.
 
-Cost rule: cold. Library directories are listed here, and the image's libc is searched for strings (bounded; its
-ELF structure is never parsed).
+Library directories are listed, and the image's libc is searched for strings up to a size limit. No ELF structure of an
+image is parsed.
+
+Import budget: cold.
 """
 
 from __future__ import annotations
@@ -28,15 +30,15 @@ if TYPE_CHECKING:
 
 LIBC_LIMIT = 8 << 20
 MAX_SHOWN_PATHS = 10
-MAX_VARIABLES = 1000  # of an environment that are looked at
-# The CUDA toolkit's directories with a libcuda to link against, which answers every call with error 34.
+MAX_VARIABLES = 1000  # of an environment that are checked
+# The CUDA toolkit's directories with a libcuda for linking, which returns error 34 for every call.
 STUBS_DIRECTORY = "/usr/local/cuda/lib64/stubs"
 TARGET_STUBS_DIRECTORY = "/usr/local/cuda/targets/{}/lib/stubs"
 _SYMBOL_VERSION = re.compile(rb"GLIBC_2\.(\d{1,3})(?:\.\d{1,3})?\0")
 
 
 def find_misspelt_variables(environment: Iterable[str]) -> list[str]:
-    """A sentence for each variable whose name is nearly one of ours: it means nothing, and nobody else would say so."""
+    """Return a sentence for each variable whose name is nearly a known one: it has no effect, and nothing else warns."""
     known = (
         VISIBLE_DEVICES,
         CAPABILITIES_VARIABLE,
@@ -44,12 +46,12 @@ def find_misspelt_variables(environment: Iterable[str]) -> list[str]:
         *FEATURE_VARIABLES,
         *(name for name, _ in MIG_RIGHT_VARIABLES),
     )
-    said = []
+    warnings = []
     for name in list(environment)[:MAX_VARIABLES]:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.9) if name.startswith("N") else []
         if near and name not in known:
-            said.append(f"{clip_text(name)} means nothing: did you mean {near[0]}?")
-    return said
+            warnings.append(f"{clip_text(name)} has no effect: did you mean {near[0]}?")
+    return warnings
 
 
 def lint_image(
@@ -59,12 +61,12 @@ def lint_image(
     env: Mapping[str, str],
     mount_destinations: Iterable[str] = (),
 ) -> list[str]:
-    """Warnings about an image.
+    """Return warnings about an image.
 
     Arguments:
-        files: the driver files that would go in.
+        files: the driver files that would be injected.
         env: the container's environment.
-        mount_destinations: where the bundle mounts something: the runtime has made empty files there as mount points.
+        mount_destinations: the destinations of the bundle's mounts, where runtimes create empty files as mount points.
     """
     files = list(files)
     version = _find_host_driver_version(files)
@@ -81,9 +83,9 @@ def lint_image(
 
 
 def read_libc_version(rootfs: Rootfs, image: Image) -> str | None:
-    """The newest GLIBC_2.x that the image's libc.so.6 names ("2.31"); None when there is none to be read."""
-    tuple_ = ARCHITECTURES[image.arch].triple if image.arch in ARCHITECTURES else ""
-    for directory in (image.library_dir, f"/lib/{tuple_}", f"/usr/lib/{tuple_}", "/lib64", "/usr/lib64",
+    """Return the newest GLIBC_2.x that the image's libc.so.6 names, such as "2.31"; None if there is none to read."""
+    triple = ARCHITECTURES[image.arch].triple if image.arch in ARCHITECTURES else ""
+    for directory in (image.library_dir, f"/lib/{triple}", f"/usr/lib/{triple}", "/lib64", "/usr/lib64",
                       "/lib", "/usr/lib"):  # fmt: skip
         data = rootfs.read_file(f"{directory}/libc.so.6", LIBC_LIMIT)
         minors = _SYMBOL_VERSION.findall(data) if data else []
@@ -93,7 +95,7 @@ def read_libc_version(rootfs: Rootfs, image: Image) -> str | None:
 
 
 def _find_host_driver_version(files: Iterable[DriverFile]) -> str:
-    """The version that the driver's libraries carry in their names."""
+    """Return the driver version in the names of the driver's libraries; "" without one."""
     for file in files:
         version = file.name.partition(".so.")[2]
         if file.kind == "library" and is_driver_version(version):
@@ -102,7 +104,7 @@ def _find_host_driver_version(files: Iterable[DriverFile]) -> str:
 
 
 def _list_libraries(rootfs: Rootfs, image: Image) -> Iterable[tuple[str, str, int]]:
-    """(path, name, size) of the regular files with ".so" in their names, in the loader's directories."""
+    """Yield (path, name, size) of the regular files with ".so" in their names, in the loader's directories."""
     for directory in _open_library_directories(rootfs, image):
         for name in directory.list_names():
             if ".so" in name:
@@ -112,11 +114,11 @@ def _list_libraries(rootfs: Rootfs, image: Image) -> Iterable[tuple[str, str, in
 
 
 def _open_library_directories(rootfs: Rootfs, image: Image) -> Iterable[Directory]:
-    """The loader's directories, each once."""
+    """Open the loader's directories, each once."""
     wanted = [image.library_dir, image.library_dir32, "/usr/local/lib"]
     wanted += ["/usr/local/nvidia/lib64", "/usr/local/nvidia/lib"]
     for top in ("/usr/lib", "/lib"):
-        wanted += [f"{top}/{tuple_}" for tuple_ in [known.triple for known in ARCHITECTURES.values()]]
+        wanted += [f"{top}/{triple}" for triple in [known.triple for known in ARCHITECTURES.values()]]
         wanted += [f"{top}64", f"{top}32", top]
     seen = set()
     for path in wanted:
@@ -134,52 +136,53 @@ def _lint_leftovers(
     rootfs: Rootfs,
     files: list[DriverFile],
     libraries: list[tuple[str, str, int]],
-    version: str,
+    driver_version: str,
     mounted: frozenset[str | None],
 ) -> list[str]:
-    """Empty driver files are mount points of an earlier container; other versions came with a package."""
-    stems = {file.name.partition(".so")[0] for file in files if file.kind == "library"}
-    found = []
+    """Warn of empty driver files, which are mount points of an earlier container, and of other driver versions."""
+    driver_stems = {file.name.partition(".so")[0] for file in files if file.kind == "library"}
+    leftovers = []
     for path, name, size in libraries:
-        stem, _, own = name.partition(".so")
-        ours = stem in stems or stem == "libcuda"
-        if (size == 0 and (ours or stem.startswith("libnvidia-"))) or (
-            size and ours and is_driver_version(own[1:]) and own[1:] != version
+        stem, _, suffix = name.partition(".so")
+        version = suffix[1:]
+        of_driver = stem in driver_stems or stem == "libcuda"
+        if (size == 0 and (of_driver or stem.startswith("libnvidia-"))) or (
+            size and of_driver and is_driver_version(version) and version != driver_version
         ):
-            found.append(path)
+            leftovers.append(path)
     for file in files:
         if file.kind == "binary":
-            info = rootfs.stat_path(file.container_path)
-            if info is not None and stat.S_ISREG(info.st_mode) and info.st_size == 0:
-                found.append(file.container_path)
-    found = [path for path in found if not mounted or rootfs.resolve_path(path) not in mounted]
-    if not found:
+            status = rootfs.stat_path(file.container_path)
+            if status is not None and stat.S_ISREG(status.st_mode) and status.st_size == 0:
+                leftovers.append(file.container_path)
+    leftovers = [path for path in leftovers if not mounted or rootfs.resolve_path(path) not in mounted]
+    if not leftovers:
         return []
-    files_ = "file" if len(found) == 1 else "files"
-    return [
-        f"image contains {len(found)} leftover driver {files_} (committed from a GPU container?): {_join_first_paths(found)}"
-    ]
+    count = f"{len(leftovers)} leftover driver file{'' if len(leftovers) == 1 else 's'}"
+    return [f"image contains {count} (committed from a GPU container?): {_join_first_paths(leftovers)}"]
 
 
-def _lint_libcudas(image: Image, libraries: list[tuple[str, str, int]], version: str) -> list[str]:
+def _lint_libcudas(image: Image, libraries: list[tuple[str, str, int]], driver_version: str) -> list[str]:
+    """Warn of libcudas in the image that programs can load instead of the host's."""
     result = []
-    found = []
+    libcudas = []
     for path, name, size in libraries:
-        own = name.removeprefix("libcuda.so.")
-        if size and own != name and is_driver_version(own):
-            found.append(path)
-            if own != version:
-                what = f"of driver {own}"
+        version = name.removeprefix("libcuda.so.")
+        if size and version != name and is_driver_version(version):
+            libcudas.append(path)
+            if version != driver_version:
                 result.append(
-                    f"image has its own {path} {what}, the host has {version or 'another'}: "
+                    f"image has its own {path} of driver {version}, the host has {driver_version or 'another'}: "
                     "error 803 risk for programs that load it"
                 )
-    found += [path for path, _ in image.compat_libcudas if path not in found]
+    libcudas += [path for path, _ in image.compat_libcudas if path not in libcudas]
     if len(image.compat_libcudas) > 1:
         names = ", ".join(path for path, _ in image.compat_libcudas)
-        result.append(f"{COMPAT_DIRECTORY} has more than one libcuda, which one is meant is ambiguous: {names}")
-    if len(found) > 1:
-        result.append(f"image contains {len(found)} libcudas beside the host's: {_join_first_paths(found)}")
+        result.append(f"{COMPAT_DIRECTORY} has more than one libcuda; which one applies is ambiguous: {names}")
+    if len(libcudas) > 1:
+        result.append(
+            f"image contains {len(libcudas)} libcudas in addition to the host's: {_join_first_paths(libcudas)}"
+        )
     return result
 
 
@@ -211,7 +214,7 @@ def _lint_musl(rootfs: Rootfs, image: Image, files: list[DriverFile]) -> list[st
 
 
 def _lint_glibc(rootfs: Rootfs, image: Image, files: list[DriverFile]) -> list[str]:
-    """Driver libraries that ask for symbols which the image's libc does not have yet."""
+    """Warn of driver libraries that need symbols which the image's libc lacks."""
     if image.libc != "glibc":
         return []
     wanted = [(f.soname or f.name, f.glibc) for f in files if f.glibc and f.arch in ("", image.arch)]
@@ -228,7 +231,7 @@ def _lint_glibc(rootfs: Rootfs, image: Image, files: list[DriverFile]) -> list[s
 
 
 def _lint_manifests(rootfs: Rootfs, image: Image, files: list[DriverFile]) -> list[str]:
-    """Manifests of Vulkan, EGL and OpenCL whose library will not load: loaders leave such a driver out silently."""
+    """Warn of Vulkan, EGL and OpenCL manifests whose library does not load: loaders skip such a driver silently."""
     manifests = [file for file in files if file.kind == "config" and file.needs and file.arch == image.arch]
     own = read_libc_version(rootfs, image) if image.libc == "glibc" and manifests else None
     if own is None:
@@ -237,7 +240,7 @@ def _lint_manifests(rootfs: Rootfs, image: Image, files: list[DriverFile]) -> li
     try:
         there |= {entry.name for entry in parse_ld_cache(image.ld_cache or b"").entries}
     except Fault:
-        pass  # the loader will not find anything in it either
+        pass  # the loader finds nothing in it either
     libraries = {file.soname: file for file in files if file.kind == "library" and file.arch == image.arch}
     libraries |= {file.name: file for file in libraries.values()}
     result = []
@@ -250,7 +253,7 @@ def _lint_manifests(rootfs: Rootfs, image: Image, files: list[DriverFile]) -> li
                 continue
             if library.glibc and _make_version_key(library.glibc) > _make_version_key(own):
                 reasons.append(f"{soname} needs GLIBC_{library.glibc}, image provides {own}")
-            # What the driver opens by name, and what the host lacks, is not the image's business.
+            # Libraries that the driver opens by name, or that the host lacks, are not expected in the image.
             lacking = [n for n in library.needs if n not in libraries and n not in there and "nvidia" not in n]
             if lacking:
                 reasons.append(f"{soname} needs {', '.join(lacking)}, not found in the image")

@@ -7,7 +7,13 @@ Import budget: GPU container.
 
 from __future__ import annotations
 
+import os
+
+from gpu_oci_hook.container.image import inspect_image
+from gpu_oci_hook.container.rootfs_edits import GENERATED_DIR
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.files import state_dir
+from gpu_oci_hook.files.user_namespace import is_process_in_user_namespace
 from gpu_oci_hook.host.device_nodes import (
     CONTROL_NODES,
     read_device_majors,
@@ -20,19 +26,22 @@ from gpu_oci_hook.host.gpus import read_driver_version, read_gpus, read_machine_
 from gpu_oci_hook.host.mig.capability_files import read_mig_enabled_gpus
 from gpu_oci_hook.model.optional_devices import OptionalItems
 from gpu_oci_hook.model.outcome import ChosenDevices
-from gpu_oci_hook.model.plan_input import PlanInput
+from gpu_oci_hook.model.plan_input import ContainerFacts, PlanInput
+from gpu_oci_hook.plan.build import MOUNT_PROGRAM
+from gpu_oci_hook.plan.driver_params import DRIVER_PARAMS, DRIVER_PARAMS_LIMIT
 from gpu_oci_hook.request.capabilities import add_implied_capabilities
 from gpu_oci_hook.request.selectors import has_all_selector, is_mig_selector, resolve_gpus
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpu_oci_hook.config.keys import Config
+    from gpu_oci_hook.files.rootfs import Rootfs
     from gpu_oci_hook.host.device_nodes import DeviceMajors, ModuleParameters
     from gpu_oci_hook.host.mig.mig_devices import MigDevices
     from gpu_oci_hook.host.platforms.platform import Platform
     from gpu_oci_hook.host.root import Host
     from gpu_oci_hook.model.machine import Cache, Gpu, Inventory
-    from gpu_oci_hook.model.plan_input import AbsentControlNode, ContainerFacts, ControlNode
+    from gpu_oci_hook.model.plan_input import AbsentControlNode, ControlNode
     from gpu_oci_hook.model.request import Request
 
 
@@ -49,17 +58,7 @@ class Machine:
         problems: one sentence for each oddity that was found; every reader adds its own.
     """
 
-    __slots__ = (
-        "cache",
-        "config",
-        "driver_version",
-        "gpus",
-        "host",
-        "majors",
-        "module_params",
-        "platform",
-        "problems",
-    )
+    __slots__ = ("cache", "config", "driver_version", "gpus", "host", "majors", "module_params", "platform", "problems")
 
     def __init__(
         self,
@@ -240,6 +239,44 @@ def gather_plan_input(
         optional_items=items,
         container=container,
     )
+
+
+def gather_container_facts(
+    spec: dict[str, object], bundle: str, rootfs: Rootfs, host: Host, chosen: ChosenDevices
+) -> ContainerFacts:
+    """Look at the container's image, and at what this process can do for it."""
+    image = inspect_image(rootfs, host.machine)
+    datacenter_only = False
+    if image.compat_libcudas:
+        from gpu_oci_hook.host.model_tables import is_datacenter_gpu
+
+        datacenter_only = all(is_datacenter_gpu(gpu.model) for gpu, _ in chosen.gpus)
+    generated_dir = f"{bundle}/{GENERATED_DIR}"
+    return ContainerFacts(
+        spec=spec,
+        image=image,
+        rootfs_reader=rootfs,
+        rootfs_path=rootfs.path,
+        generated_dir=generated_dir,
+        shared_dir=state_dir.find_state_directory() or generated_dir,
+        process_in_user_namespace=is_process_in_user_namespace(),
+        driver_params=_read_visible_params(host),
+        has_mount_program=os.path.exists(MOUNT_PROGRAM),
+        datacenter_only=datacenter_only,
+    )
+
+
+def _read_visible_params(host: Host) -> bytes | None:
+    """Read the module's parameters if a container will see that file, else None.
+
+    A container's procfs is always the running kernel's, so a simulated host's parameters cannot be seen there.
+    """
+    if not os.path.exists(DRIVER_PARAMS):
+        return None
+    try:
+        return host.read_file(DRIVER_PARAMS, DRIVER_PARAMS_LIMIT)
+    except Fault:
+        return None
 
 
 def _gather_optional_items(

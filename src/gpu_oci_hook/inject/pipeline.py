@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 
 from gpu_oci_hook.config.keys import Config
-from gpu_oci_hook.container.image import inspect_image
 from gpu_oci_hook.container.rootfs_edits import GENERATED_DIR, apply_to_rootfs
 from gpu_oci_hook.container.spec_edits import apply_to_spec
 from gpu_oci_hook.errors import Fault
@@ -20,12 +19,16 @@ from gpu_oci_hook.files.rootfs import Rootfs, read_rootfs_path
 from gpu_oci_hook.files.user_namespace import is_process_in_user_namespace
 from gpu_oci_hook.formats.fastjson import dump_json, parse_config_json
 from gpu_oci_hook.host.root import Host
-from gpu_oci_hook.inject.gather import choose_devices, gather_inventory, gather_machine, gather_plan_input
+from gpu_oci_hook.inject.gather import (
+    choose_devices,
+    gather_container_facts,
+    gather_inventory,
+    gather_machine,
+    gather_plan_input,
+)
 from gpu_oci_hook.model.edits import Plan, WithheldItem
 from gpu_oci_hook.model.outcome import Outcome
-from gpu_oci_hook.model.plan_input import ContainerFacts
-from gpu_oci_hook.plan.build import MOUNT_PROGRAM, build_plan, find_injecting_cdi_hook
-from gpu_oci_hook.plan.driver_params import DRIVER_PARAMS, DRIVER_PARAMS_LIMIT
+from gpu_oci_hook.plan.build import build_plan, find_injecting_cdi_hook
 from gpu_oci_hook.request.read import read_request
 
 TYPE_CHECKING = False
@@ -113,7 +116,7 @@ def prepare_injection(spec: dict[str, object], config: Config, bundle: str, cach
     """Plan what a container gets, in five steps; change nothing.
 
     1. Read the request.
-    2. A container that does not need the driver gets its CDI devices only.
+    2. CDI only: a container that does not need the driver gets its CDI devices only.
     3. Gather the machine: GPUs, device numbers, driver version.
     4. Choose the devices, and check the image's requirements against them.
     5. Plan: nodes, driver files and the container's own facts make the list of edits.
@@ -124,14 +127,18 @@ def prepare_injection(spec: dict[str, object], config: Config, bundle: str, cach
     bundle = os.path.abspath(bundle)
     warnings: list[str] = []
 
+    # 1. Read the request.
     request = read_request(spec, config)
     warnings += request.warnings
+
+    # 2. A container that does not need the driver gets its CDI devices only.
     host = Host(config.root)
     injected = request.needs_driver and _is_injected_by_cdi_hook(spec, warnings)
     if injected or not request.needs_driver:
         cdi = _translate_cdi_devices(request, spec, config, host, cache)
         return _finish_without_driver(request, spec, bundle, cdi, warnings, injected=injected)
 
+    # 3. Gather the machine.
     load_modules = config.load_modules and not is_process_in_user_namespace()
     machine = gather_machine(request, host, config, cache, load_modules=load_modules, warnings=warnings)
     if any(device_request.cdi_name for device_request in request.device_requests):
@@ -149,10 +156,12 @@ def prepare_injection(spec: dict[str, object], config: Config, bundle: str, cach
         report_missing_gpu(machine, request, warnings)
         return Outcome(request, Plan("nothing", warnings), bundle, gpus=machine.gpus)
 
+    # 4. Choose the devices.
     chosen = choose_devices(machine, request, warnings)
     inventory = _gather_matching_inventory(machine, request, chosen)
     _check_requirements(machine, request, chosen.gpus, warnings)
 
+    # 5. Plan.
     cdi = _translate_cdi_devices(request, spec, config, host, cache)
     return _plan_driver(request, cdi.spec if cdi else spec, bundle, machine, chosen, inventory, cdi, warnings)
 
@@ -254,7 +263,7 @@ def _plan_driver(
     """Build the plan of a container that gets the driver, with the edits of CDI files at its end."""
     rootfs = Rootfs(read_rootfs_path(spec, bundle))
     _refuse_host_root(rootfs)
-    container = _gather_container_facts(spec, bundle, rootfs, machine.host, chosen)
+    container = gather_container_facts(spec, bundle, rootfs, machine.host, chosen)
     plan = build_plan(gather_plan_input(machine, request, chosen, inventory, container))
     plan.warnings += [text for text in warnings if text not in plan.warnings]
     plan.warnings += [*machine.problems, *inventory.problems]
@@ -271,44 +280,6 @@ def _plan_driver(
         image=container.image,
         cdi_devices=cdi.devices if cdi is not None else None,
     )
-
-
-def _gather_container_facts(
-    spec: dict[str, object], bundle: str, rootfs: Rootfs, host: Host, chosen: ChosenDevices
-) -> ContainerFacts:
-    """Look at the container's image, and at what this process can do for it."""
-    image = inspect_image(rootfs, host.machine)
-    datacenter_only = False
-    if image.compat_libcudas:
-        from gpu_oci_hook.host.model_tables import is_datacenter_gpu
-
-        datacenter_only = all(is_datacenter_gpu(gpu.model) for gpu, _ in chosen.gpus)
-    generated_dir = f"{bundle}/{GENERATED_DIR}"
-    return ContainerFacts(
-        spec=spec,
-        image=image,
-        rootfs_reader=rootfs,
-        rootfs_path=rootfs.path,
-        generated_dir=generated_dir,
-        shared_dir=state_dir.find_state_directory() or generated_dir,
-        process_in_user_namespace=is_process_in_user_namespace(),
-        driver_params=_read_visible_params(host),
-        has_mount_program=os.path.exists(MOUNT_PROGRAM),
-        datacenter_only=datacenter_only,
-    )
-
-
-def _read_visible_params(host: Host) -> bytes | None:
-    """Read the module's parameters if a container will see that file, else None.
-
-    A container's procfs is always the running kernel's, so a simulated host's parameters cannot be seen there.
-    """
-    if not os.path.exists(DRIVER_PARAMS):
-        return None
-    try:
-        return host.read_file(DRIVER_PARAMS, DRIVER_PARAMS_LIMIT)
-    except Fault:
-        return None
 
 
 def _refuse_host_root(rootfs: Rootfs) -> None:
