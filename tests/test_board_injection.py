@@ -14,7 +14,7 @@ import pytest
 from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files import state_dir
-from gpu_oci_hook.formats import elf, ldcache
+from gpu_oci_hook.formats import elf_builder, ldcache
 from gpu_oci_hook.inject import pipeline
 from gpu_oci_hook.model.outcome import Outcome
 from gpu_oci_hook.simulate import boards, host_tree
@@ -126,8 +126,8 @@ def test_the_loader_finds_the_stores_libraries_by_their_sonames(wsl: Path, tmp_p
 
 
 def test_libcuda_comes_before_its_loader_of_the_same_soname(wsl: Path, tmp_path: Path) -> None:
-    (wsl / STORE[1:] / "libcuda_loader.so").write_bytes(elf.build_shared_object(soname="libcuda.so.1"))
-    (wsl / STORE[1:] / "lib0.so").write_bytes(elf.build_shared_object(soname="libcuda.so.1"))
+    (wsl / STORE[1:] / "libcuda_loader.so").write_bytes(elf_builder.build_shared_object(soname="libcuda.so.1"))
+    (wsl / STORE[1:] / "lib0.so").write_bytes(elf_builder.build_shared_object(soname="libcuda.so.1"))
     made = make_bundle(tmp_path / "b", container_spec(ALL))
     inject_in_process(made, host_config(wsl))
     assert cached(made)["libcuda.so.1"] == f"{STORE}/libcuda.so.1.1"
@@ -142,7 +142,7 @@ def test_a_store_without_libcuda_is_named_with_the_reason(wsl: Path, tmp_path: P
 def test_of_two_stores_with_libcuda_the_newer_counts_and_that_is_said(wsl: Path, tmp_path: Path) -> None:
     old = "/usr/lib/wsl/drivers/nv_old"
     (wsl / old[1:]).mkdir()
-    (wsl / old[1:] / "libcuda.so.1.1").write_bytes(elf.build_shared_object(soname="libcuda.so.1"))
+    (wsl / old[1:] / "libcuda.so.1.1").write_bytes(elf_builder.build_shared_object(soname="libcuda.so.1"))
     os.utime(wsl / old[1:] / "libcuda.so.1.1", (1, 1))
     made = make_bundle(tmp_path / "b", container_spec(ALL))
     outcome = prepared(made, host_config(wsl))
@@ -438,7 +438,7 @@ def test_the_integrated_gpu_is_index_0(thor: Path, tmp_path: Path) -> None:
 
 def test_a_discrete_gpu_of_a_board_brings_its_drivers_other_files(thor: Path, tmp_path: Path) -> None:
     more = thor / TEGRA[1:] / "libnvidia-opencl.so.580.95.05"
-    more.write_bytes(elf.build_shared_object(soname="libnvidia-opencl.so.1"))
+    more.write_bytes(elf_builder.build_shared_object(soname="libnvidia-opencl.so.1"))
     made = make_bundle(tmp_path / "b", container_spec("NVIDIA_VISIBLE_DEVICES=1"))
     after = inject_in_process(made, host_config(thor))
     assert "/usr/local/nvidia/lib64/libnvidia-opencl.so.580.95.05" in list_mount_destinations(after)

@@ -21,7 +21,7 @@ from gpu_oci_hook import cli
 from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files import state_dir
-from gpu_oci_hook.formats import elf, ldcache
+from gpu_oci_hook.formats import elf_builder, ldcache
 from gpu_oci_hook.formats.architectures import ARCHITECTURES
 from gpu_oci_hook.inject import pipeline
 from gpu_oci_hook.simulate import host_tree
@@ -653,7 +653,7 @@ def test_r23_a_variable_that_is_set_twice_is_warned_about(tmp_path: Path, number
 
 def test_r36_a_libc_too_old_for_a_library_is_said(tmp_path: Path, explain: Explain) -> None:
     host_tree.build_host(tmp_path / "host", driver=DRIVER)
-    data = elf.build_shared_object(
+    data = elf_builder.build_shared_object(
         soname="libcuda.so.1", needed=["libc.so.6"], arch="x86_64", symbols=["cuInit"], glibc="2.34"
     )
     (tmp_path / f"host/{LIBRARIES}/libcuda.so.{DRIVER}").write_bytes(data)

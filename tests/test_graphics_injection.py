@@ -11,7 +11,7 @@ import pytest
 from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.container import lint
 from gpu_oci_hook.files import state_dir
-from gpu_oci_hook.formats import elf, ldcache
+from gpu_oci_hook.formats import elf_builder, ldcache
 from gpu_oci_hook.formats.architectures import ARCHITECTURES
 from gpu_oci_hook.host.optional.graphics import EGL_PROFILE_PATH
 from gpu_oci_hook.inject import pipeline
@@ -222,7 +222,7 @@ def test_a_container_with_the_driver_and_no_gpu_gets_no_profile(host: Path, tmp_
 def fedora_like(host: Path) -> Path:
     """R28's host: an ICD named by its architecture, whose library needs glsi."""
     (host / "usr/share/vulkan/icd.d/nvidia_icd.json").rename(host / ICD)
-    glx = elf.build_shared_object(soname="libGLX_nvidia.so.0", needed=[f"libnvidia-glsi.so.{V}", "libc.so.6"])
+    glx = elf_builder.build_shared_object(soname="libGLX_nvidia.so.0", needed=[f"libnvidia-glsi.so.{V}", "libc.so.6"])
     (host / LIB / f"libGLX_nvidia.so.{V}").write_bytes(glx)
     return host
 
@@ -330,7 +330,7 @@ def test_r28_a_damaged_manifest_is_a_file_like_others(fedora_like: Path, tmp_pat
 
 
 def test_r28_what_will_not_load_in_the_image_is_said(fedora_like: Path, tmp_path: Path) -> None:
-    glsi = elf.build_shared_object(soname=f"libnvidia-glsi.so.{V}", needed=["libX11.so.6"], glibc="2.38")
+    glsi = elf_builder.build_shared_object(soname=f"libnvidia-glsi.so.{V}", needed=["libX11.so.6"], glibc="2.38")
     (fedora_like / LIB / f"libnvidia-glsi.so.{V}").write_bytes(glsi)
     made = make_bundle(tmp_path / "b", container_spec(GPU0, GRAPHICS))
     (made / "rootfs" / LIB / "libc.so.6").write_bytes(b"\x7fELF GLIBC_2.2.5\0GLIBC_2.36\0")

@@ -14,7 +14,7 @@ from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.config.load import parse_config
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files import state_dir
-from gpu_oci_hook.formats import elf
+from gpu_oci_hook.formats import elf_builder
 from gpu_oci_hook.inject import pipeline
 from gpu_oci_hook.model.outcome import Outcome
 from gpu_oci_hook.request.environment import MANAGEMENT_DEVICE
@@ -435,7 +435,7 @@ def site(tmp_path: Path) -> Path:
     (root / "opt/site/tool").write_text("#!/bin/sh\n")
     (root / "opt/site/data").mkdir()
     (root / "opt/site/libsite.so.1.2").write_bytes(
-        elf.build_shared_object(soname="libsite.so.1", needed=["libcuda.so.1"])
+        elf_builder.build_shared_object(soname="libsite.so.1", needed=["libcuda.so.1"])
     )
     (root / "opt/site/libsite.so").symlink_to("libsite.so.1.2")
     (root / "opt/site/bad.so").write_text("no library")
@@ -503,7 +503,7 @@ def test_an_addition_goes_with_its_capability_only(site: Path, tmp_path: Path) -
         ("/opt/site/tool", "directory", "it is not a directory"),
         ("/opt/site/tool", "socket", "it is not a socket"),
         ("/opt/site/tool", "device", "it is not a character device"),
-        ("/opt/site/bad.so", "library", "no usable shared object"),
+        ("/opt/site/bad.so", "library", "not a usable shared object"),
     ],
 )
 def test_an_addition_that_is_not_there_is_withheld_or_an_error_as_configured(
@@ -520,8 +520,8 @@ def test_an_addition_that_is_not_there_is_withheld_or_an_error_as_configured(
 
 
 def test_a_library_for_another_machine_is_not_added(site: Path, tmp_path: Path) -> None:
-    (site / "opt/site/arm.so").write_bytes(elf.build_shared_object(soname="arm.so", arch="armhf"))
-    (site / "opt/site/small.so").write_bytes(elf.build_shared_object(soname="small.so", arch="i386"))
+    (site / "opt/site/arm.so").write_bytes(elf_builder.build_shared_object(soname="arm.so", arch="armhf"))
+    (site / "opt/site/small.so").write_bytes(elf_builder.build_shared_object(soname="small.so", arch="i386"))
     text = "".join(f'[[inject.extra]]\npath = "/opt/site/{n}.so"\nkind = "library"\n' for n in ("arm", "small"))
     outcome = planned(tmp_path, with_file(site, text), GPU0)
     assert "it is for armhf" in withheld(outcome)["/opt/site/arm.so"]

@@ -20,7 +20,7 @@ import pytest
 
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files import state_dir
-from gpu_oci_hook.formats import elf
+from gpu_oci_hook.formats import elf_builder
 from gpu_oci_hook.host.driver import catalogue
 from gpu_oci_hook.inject import pipeline
 from gpu_oci_hook.model.file_edits import PrepareDirectory
@@ -381,10 +381,10 @@ def _more(host: Path) -> None:
     versioned = ("fatbinaryloader", "compiler", "tileiras", "ifr", "cbl", "vulkan-producer", "newer", "wfb")
     for stem in versioned:
         name = f"libnvidia-{stem}.so.{DRIVER}"
-        (host / f"usr/lib/x86_64-linux-gnu/{name}").write_bytes(elf.build_shared_object(soname=name))
+        (host / f"usr/lib/x86_64-linux-gnu/{name}").write_bytes(elf_builder.build_shared_object(soname=name))
     own = {"libnvidia-egl-wayland2.so.1.0.1": "libnvidia-egl-wayland2.so.1", "libnvidia-glcore.so.535.99": ""}
     for name, soname in own.items():
-        (host / f"usr/lib/x86_64-linux-gnu/{name}").write_bytes(elf.build_shared_object(soname=soname or name))
+        (host / f"usr/lib/x86_64-linux-gnu/{name}").write_bytes(elf_builder.build_shared_object(soname=soname or name))
         if soname:
             (host / f"usr/lib/x86_64-linux-gnu/{soname}").symlink_to(name)
     text = '{"file_format_version": "1.0.0", "ICD": {"library_path": "%s"}}\n'

@@ -165,7 +165,7 @@ def test_a_path_names_odd_keys_in_quotes() -> None:
         ("&a [a]: b\n", "x.yaml", "1: a key is a list or a mapping"),
         ("a: &a [b]\n*a : b\n", "x.yaml", "2: a key is not text"),
         ("~: b\n", "x.yaml", "1: a key is null"),
-        ("a: !!int b\n", "x.yaml", "1: 'b' is tagged !!int that is none"),
+        ("a: !!int b\n", "x.yaml", "1: 'b' is tagged !!int that is not a value of this type"),
         (
             "a: {b: c?d}\n",
             "x.yaml",

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import gpu_oci_hook
-from gpu_oci_hook.formats import elf, ldcache
+from gpu_oci_hook.formats import elf, elf_builder, ldcache
 from gpu_oci_hook.formats.architectures import (
     ARCHITECTURES,
     ARCHITECTURES_32BIT,
@@ -27,7 +27,7 @@ def test_every_machine_has_a_32_bit_sister_that_is_in_the_table() -> None:
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_a_library_of_each_architecture_is_read_as_one(name: str) -> None:
-    found = elf.read_shared_object(elf.build_shared_object(soname="libx.so.1", arch=name))
+    found = elf.read_shared_object(elf_builder.build_shared_object(soname="libx.so.1", arch=name))
     assert (found.arch, found.bits) == (name, ARCHITECTURES[name].bits)
 
 

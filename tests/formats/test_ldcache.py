@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.formats import elf, ldcache
+from gpu_oci_hook.formats import elf_builder, ldcache
 from gpu_oci_hook.formats.architectures import ARCHITECTURES
 
 LDCONFIG = "/sbin/ldconfig"
@@ -78,13 +78,13 @@ def root(tmp_path: Path) -> Path:
     (root / "etc").mkdir()
     (root / "etc/ld.so.conf").write_text("/usr/lib/x86_64-linux-gnu\n/usr/lib/i386\n")
     for name in NAMES:
-        (plain / name).write_bytes(elf.build_shared_object(soname=name, needed=["libc.so.6"]))
+        (plain / name).write_bytes(elf_builder.build_shared_object(soname=name, needed=["libc.so.6"]))
     for name in ("libcuda.so.1", "libz.so.1"):
-        (fast / name).write_bytes(elf.build_shared_object(soname=name, needed=["libc.so.6"]))
+        (fast / name).write_bytes(elf_builder.build_shared_object(soname=name, needed=["libc.so.6"]))
     (root / "usr/lib/i386").mkdir()
     for name in ("libcuda.so.1", "libc.so.6"):
         (root / "usr/lib/i386" / name).write_bytes(
-            elf.build_shared_object(soname=name, needed=["libc.so.6"], arch="i386")
+            elf_builder.build_shared_object(soname=name, needed=["libc.so.6"], arch="i386")
         )
     return root
 
@@ -193,8 +193,8 @@ def test_the_real_loader_finds_every_library_by_a_cache_of_ours(tmp_path: Path) 
     (root / "loader").chmod(0o755)
     names = [name for name in NAMES if not name.startswith("libc.so")]
     for name in names:
-        (root / "odd" / name).write_bytes(elf.build_shared_object(soname=name, arch=machine))
-    (root / "all.so").write_bytes(elf.build_shared_object(soname="all.so", needed=names, arch=machine))
+        (root / "odd" / name).write_bytes(elf_builder.build_shared_object(soname=name, arch=machine))
+    (root / "all.so").write_bytes(elf_builder.build_shared_object(soname="all.so", needed=names, arch=machine))
     cache = ldcache.parse_ld_cache(Path("/etc/ld.so.cache").read_bytes())
     merged = ldcache.merge_ld_cache(cache, [(name, f"/odd/{name}", flags) for name in names])
     (root / "etc/ld.so.cache").write_bytes(ldcache.dump_ld_cache(merged))
@@ -312,7 +312,7 @@ def numbers(*words: int) -> bytes:
     ],
 )
 def test_what_is_no_sound_cache_is_a_fault(data: bytes) -> None:
-    with pytest.raises(Fault, match="no usable cache"):
+    with pytest.raises(Fault, match="not a usable cache"):
         ldcache.parse_ld_cache(data)
 
 

@@ -222,11 +222,11 @@ def test_two_files_with_this_hook_do_not_undo_each_other(incumbent: NvidiaHookSc
 
 def test_a_soname_is_read_from_the_host_and_never_from_the_image(incumbent: NvidiaHookScene) -> None:
     """What stands at the mount's place below the root is the image's where nothing is mounted, as here."""
-    from gpu_oci_hook.formats import elf
+    from gpu_oci_hook.formats import elf_builder
 
     incumbent.finish()
     lie = incumbent.root / f"{OWN[1:]}/libcuda.so.{VERSION}"
-    lie.write_bytes(elf.build_shared_object(soname="libc.so.6"))
+    lie.write_bytes(elf_builder.build_shared_object(soname="libc.so.6"))
     incumbent.chain()
     assert "libc.so.6" not in incumbent.cache()
     assert incumbent.cache()["libcuda.so.1"] == f"{OWN}/libcuda.so.1"
@@ -252,12 +252,12 @@ def test_what_is_mounted_is_opened_only_when_it_proved_to_be_a_file(
 
 
 def test_what_is_no_library_of_this_machine_is_not_cached(incumbent: NvidiaHookScene, tmp_path: Path) -> None:
-    from gpu_oci_hook.formats import elf
+    from gpu_oci_hook.formats import elf_builder
 
-    (tmp_path / "arm").write_bytes(elf.build_shared_object(soname="libarm.so.1", arch="aarch64"))
+    (tmp_path / "arm").write_bytes(elf_builder.build_shared_object(soname="libarm.so.1", arch="aarch64"))
     (tmp_path / "text").write_text("text")
-    (tmp_path / "small").write_bytes(elf.build_shared_object(soname="libsmall.so.1", arch="i386"))
-    (tmp_path / "odd").write_bytes(elf.build_shared_object(soname="../../x.so"))
+    (tmp_path / "small").write_bytes(elf_builder.build_shared_object(soname="libsmall.so.1", arch="i386"))
+    (tmp_path / "odd").write_bytes(elf_builder.build_shared_object(soname="../../x.so"))
     os.mkfifo(tmp_path / "fifo")
     config = read_spec(incumbent.bundle)
     for name in ("arm", "text", "small", "odd", "fifo", "nothing"):

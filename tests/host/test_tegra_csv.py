@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpu_oci_hook.config.keys import Config
-from gpu_oci_hook.formats import elf
+from gpu_oci_hook.formats import elf_builder
 from gpu_oci_hook.host.platforms import tegra, tegra_csv
 from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.model.machine import Inventory
@@ -48,7 +48,7 @@ def board(root: Path, **lists: str) -> Path:
     for name, text in lists.items():
         write(root, f"{LISTS}/{name}.csv", text)
     write(root, "/etc/nv_tegra_release", "# R36 (release), REVISION: 4.3, GCID: 1\n")
-    write(root, f"{LIB}/tegra/libcuda.so.1.1", elf.build_shared_object(soname="libcuda.so.1", arch="aarch64"))
+    write(root, f"{LIB}/tegra/libcuda.so.1.1", elf_builder.build_shared_object(soname="libcuda.so.1", arch="aarch64"))
     link(root, f"{LIB}/libcuda.so", "tegra/libcuda.so.1.1")
     return root
 
@@ -189,7 +189,7 @@ def test_wildcards_stand_for_names_and_not_for_slashes(tmp_path: Path) -> None:
 
 def test_the_whole_chain_of_links_is_made_anew_and_its_end_comes_along(tmp_path: Path) -> None:
     board(tmp_path, drivers="sym, /opt/current/libx.so\n")
-    write(tmp_path, "/data/v2/libx.so.1.0", elf.build_shared_object(soname="libx.so.1", arch="aarch64"))
+    write(tmp_path, "/data/v2/libx.so.1.0", elf_builder.build_shared_object(soname="libx.so.1", arch="aarch64"))
     link(tmp_path, "/data/v2/libx.so.1", "libx.so.1.0")
     link(tmp_path, "/data/v2/libx.so", "/data/v2/libx.so.1")
     link(tmp_path, "/opt/current", "../data/v2")

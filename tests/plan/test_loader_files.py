@@ -11,7 +11,7 @@ import pytest
 
 from gpu_oci_hook.container.image import Image, inspect_image
 from gpu_oci_hook.files.rootfs import Rootfs
-from gpu_oci_hook.formats import elf, ldcache
+from gpu_oci_hook.formats import elf_builder, ldcache
 from gpu_oci_hook.plan import loader_files
 
 DIRECTORY = "/usr/lib/x86_64-linux-gnu"
@@ -136,7 +136,7 @@ def test_a_later_ldconfig_keeps_our_directories_first(debian: Path) -> None:
     for directory in ("opt/gpu", "usr/lib/x86_64-linux-gnu"):
         (debian / directory).mkdir(parents=True, exist_ok=True)
         (debian / directory / "libcuda.so.550.54").write_bytes(
-            elf.build_shared_object(soname="libcuda.so.1", symbols=["cuInit"])
+            elf_builder.build_shared_object(soname="libcuda.so.1", symbols=["cuInit"])
         )
     (debian / "etc/ld.so.conf").write_text("include /etc/ld.so.conf.d/*.conf\n/usr/lib/x86_64-linux-gnu\n")
     with Rootfs(str(debian)) as root:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from gpu_oci_hook.formats import elf, ldcache
+from gpu_oci_hook.formats import elf_builder, ldcache
 from gpu_oci_hook.host.driver.inventory_cache import load_inventory
 from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.model.machine import DriverFile, Inventory
@@ -30,7 +30,7 @@ def write_library(
     """One shared object of ours."""
     path = root / directory.lstrip("/") / name
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(elf.build_shared_object(soname=soname, needed=needed, arch=arch))
+    path.write_bytes(elf_builder.build_shared_object(soname=soname, needed=needed, arch=arch))
     return path
 
 

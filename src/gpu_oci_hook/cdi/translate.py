@@ -28,7 +28,7 @@ import stat
 
 from gpu_oci_hook.cdi.spec.mount_options import ADD_RBIND_HINT, MISSING_BIND_TEXT, is_missing_bind_option
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.formats.oci import _get_int, _get_optional_int, _get_text, get_list, get_member, is_bind_mount
+from gpu_oci_hook.formats.oci import get_int, get_list, get_member, get_optional_int, get_text, is_bind_mount
 from gpu_oci_hook.model.cdi_edits import (
     AddCdiDeviceNode,
     AddCdiDeviceRule,
@@ -76,7 +76,7 @@ def translate_cdi_edits(
     for part, json_path, entry in _iterate_entries(parts, "deviceNodes"):
         edits += _translate_node(part, json_path, entry, spec, host, bind_mounted=bind_mounted, needs_rules=needs_rules)
     for part, _, entry in _iterate_entries(parts, "netDevices"):
-        edits.append(AddNetDevice(_get_text(entry, "hostInterfaceName"), _get_text(entry, "name"), part.reason))
+        edits.append(AddNetDevice(get_text(entry, "hostInterfaceName"), get_text(entry, "name"), part.reason))
     mounts = [
         _translate_mount(part, json_path, entry, host) for part, json_path, entry in _iterate_entries(parts, "mounts")
     ]
@@ -109,8 +109,8 @@ def strip_host_root(host: Host, path: str) -> str:
 
 def is_fully_specified_node(node: object) -> bool:
     """Tell whether a device node of a CDI file has type and numbers, so that the host need not have the node."""
-    node_type = _get_text(node, "type")
-    return bool(node_type) and (bool(_get_int(node, "major")) or node_type == "p")
+    node_type = get_text(node, "type")
+    return bool(node_type) and (bool(get_int(node, "major")) or node_type == "p")
 
 
 def _iterate_entries(parts: list[ResolvedEdits], key: str) -> Iterator[tuple[ResolvedEdits, str, object]]:
@@ -121,15 +121,15 @@ def _iterate_entries(parts: list[ResolvedEdits], key: str) -> Iterator[tuple[Res
 
 
 def _translate_mount(part: ResolvedEdits, json_path: str, entry: object, host: Host) -> AddCdiMount:
-    container_path = _get_text(entry, "containerPath")
+    container_path = get_text(entry, "containerPath")
     if is_missing_bind_option(entry):
         what = f"{container_path}, which {part.name} mounts, {MISSING_BIND_TEXT}"
         raise Fault(what, where=f"{part.path}: {json_path}", hint=ADD_RBIND_HINT)
     options = tuple(str(option) for option in get_list(entry, "options"))
-    source = _get_text(entry, "hostPath")
+    source = get_text(entry, "hostPath")
     if is_bind_mount(entry):
         source = prepend_host_root(host, source)
-    return AddCdiMount(source, container_path, options, _get_text(entry, "type"), part.reason)
+    return AddCdiMount(source, container_path, options, get_text(entry, "type"), part.reason)
 
 
 def _translate_intel_rdt(parts: list[ResolvedEdits]) -> list[Edit]:
@@ -151,10 +151,10 @@ def _translate_node(
     bind_mounted: bool,
     needs_rules: bool,
 ) -> Iterator[Edit]:
-    path = _get_text(entry, "path")
-    source = _get_text(entry, "hostPath") or path
-    node_type, mode = _get_text(entry, "type"), _get_optional_int(entry, "fileMode")
-    major, minor = _get_int(entry, "major"), _get_int(entry, "minor")
+    path = get_text(entry, "path")
+    source = get_text(entry, "hostPath") or path
+    node_type, mode = get_text(entry, "type"), get_optional_int(entry, "fileMode")
+    major, minor = get_int(entry, "major"), get_int(entry, "minor")
     status = host.stat_path(strip_host_root(host, source), follow=False)
     host_type = _NODE_TYPES.get(stat.S_IFMT(status.st_mode), "") if status is not None else ""
     if status is None or not host_type:
@@ -177,19 +177,19 @@ def _translate_node(
         owner = (_get_node_owner(entry, spec, "uid"), _get_node_owner(entry, spec, "gid"))
         yield AddCdiDeviceNode(path, node_type, (major, minor), mode, owner, part.reason)
     if needs_rules and node_type in ("b", "c"):
-        access = _get_text(entry, "permissions") or "rwm"
+        access = get_text(entry, "permissions") or "rwm"
         if access != "none":
             yield AddCdiDeviceRule(node_type, (major, minor), access, f"lets the container open {path}")
 
 
 def _get_node_owner(entry: object, spec: object, key: str) -> int | None:
     """Return the uid or gid of a node; one without an owner belongs to the container's user, as in the library."""
-    owner = _get_optional_int(entry, key)
-    return owner if owner is not None else _get_optional_int(get_member(spec, "process", "user"), key) or None
+    owner = get_optional_int(entry, key)
+    return owner if owner is not None else get_optional_int(get_member(spec, "process", "user"), key) or None
 
 
 def _translate_hook(part: ResolvedEdits, json_path: str, entry: object, host: Host) -> AddCdiHook:
-    path, stage = _get_text(entry, "path"), _get_text(entry, "hookName")
+    path, stage = get_text(entry, "path"), get_text(entry, "hookName")
     if not path.startswith("/"):
         what = f'"{path}" is not an absolute path, and {part.name} has it as a hook'
         raise Fault(what, where=f"{part.path}: {json_path}")
@@ -197,7 +197,7 @@ def _translate_hook(part: ResolvedEdits, json_path: str, entry: object, host: Ho
         path = resolve_hook_program(host, path)
     args = tuple(str(argument) for argument in get_list(entry, "args"))
     env = tuple(str(variable) for variable in get_list(entry, "env")) or DEFAULT_HOOK_ENV
-    return AddCdiHook(stage, path, args, env, _get_optional_int(entry, "timeout"), part.reason)
+    return AddCdiHook(stage, path, args, env, get_optional_int(entry, "timeout"), part.reason)
 
 
 def resolve_hook_program(host: Host, path: str) -> str:

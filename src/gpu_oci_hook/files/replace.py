@@ -93,7 +93,7 @@ def replace_file_at(
         OSError: the file cannot be written; the old one is unchanged.
     """
 
-    def create(temporary: str) -> None:
+    def create_temporary(temporary: str) -> None:
         fd = os.open(temporary, CREATE_FLAGS, 0o600, dir_fd=directory_fd)
         try:
             rest = memoryview(data)
@@ -103,13 +103,13 @@ def replace_file_at(
                 give_owner(fd, owner, required=owner_required)
             os.fchmod(fd, mode)
             if durable:
-                _sync(fd)
+                _sync_fd(fd)
         finally:
             os.close(fd)
 
-    replace_entry_at(directory_fd, name, create, move_directory=move_directory)
+    replace_entry_at(directory_fd, name, create_temporary, move_directory=move_directory)
     if durable:
-        _sync(directory_fd)
+        _sync_fd(directory_fd)
 
 
 def replace_symlink_at(
@@ -130,12 +130,12 @@ def replace_symlink_at(
         OSError: the link cannot be created; the old entry is unchanged.
     """
 
-    def create(temporary: str) -> None:
+    def create_temporary(temporary: str) -> None:
         os.symlink(target, temporary, dir_fd=directory_fd)
         if owner is not None:
             give_owner_at(directory_fd, temporary, owner)
 
-    replace_entry_at(directory_fd, name, create, move_directory=move_directory)
+    replace_entry_at(directory_fd, name, create_temporary, move_directory=move_directory)
 
 
 def replace_entry_at(
@@ -229,7 +229,7 @@ def _is_temporary_name(name: str) -> bool:
     )
 
 
-def _sync(fd: int) -> None:
+def _sync_fd(fd: int) -> None:
     try:
         os.fsync(fd)
     except OSError as error:

@@ -1,26 +1,28 @@
-"""File formats, pure: bytes in, data out; nothing here opens a file. And the one table of architectures.
+"""Define the architectures: everything that differs between machines is in the one table ARCHITECTURES.
 
-Everything that differs between the machines is in ARCHITECTURES; nobody keeps a second list. Cost rule: importing
-the package imports nothing; each format is one module that stands alone.
+Import budget: GPU container.
 """
 
 from __future__ import annotations
 
 
 class Architecture:
-    """What files of one architecture look like, and where distributions put them.
+    """The properties of one architecture's files, and the directories that distributions use for them.
 
     Attributes:
-        name: as we call it; for a 64-bit one also what `uname -m` and musl call it.
+        name: our name; of a 64-bit architecture also the name in `uname -m` and of musl.
         triple: Debian's multiarch name.
         arch32: the architecture of the 32-bit programs that such a machine runs; "" for a 32-bit one.
         loader: glibc's program interpreter (the psABI supplements).
-        cache_flags: of its libraries in the loader's cache: FLAG_ELF_LIBC6 (3), and glibc's number in the second byte.
-        unsigned_char: C's char is, which decides the order of names in the loader's cache.
-        bits: 32 or 64. elf_machine, elf_flags: e_machine and e_flags of its ELF files.
-        max_page_size: the largest page that such a kernel may have. return_zero_code: a function that returns 0.
+        cache_flags: of its libraries in the loader cache: FLAG_ELF_LIBC6 (3), and glibc's number in the second byte.
+        unsigned_char: whether C's char is unsigned, which decides the order of names in the loader cache.
+        bits: 32 or 64.
+        elf_machine: e_machine of its ELF files.
+        elf_flags: e_flags of its ELF files.
+        max_page_size: the largest page size of its kernels.
+        return_zero_code: machine code of a function that returns 0.
         toolkit_targets: directories of a CUDA toolkit for it, below /usr/local/cuda/targets.
-        aliases: what vendors put into the names of files for it.
+        aliases: its names in file names of vendors.
     """
 
     __slots__ = (
@@ -72,8 +74,8 @@ class Architecture:
 
 
 ARCHITECTURES = {
-    known.name: known
-    for known in (
+    architecture.name: architecture
+    for architecture in (
         Architecture(
             "x86_64", "x86_64-linux-gnu", arch32="i386", loader="/lib64/ld-linux-x86-64.so.2", cache_flags=0x303,
             bits=64, elf_machine=62, return_zero_code="31c0c3", toolkit_targets=("x86_64-linux",), aliases=("amd64",),
@@ -87,25 +89,25 @@ ARCHITECTURES = {
             unsigned_char=True, bits=64, elf_machine=183, max_page_size=0x10000, return_zero_code="00008052c0035fd6",
             toolkit_targets=("sbsa-linux", "aarch64-linux"), aliases=("arm64",),
         ),
-        # EABI 5 with floats in registers, which is what makes it armhf for the loader.
+        # EABI 5 with floats in registers: the loader recognises armhf by these flags.
         Architecture(
             "armhf", "arm-linux-gnueabihf", loader="/lib/ld-linux-armhf.so.3", cache_flags=0x903,
-            unsigned_char=True, bits=32, elf_machine=40, elf_flags=0x05000400, max_page_size=0x10000, return_zero_code="0000a0e31eff2fe1",
-            aliases=("armv7l", "armv7hl", "arm"),
+            unsigned_char=True, bits=32, elf_machine=40, elf_flags=0x05000400, max_page_size=0x10000,
+            return_zero_code="0000a0e31eff2fe1", aliases=("armv7l", "armv7hl", "arm"),
         ),
     )
 }  # fmt: skip
-# What a host can be.
-HOST_ARCHITECTURES = tuple([known.name for known in ARCHITECTURES.values() if known.arch32])
-# Of libraries that ride along with another architecture's.
-ARCHITECTURES_32BIT = tuple([known.name for known in ARCHITECTURES.values() if not known.arch32])
+# Of hosts.
+HOST_ARCHITECTURES = tuple([architecture.name for architecture in ARCHITECTURES.values() if architecture.arch32])
+# Of 32-bit libraries, which containers get together with those of the host's architecture.
+ARCHITECTURES_32BIT = tuple([architecture.name for architecture in ARCHITECTURES.values() if not architecture.arch32])
 
 
 def musl_path_file(arch: str) -> str:
-    """The file that names musl's library directories (musl: ldso/dynlink.c)."""
+    """Return the path of the file that lists musl's library directories (musl: ldso/dynlink.c)."""
     return f"/etc/ld-musl-{arch}.path"
 
 
 def musl_loader_path(arch: str) -> str:
-    """musl's program interpreter, which is its C library too."""
+    """Return the path of musl's program interpreter, which is also its C library."""
     return f"/lib/ld-musl-{arch}.so.1"

@@ -1,10 +1,13 @@
-"""Tell driver version numbers from other text, and order them."""
+"""Recognise driver version numbers, and order them.
+
+Import budget: GPU container.
+"""
 
 from __future__ import annotations
 
 
 def is_driver_version(text: str) -> bool:
-    """Whether this is a driver version: NNN.NN or NNN.NN.NN. "1.1" (Tegra, WSL, stubs) is not."""
+    """Tell whether text is a driver version: NNN.NN or NNN.NN.NN. "1.1" (Tegra, WSL, stub libraries) is not."""
     parts = text.split(".")
     if not 2 <= len(parts) <= 3 or not text.isascii():
         return False
@@ -12,5 +15,5 @@ def is_driver_version(text: str) -> bool:
 
 
 def make_version_key(text: str) -> tuple[int, ...]:
-    """Order what `is_driver_version` accepts."""
+    """Return the sort key of a version that `is_driver_version` accepts."""
     return tuple(int(part) for part in text.split("."))

@@ -1,8 +1,10 @@
-"""JSON to and from bytes through CPython's accelerator alone.
+"""Parse and write JSON with CPython's accelerator `_json` alone.
 
-`import json` brings `re` and `enum` and costs more than the interpreter's own start; the accelerator `_json`
-does all the work of the default encoder and decoder by itself. Where it is missing (another interpreter),
-the standard library's module answers; a test holds both against each other.
+`import json` also imports `re` and `enum`, and costs more than the interpreter's own start. `_json` does all the work of
+the default encoder and decoder. Where it is missing (another interpreter), the standard library's module is used. A test
+compares the two.
+
+Import budget: GPU container.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ _WHITESPACE = " \t\n\r"
 
 
 def _reject_constant(name: str) -> object:
-    """RFC 8259 knows no NaN and no Infinity; neither do the runtimes that read the file after us."""
-    raise ValueError(f"{name} is no JSON")
+    """Refuse NaN and Infinity, which RFC 8259 and the low-level runtimes do not accept."""
+    raise ValueError(f"{name} is not JSON")
 
 
 class _ScannerContext:
@@ -42,7 +44,7 @@ _encode: Callable[[object, int], tuple[str, ...]] | None
 try:
     import _json
 
-    # typeshed's stubs describe the classes of the C module, not the protocol that they ask for
+    # typeshed's stubs describe the classes of the C module, not the protocol that they require.
     _scan = _json.make_scanner(_ScannerContext())  # type: ignore[arg-type]
     _encode = _json.make_encoder(
         None, _reject_value, _json.encode_basestring_ascii, None, ":", ",", False, False, False
@@ -55,7 +57,7 @@ except (ImportError, AttributeError, TypeError):  # not CPython, or one whose ac
 
 
 def parse_json(data: bytes) -> object:
-    """The JSON value in UTF-8 bytes.
+    """Return the JSON value in UTF-8 bytes.
 
     Raises:
         Fault: not UTF-8, not JSON, more than one value, or nested deeper than the interpreter can follow.
@@ -69,8 +71,8 @@ def parse_json(data: bytes) -> object:
         try:
             value, end = _scan(text, start)
         except SystemError:
-            # Up to CPython 3.12 the accelerator has no words for a mistake unless this module is loaded.
-            import json.decoder  # noqa: F401  it looks it up by name
+            # Up to CPython 3.12 the accelerator cannot raise its error unless this module is loaded.
+            import json.decoder  # noqa: F401  the accelerator looks it up by name
 
             value, end = _scan(text, start)
     except StopIteration as stop:
@@ -80,8 +82,8 @@ def parse_json(data: bytes) -> object:
     except ValueError as error:  # json.JSONDecodeError among them
         at = getattr(error, "pos", None)
         reason = getattr(error, "msg", str(error))
-        place = "" if at is None else f" at {_describe_position(text, at)}"
-        raise Fault(f"it is not JSON: {reason}{place}") from None
+        position = "" if at is None else f" at {_describe_position(text, at)}"
+        raise Fault(f"it is not JSON: {reason}{position}") from None
     rest = text[end:].lstrip(_WHITESPACE)
     if rest:
         raise Fault(f"it is not JSON: extra data at {_describe_position(text, len(text) - len(rest))}")
@@ -89,25 +91,25 @@ def parse_json(data: bytes) -> object:
 
 
 def parse_config_json(data: bytes, path: str) -> dict[str, object]:
-    """The object in a config.json's bytes.
+    """Return the object in a config.json's bytes.
 
     Raises:
         Fault: not JSON, or not an object.
     """
     try:
-        found = parse_json(data)
+        spec = parse_json(data)
     except Fault as fault:
         raise Fault(f"the bundle's configuration is refused: {fault}", where=path) from None
-    if not isinstance(found, dict):
+    if not isinstance(spec, dict):
         raise Fault("the bundle's configuration is refused: it is not an object", where=path)
-    return found
+    return spec
 
 
 def dump_json(value: object) -> bytes:
-    """The value as compact JSON in ASCII bytes, keys in their order.
+    """Return the value as compact JSON in ASCII bytes, keys in their order.
 
     Raises:
-        Fault: a number that JSON cannot say (1e999 reads as infinity), or nesting too deep.
+        Fault: a number has no JSON form (1e999 parses as infinity), or the nesting is too deep.
     """
     try:
         if _encode is None:

@@ -1,6 +1,6 @@
-"""The line of each value in a JSON text that is known to be right; Python's own parser does not tell.
+"""Find the line of each value in a valid JSON text, which Python's own parser does not report.
 
-Cost rule: only when there is something to say about the file.
+Import budget: cold.
 """
 
 from __future__ import annotations
@@ -12,61 +12,61 @@ _TOKEN = re.compile(r'[ \t\n\r]*([{}\[\],:]|"|[^ \t\n\r{}\[\],:"]+)')
 
 
 def map_json_line_numbers(text: str) -> tuple[dict[str, int], list[str]]:
-    """The line of each value by its JSON path, and the paths of the keys that are there more than once.
+    """Return the line of each value by its JSON path, and the paths of repeated keys.
 
-    Of a key that is there twice the last line counts.
+    The line of a repeated key is that of its last value.
     """
     lines: dict[str, int] = {}
-    twice: list[str] = []
-    # Path of each thing that is open, the index that comes next (-1: a mapping), and the keys so far.
-    open_: list[tuple[str, list[int], set[str]]] = []
-    where, line, place, counted = "", 1, 0, 0
-    while match := _TOKEN.match(text, place):
-        sign, start, place = match[1], match.start(1), match.end()
+    repeated: list[str] = []
+    # The open objects and arrays: path, next index (-1 for an object), keys so far.
+    stack: list[tuple[str, list[int], set[str]]] = []
+    path, line, position, counted = "", 1, 0, 0
+    while match := _TOKEN.match(text, position):
+        symbol, start, position = match[1], match.start(1), match.end()
         line += text.count("\n", counted, start)
         counted = start
-        if sign == ",":
-            above, index, _ = open_[-1]
+        if symbol == ",":
+            parent, index, _ = stack[-1]
             if index[0] >= 0:
                 index[0] += 1
-                where = join_json_path(above, index[0])
+                path = join_json_path(parent, index[0])
             continue
-        if sign == ":":
+        if symbol == ":":
             continue
-        if sign in ("}", "]"):
-            open_.pop()
+        if symbol in ("}", "]"):
+            stack.pop()
             continue
-        word = ""
-        if sign == '"':
-            word, place = scanstring(text, place, False)
-        if sign == '"' and open_ and open_[-1][1][0] < 0 and _is_object_key(text, place):
-            above, _, keys = open_[-1]
-            where = join_json_path(above, word)
-            if word in keys:
-                twice.append(where)
-            keys.add(word)
-            lines[where] = line
+        string = ""
+        if symbol == '"':
+            string, position = scanstring(text, position, False)
+        if symbol == '"' and stack and stack[-1][1][0] < 0 and _is_object_key(text, position):
+            parent, _, keys = stack[-1]
+            path = join_json_path(parent, string)
+            if string in keys:
+                repeated.append(path)
+            keys.add(string)
+            lines[path] = line
             continue
-        lines.setdefault(where, line)
-        if sign == "{":
-            open_.append((where, [-1], set()))
-        elif sign == "[":
-            open_.append((where, [0], set()))
-            where = join_json_path(where, 0)
-    return lines, twice
+        lines.setdefault(path, line)
+        if symbol == "{":
+            stack.append((path, [-1], set()))
+        elif symbol == "[":
+            stack.append((path, [0], set()))
+            path = join_json_path(path, 0)
+    return lines, repeated
 
 
 def _is_object_key(text: str, position: int) -> bool:
-    """Whether the string that ends at a place is followed by a colon."""
+    """Tell whether a colon follows the string that ends at a position."""
     match = _TOKEN.match(text, position)
     return match is not None and match[1] == ":"
 
 
-def join_json_path(where: str, key: str | int) -> str:
-    """The path of what lies under a key or an index of what lies at `where`."""
+def join_json_path(parent: str, key: str | int) -> str:
+    """Return the JSON path of a key or an index below another path."""
     if isinstance(key, int):
-        return f"{where}[{key}]"
+        return f"{parent}[{key}]"
     if key.isascii() and key.replace("_", "a").isalnum():
-        return f"{where}.{key}" if where else key
+        return f"{parent}.{key}" if parent else key
     quoted = key.replace("\\", "\\\\").replace('"', '\\"')
-    return f'{where}["{quoted}"]'
+    return f'{parent}["{quoted}"]'

@@ -1,13 +1,13 @@
-"""The loader's cache, /etc/ld.so.cache: read, add libraries, write.
+"""Parse and write the loader cache, /etc/ld.so.cache, and add libraries to it.
 
-Knows the old format ("ld.so-1.7.0"), the old one with the new one behind it (glibc < 2.32) and the new one
-("glibc-ld.so.cache1.1") with its extensions; always writes the new one, which every glibc since 2.2 reads.
-Format facts: glibc's sysdeps/generic/dl-cache.h, and caches made by ldconfig 2.36.
+It parses the old format ("ld.so-1.7.0"), the old one followed by the new one (glibc < 2.32) and the new one
+("glibc-ld.so.cache1.1") with its extensions. It always writes the new one, which every glibc since 2.2 reads. The formats
+are those of glibc's sysdeps/generic/dl-cache.h and of caches written by ldconfig 2.36.
 
-Cost rule: on the hot path. One pass with no object per entry: a cache of 600 libraries is read, merged and
-written in one to two milliseconds. glibc's comparison key is made only for entries that a binary search
-touches. The bytes may come from a container's image: every offset is checked, sizes are bounded, and the only
-exception is Fault.
+The bytes may come from a container's image. So every offset is checked, sizes are bounded, and the only exception is
+Fault.
+
+Import budget: GPU container.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ import sys
 
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats.architectures import ARCHITECTURES
+
+# One pass, without an object for each entry: a cache of 600 libraries is parsed, merged and written in one to two
+# milliseconds. glibc's comparison key is computed only for the entries that the binary search compares.
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,21 +34,25 @@ _OLD_MAGIC = b"ld.so-1.7.0"
 _EXTENSION_MAGIC = 0xEAA42174
 _GENERATOR_TAG, _HWCAPS_TAG = 0, 1
 _ENDIAN = {"little": 2, "big": 3}
-# Architecture numbers, as flags have them, whose characters are unsigned.
-_UNSIGNED = {known.cache_flags & 0xFF00 for known in ARCHITECTURES.values() if known.unsigned_char}
+# The architecture numbers in flags whose C char is unsigned.
+_UNSIGNED = {architecture.cache_flags & 0xFF00 for architecture in ARCHITECTURES.values() if architecture.unsigned_char}
 
-# A cache of a large desktop has about 5000 entries. The bounds are for images that want us to work for hours.
+# A cache of a large desktop has about 5000 entries. The bounds keep a hostile image from taking hours.
 _MAX_ENTRIES = 65536
 _MAX_STRING_LENGTH = 4096
 _MAX_TEXT_SIZE = 32 << 20
 
 
 class CacheEntry:
-    """One line of the cache.
+    """One entry of the cache.
 
-    flags: type and architecture (see `Architecture`). name: what a program asks for, usually a SONAME. path: the file.
-    osversion: least kernel version, unused by glibc >= 2.36. hwcap: legacy bits, or bit 62 (the file lies in
-    a glibc-hwcaps directory) and in the low half the index of its name in Cache.hwcaps.
+    Arguments:
+        flags: type and architecture: see `Architecture`.
+        name: the name that programs request, usually a SONAME.
+        path: of the file.
+        osversion: the least kernel version; glibc 2.36 and later ignore it.
+        hwcap: legacy bits, or bit 62 for a file in a glibc-hwcaps directory, with the index of the directory's name in
+            `LoaderCache.hwcaps` in the low half.
     """
 
     __slots__ = ("flags", "hwcap", "name", "osversion", "path")
@@ -56,9 +63,6 @@ class CacheEntry:
         self.path = path
         self.osversion = osversion
         self.hwcap = hwcap
-
-    def __repr__(self) -> str:
-        return f"Entry({self.flags:#x}, {self.name!r}, {self.path!r}, {self.osversion}, {self.hwcap:#x})"
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, CacheEntry) and self._as_tuple() == other._as_tuple()
@@ -73,8 +77,10 @@ class CacheEntry:
 class LoaderCache:
     """A parsed cache.
 
-    rows: (flags, name, path, osversion, hwcap) in the file's order, strings as the bytes that the file holds.
-    hwcaps: names of the glibc-hwcaps subdirectories. generator: which program wrote it, empty when not said.
+    Arguments:
+        rows: (flags, name, path, osversion, hwcap) in the file's order, strings as the file's bytes.
+        hwcaps: names of the glibc-hwcaps subdirectories.
+        generator: the program that wrote it; empty when the file does not name it.
     """
 
     __slots__ = ("generator", "hwcaps", "rows")
@@ -86,16 +92,16 @@ class LoaderCache:
 
     @property
     def entries(self) -> list[CacheEntry]:
-        """The rows as objects, strings decoded as os.fsdecode() does, so that odd names survive."""
+        """Rows as objects, strings decoded as os.fsdecode() does, so that invalid UTF-8 is preserved."""
         decode = os.fsdecode
         return [CacheEntry(f, decode(name), decode(path), osv, cap) for f, name, path, osv, cap in self.rows]
 
 
 def parse_ld_cache(data: bytes) -> LoaderCache:
-    """The cache in these bytes, of any of the three formats.
+    """Parse a cache of any of the three formats.
 
-    Raises Fault when they are no cache of this machine's byte order, or an offset, size or string is out of
-    bounds.
+    Raises:
+        Fault: it is not a cache of this machine's byte order, or an offset, size or string is out of bounds.
     """
     start = _find_new_header(data)
     if start < 0:
@@ -103,11 +109,11 @@ def parse_ld_cache(data: bytes) -> LoaderCache:
     if len(data) - start < 48:
         raise _make_cache_fault("it ends within its header")
     if data[start + 28] & 3 not in (0, _ENDIAN[sys.byteorder]):
-        raise _make_cache_fault("it is of another byte order or marked as invalid")
+        raise _make_cache_fault("it has another byte order or is marked as invalid")
     count = int.from_bytes(data[start + 20 : start + 24], sys.byteorder)
     if count > _MAX_ENTRIES or count * 24 + 48 > len(data) - start:
-        raise _make_cache_fault("it claims more entries than it holds")
-    # Offsets count from the new header, so cut the old part off once instead of adding everywhere.
+        raise _make_cache_fault("it claims more entries than it has")
+    # Offsets are relative to the new header, so the old part is cut off once.
     body = data[start:] if start else data
     words = memoryview(body)[48 : 48 + count * 24].cast("I").tolist()
     strings = _StringReader(body)
@@ -123,12 +129,17 @@ def parse_ld_cache(data: bytes) -> LoaderCache:
 
 
 def merge_ld_cache(cache: LoaderCache | None, libraries: Iterable[tuple[str, str, int]]) -> LoaderCache:
-    """The cache with libraries added; the given one is not changed.
+    """Return the cache with libraries added; the original is not changed.
 
-    Each new (name, path, flags) takes the place of all entries of that name and architecture, also of those
-    for processor variants (glibc-hwcaps and legacy hwcaps), which the loader would prefer. Of two new ones
-    with one name and architecture the first wins. Everything else keeps its place. Raises Fault for a string
-    that no cache can hold.
+    A new library replaces all entries of its name and architecture, also those for processor variants (glibc-hwcaps and
+    legacy hwcaps), which the loader would prefer. Of two new ones with the same name and architecture the first is used.
+    All other entries keep their order.
+
+    Arguments:
+        libraries: (name, path, flags).
+
+    Raises:
+        Fault: a cache cannot contain a string.
     """
     added: dict[tuple[bytes, int], CacheRow] = {}
     for name, path, flags in libraries:
@@ -141,14 +152,14 @@ def merge_ld_cache(cache: LoaderCache | None, libraries: Iterable[tuple[str, str
     keys: dict[bytes, LibcmpKey] = {}
     unsigned = any(flags & 0xFF00 in _UNSIGNED for _, flags in added)
     for row in added.values():
-        # Descending by (key, flags). A new entry is a regular one, so it goes behind what is equal so far.
-        mine = _get_libcmp_key(row[1], keys, unsigned=unsigned)
+        # Descending by (key, flags). A new entry has no hwcap, so it follows the equal ones.
+        key = _get_libcmp_key(row[1], keys, unsigned=unsigned)
         low, high = 0, len(rows)
         while low < high:
             middle = (low + high) >> 1
             other = rows[middle]
-            theirs = _get_libcmp_key(other[1], keys, unsigned=unsigned)
-            if theirs > mine or (theirs == mine and other[0] >= row[0]):
+            other_key = _get_libcmp_key(other[1], keys, unsigned=unsigned)
+            if other_key > key or (other_key == key and other[0] >= row[0]):
                 low = middle + 1
             else:
                 high = middle
@@ -157,7 +168,7 @@ def merge_ld_cache(cache: LoaderCache | None, libraries: Iterable[tuple[str, str
 
 
 def dump_ld_cache(cache: LoaderCache) -> bytes:
-    """The cache as a file of the new format: entries in the order they have, strings, extensions."""
+    """Return the cache as a file of the new format: entries in their order, strings, extensions."""
     rows = cache.rows
     base = 48 + 24 * len(rows)
     offsets: dict[bytes, int] = {}
@@ -165,7 +176,7 @@ def dump_ld_cache(cache: LoaderCache) -> bytes:
     words: list[int] = []
     end = base
 
-    def place(text: bytes) -> int:
+    def add_string(text: bytes) -> int:
         nonlocal end
         offset = offsets.get(text)
         if offset is None:
@@ -175,11 +186,11 @@ def dump_ld_cache(cache: LoaderCache) -> bytes:
         return offset
 
     for flags, name, path, osversion, hwcap in rows:
-        value = place(path)
-        # A name that is its path's last part needs no string of its own (glibc >= 2.33 does the same).
-        key = value + len(path) - len(name) if path.endswith(name) else place(name)
+        value = add_string(path)
+        # A name that is the end of its path needs no string of its own (glibc >= 2.33 does the same).
+        key = value + len(path) - len(name) if path.endswith(name) else add_string(name)
         words += (flags, key, value, osversion, hwcap & 0xFFFFFFFF, hwcap >> 32)
-    hwcaps = [place(os.fsencode(name)) for name in cache.hwcaps]
+    hwcaps = [add_string(os.fsencode(name)) for name in cache.hwcaps]
     text = b"\0".join(strings) + b"\0" if strings else b""
     if sys.byteorder == "big":
         words[4::6], words[5::6] = words[5::6], words[4::6]
@@ -188,15 +199,14 @@ def dump_ld_cache(cache: LoaderCache) -> bytes:
         sections.append((_GENERATOR_TAG, cache.generator))
     if hwcaps:
         sections.append((_HWCAPS_TAG, _pack_words(hwcaps)))
-    tail = b""
-    extension = 0
+    tail, extension = b"", 0
     if sections:
         extension = (end + 3) & ~3
-        place_at = extension + 8 + 16 * len(sections)
+        body_offset = extension + 8 + 16 * len(sections)
         directory = [_EXTENSION_MAGIC, len(sections)]
         bodies = b""
         for tag, body in sections:
-            directory += (tag, 0, place_at + len(bodies), len(body))
+            directory += (tag, 0, body_offset + len(bodies), len(body))
             bodies += body + bytes(-len(body) % 4)
         tail = bytes(extension - end) + _pack_words(directory) + bodies
     order = bytes([_ENDIAN[sys.byteorder], 0, 0, 0])
@@ -205,11 +215,13 @@ def dump_ld_cache(cache: LoaderCache) -> bytes:
 
 
 def make_libcmp_key(name: str | bytes, *, unsigned: bool = False) -> LibcmpKey:
-    """A key that sorts names as glibc's _dl_cache_libcmp() does (ascending; the cache is sorted descending).
+    """Return the key that sorts names as glibc's _dl_cache_libcmp() does (ascending; the cache is sorted descending).
 
-    Runs of digits compare as numbers and are greater than any other character; other characters compare as
-    C's char, which is signed on x86 and unsigned on ARM (`unsigned`). Equal keys do not mean equal names ("a01"
-    and "a1").
+    Runs of digits compare as numbers and are greater than all other characters. Different names can have equal keys
+    ("a01" and "a1").
+
+    Arguments:
+        unsigned: compare characters as an unsigned C char, as on ARM; on x86 it is signed.
     """
     if isinstance(name, str):
         name = os.fsencode(name)
@@ -217,7 +229,7 @@ def make_libcmp_key(name: str | bytes, *, unsigned: bool = False) -> LibcmpKey:
     number = -1
     for char in name:
         if 48 <= char <= 57:
-            # glibc adds up in an int. That a long run overflows is its business; ours is to stay bounded.
+            # glibc's int overflows on a long run; here the mask keeps the number bounded.
             number = (number * 10 if number > 0 else 0) + char - 48 & 0xFFFFFFFF
             continue
         if number >= 0:
@@ -230,15 +242,16 @@ def make_libcmp_key(name: str | bytes, *, unsigned: bool = False) -> LibcmpKey:
     return tuple(key)
 
 
-def _get_libcmp_key(name: bytes, known: dict[bytes, LibcmpKey], *, unsigned: bool) -> LibcmpKey:
-    key = known.get(name)
+def _get_libcmp_key(name: bytes, keys: dict[bytes, LibcmpKey], *, unsigned: bool) -> LibcmpKey:
+    """Return a name's key from the cache `keys`, to which it is added when it is missing."""
+    key = keys.get(name)
     if key is None:
-        key = known[name] = make_libcmp_key(name, unsigned=unsigned)
+        key = keys[name] = make_libcmp_key(name, unsigned=unsigned)
     return key
 
 
 class _StringReader:
-    """Takes strings out of a cache by offset, within bounds for each and for all together."""
+    """A reader of a cache's strings, with a limit for each of them and for all together."""
 
     __slots__ = ("data", "left")
 
@@ -247,31 +260,32 @@ class _StringReader:
         self.left = _MAX_TEXT_SIZE
 
     def read_strings(self, offsets: list[int]) -> list[bytes]:
+        """Return the strings at these offsets; raise Fault when one has no end or a limit is exceeded."""
         data, left = self.data, self.left
         find: Callable[[bytes, int, int], int] = data.find
-        taken: list[bytes] = []
+        strings: list[bytes] = []
         for offset in offsets:
             end = find(b"\0", offset, offset + _MAX_STRING_LENGTH)
             left -= end - offset
             if end < 0 or left < 0:
-                raise _make_cache_fault("it has a string that does not end, or too many of them")
-            taken.append(data[offset:end])
+                raise _make_cache_fault("a string has no end, or the strings are too long")
+            strings.append(data[offset:end])
         self.left = left
-        return taken
+        return strings
 
 
 def _find_new_header(data: bytes) -> int:
-    """Where the new format's header begins: 0, or behind the old entries, or -1 when there is none."""
+    """Return the offset of the new format's header: 0, or after the old entries, or -1 when there is none."""
     if data.startswith(_MAGIC):
         return 0
     if data.startswith(NEW_MAGIC):
-        raise _make_cache_fault("it is of a version that is not known here")
+        raise _make_cache_fault("its version is unknown")
     if not data.startswith(_OLD_MAGIC) or len(data) < 16:
-        raise _make_cache_fault("it does not begin as one")
+        raise _make_cache_fault("it does not begin with a cache header")
     end = 16 + 12 * int.from_bytes(data[12:16], sys.byteorder)
     if end > len(data):
-        raise _make_cache_fault("it claims more entries than it holds")
-    # The new header is aligned for its 64-bit member: to 8, or to 4 where the ABI says so (i386).
+        raise _make_cache_fault("it claims more entries than it has")
+    # The new header is aligned for its 64-bit member: to 8, or to 4 in the ABI of i386.
     for start in ((end + 7) & ~7, (end + 3) & ~3):
         if data.startswith(_MAGIC, start):
             return start
@@ -289,28 +303,28 @@ def _parse_old_format(data: bytes) -> LoaderCache:
 
 
 def _parse_extensions(data: bytes, offset: int, strings: _StringReader) -> tuple[list[str], bytes]:
-    """Names of the glibc-hwcaps subdirectories and the generator, where the file has extensions.
+    """Return the names of the glibc-hwcaps subdirectories and the generator, as far as the file has these extensions.
 
-    Their offsets count from the start of the file, also where an old part precedes the new header, while those
-    of the names' strings count from the new header (as ldconfig 2.36 -c compat writes it).
+    The offsets of extensions are relative to the start of the file, also when an old part precedes the new header. The
+    offsets of the names are relative to the new header. ldconfig 2.36 -c compat writes them so.
     """
     hwcaps: list[str] = []
     generator = b""
     if not offset:
         return hwcaps, generator
     if offset % 4 or offset + 8 > len(data):
-        raise _make_cache_fault("its extensions lie out of bounds")
+        raise _make_cache_fault("its extensions are out of bounds")
     magic, count = memoryview(data)[offset : offset + 8].cast("I")
     if magic != _EXTENSION_MAGIC or count > 64 or offset + 8 + 16 * count > len(data):
         raise _make_cache_fault("its extensions are damaged")
     sections = memoryview(data)[offset + 8 : offset + 8 + 16 * count].cast("I").tolist()
-    for tag, place, size in zip(sections[0::4], sections[2::4], sections[3::4], strict=True):
-        if place + size > len(data) or size > 65536:
-            raise _make_cache_fault("an extension lies out of bounds")
+    for tag, start, size in zip(sections[0::4], sections[2::4], sections[3::4], strict=True):
+        if start + size > len(data) or size > 65536:
+            raise _make_cache_fault("an extension is out of bounds")
         if tag == _GENERATOR_TAG:
-            generator = data[place : place + size]
+            generator = data[start : start + size]
         elif tag == _HWCAPS_TAG and size % 4 == 0:
-            numbers = memoryview(data)[place : place + size].cast("I").tolist()
+            numbers = memoryview(data)[start : start + size].cast("I").tolist()
             hwcaps = [os.fsdecode(name) for name in strings.read_strings(numbers)]
     return hwcaps, generator
 
@@ -321,12 +335,12 @@ def _encode_string(text: str) -> bytes:
     except UnicodeError:
         data = b""
     if not data or b"\0" in data or len(data) >= _MAX_STRING_LENGTH:
-        raise Fault(f"the loader's cache cannot hold the name {text[:80]!r}")
+        raise Fault(f"the loader cache cannot contain the name {text[:80]!r}")
     return data
 
 
 def _pack_words(numbers: list[int]) -> bytes:
-    """32-bit words in this machine's order, without importing struct."""
+    """Return 32-bit words in this machine's byte order, without importing struct."""
     buffer = bytearray(4 * len(numbers))
     view = memoryview(buffer).cast("I")
     for index, number in enumerate(numbers):
@@ -334,5 +348,5 @@ def _pack_words(numbers: list[int]) -> bytes:
     return bytes(buffer)
 
 
-def _make_cache_fault(why: str) -> Fault:
-    return Fault(f"this is no usable cache of the dynamic loader: {why}")
+def _make_cache_fault(reason: str) -> Fault:
+    return Fault(f"this is not a usable cache of the dynamic loader: {reason}")

@@ -1,15 +1,17 @@
-"""A config.json of the OCI runtime specification as data: what lies where, whatever else may lie there; pure.
+"""Read members of a config.json of the OCI runtime specification, whatever its values are.
 
-Cost rule: hot, no imports.
+Import budget: GPU container.
 """
 
 from __future__ import annotations
 
 from gpu_oci_hook.errors import Fault
 
+Object = dict[str, object]
+
 
 def get_member(value: object, *keys: str) -> object:
-    """What lies under keys in nested JSON objects; None where any step is no object or has no such key."""
+    """Return the value under keys of nested JSON objects; None where a value is not an object or lacks the key."""
     for key in keys:
         if not isinstance(value, dict):
             return None
@@ -18,77 +20,84 @@ def get_member(value: object, *keys: str) -> object:
 
 
 def get_list(value: object, *keys: str) -> list[object]:
-    """The list under keys in nested JSON objects, or an empty one."""
-    found = get_member(value, *keys)
-    return found if isinstance(found, list) else []
+    """Return the list under keys of nested JSON objects; an empty one where there is none."""
+    member = get_member(value, *keys)
+    return member if isinstance(member, list) else []
+
+
+def get_text(value: object, key: str) -> str:
+    """Return the string under a key; "" where there is none."""
+    member = get_member(value, key)
+    return member if isinstance(member, str) else ""
+
+
+def get_int(value: object, key: str) -> int:
+    """Return the integer under a key; 0 where there is none."""
+    return get_optional_int(value, key) or 0
+
+
+def get_optional_int(value: object, key: str) -> int | None:
+    """Return the integer under a key; None where there is none."""
+    member = get_member(value, key)
+    return member if isinstance(member, int) else None
 
 
 def normalize_destination(path: str) -> str:
-    """A path as runtimes take the destination of a mount: from the root, without empty parts and `.`; `..` stays.
+    """Return the destination of a mount as runtimes understand it: absolute, without empty components and `.`.
 
-    The runtime specification wants it absolute; runc takes any other from the root, too (libcontainer/specconv).
+    The runtime specification requires an absolute path. runc takes a relative one from the root (libcontainer/specconv).
     """
     return "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
 
 
 def is_bind_mount(mount: object) -> bool:
-    """Whether runtimes bind what a mount names: its options decide, whatever its type is (tried: runc, crun)."""
+    """Tell whether runtimes bind-mount an entry: its options decide, not its type (tried with runc and crun)."""
     options = get_list(mount, "options")
     return "bind" in options or "rbind" in options
 
 
 def has_user_namespace(spec: object) -> bool:
-    """Whether the container gets a user namespace, new or joined."""
+    """Tell whether the container gets a user namespace, new or joined."""
     return any(get_member(namespace, "type") == "user" for namespace in get_list(spec, "linux", "namespaces"))
 
 
 def explain_unprivileged(spec: object) -> str:
-    """Why a container is not privileged; "" when CAP_SYS_ADMIN is in its bounding set, and is one over the machine.
+    """Explain why a container is not privileged; "" when its bounding set has CAP_SYS_ADMIN over the host.
 
-    In a user namespace everybody may have it, and cannot make a device node with it (user_namespaces(7)).
+    In a user namespace every process may have it, and cannot create a device node with it (user_namespaces(7)).
     """
-    found = get_member(spec, "process", "capabilities")
-    if isinstance(found, dict):
-        found = found.get("bounding")
-    # runtime-spec 1.0.0-rc1 to rc4 had one flat list
-    if not isinstance(found, list) or "CAP_SYS_ADMIN" not in found:
+    capabilities = get_member(spec, "process", "capabilities")
+    if isinstance(capabilities, dict):
+        capabilities = capabilities.get("bounding")
+    # runtime-spec 1.0.0-rc1 to rc4 had one list for all sets.
+    if not isinstance(capabilities, list) or "CAP_SYS_ADMIN" not in capabilities:
         return "the container lacks CAP_SYS_ADMIN"
     return "the container has CAP_SYS_ADMIN in its user namespace only" if has_user_namespace(spec) else ""
 
 
-Object = dict[str, object]
-
-
-def _get_text(entry: object, key: str) -> str:
-    found = get_member(entry, key)
-    return found if isinstance(found, str) else ""
-
-
-def _get_int(entry: object, key: str) -> int:
-    found = get_member(entry, key)
-    return found if isinstance(found, int) else 0
-
-
-def _get_optional_int(entry: object, key: str) -> int | None:
-    found = get_member(entry, key)
-    return found if isinstance(found, int) else None
-
-
 def ensure_object(parent: Object, key: str) -> Object:
-    """The object under a key, made when it is missing or null."""
-    found = parent.get(key)
-    if found is None:
-        found = parent[key] = {}
-    if not isinstance(found, dict):
+    """Return the object under a key, created when it is missing or null.
+
+    Raises:
+        Fault: the value is not an object.
+    """
+    member = parent.get(key)
+    if member is None:
+        member = parent[key] = {}
+    if not isinstance(member, dict):
         raise Fault(f'"{key}" is not an object', where="config.json")
-    return found
+    return member
 
 
 def ensure_list(parent: Object, key: str) -> list[object]:
-    """The list under a key, made when it is missing or null."""
-    found = parent.get(key)
-    if found is None:
-        found = parent[key] = []
-    if not isinstance(found, list):
+    """Return the list under a key, created when it is missing or null.
+
+    Raises:
+        Fault: the value is not an array.
+    """
+    member = parent.get(key)
+    if member is None:
+        member = parent[key] = []
+    if not isinstance(member, list):
         raise Fault(f'"{key}" is not an array', where="config.json")
-    return found
+    return member

@@ -1,7 +1,8 @@
-"""The texts that the kernel and NVIDIA's module show below /proc, as plain data.
+"""Parse the files of the kernel and of NVIDIA's module below /proc.
 
-Cost rule: on the hot path, so no imports at all and one pass over each text. The texts may come from a tree
-of files that somebody made, so nothing here raises: what cannot be understood is left out.
+The files may come from a simulated host, so nothing here raises: what cannot be parsed is left out.
+
+Import budget: GPU container.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ if TYPE_CHECKING:
     from typing import TypedDict
 
     class GpuInformation(TypedDict):
-        """What one /proc/driver/nvidia/gpus/*/information says."""
+        """The fields of a file /proc/driver/nvidia/gpus/*/information."""
 
         model: str
         uuid: str
@@ -21,26 +22,26 @@ if TYPE_CHECKING:
 
 
 def parse_proc_devices(text: bytes | str) -> dict[str, int]:
-    """The character devices of /proc/devices: whole driver name to major number.
+    """Return the major number of each character device driver in /proc/devices.
 
-    Only the section "Character devices:" counts; a name that is registered twice keeps its first major.
+    A name that is registered twice keeps its first major.
     """
-    found: dict[str, int] = {}
-    inside = False
+    majors: dict[str, int] = {}
+    in_section = False
     for line in _split_lines(text):
-        words = line.split(None, 1)
-        if len(words) == 2 and inside and _is_number(words[0]):
-            found.setdefault(words[1].strip(), int(words[0]))
+        fields = line.split(None, 1)
+        if len(fields) == 2 and in_section and _is_number(fields[0]):
+            majors.setdefault(fields[1].strip(), int(fields[0]))
         elif line.rstrip().endswith(":"):
-            inside = line.strip() == "Character devices:"
-    return found
+            in_section = line.strip() == "Character devices:"
+    return majors
 
 
 def parse_driver_version(text: bytes | str) -> str | None:
-    """The driver's version, from /proc/driver/nvidia/version or /sys/module/nvidia/version, or None.
+    """Return the driver's version in /proc/driver/nvidia/version or /sys/module/nvidia/version; None without one.
 
-    Understands the closed module ("NVIDIA UNIX x86_64 Kernel Module  550.163.01  Tue ..."), the open one
-    ("NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build ..."), and a bare version.
+    It may be the line of the closed module ("NVIDIA UNIX x86_64 Kernel Module  550.163.01  Tue ..."), of the open one
+    ("NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build ..."), or the version alone.
     """
     lines = _split_lines(text)
     for line in lines:
@@ -54,34 +55,34 @@ def parse_driver_version(text: bytes | str) -> str | None:
 
 
 def parse_gpu_information(text: bytes | str) -> GpuInformation:
-    """One GPU, from /proc/driver/nvidia/gpus/<address>/information.
+    """Return the fields of one GPU's /proc/driver/nvidia/gpus/<address>/information.
 
-    Returns model, uuid (as written: question marks until the GPU has been initialised once), pci (lower case,
-    domain of four digits), minor (-1 when not said) and excluded. Strings that are not said are empty.
+    The uuid is as written, with question marks until the GPU has been initialised once. The pci address is in lower case,
+    with a domain of four digits. A missing minor is -1, every other missing field "".
     """
-    said = parse_key_value_lines(text)
-    minor = said.get("Device Minor", "")
+    fields = parse_key_value_lines(text)
+    minor = fields.get("Device Minor", "")
     return {
-        "model": said.get("Model", ""),
-        "uuid": said.get("GPU UUID", ""),
-        "pci": _normalize_pci_address(said.get("Bus Location", "")),
+        "model": fields.get("Model", ""),
+        "uuid": fields.get("GPU UUID", ""),
+        "pci": _normalize_pci_address(fields.get("Bus Location", "")),
         "minor": int(minor) if _is_number(minor) else -1,
-        "excluded": said.get("GPU Excluded", "No").lower() in ("yes", "1", "true"),
+        "excluded": fields.get("GPU Excluded", "No").lower() in ("yes", "1", "true"),
     }
 
 
 def parse_key_value_lines(text: bytes | str) -> dict[str, str]:
-    """A text of "Key: value" lines, such as /proc/driver/nvidia/params, as a dict of stripped strings."""
-    found: dict[str, str] = {}
+    """Return the "Key: value" lines of a text, such as /proc/driver/nvidia/params, without surrounding blanks."""
+    values: dict[str, str] = {}
     for line in _split_lines(text):
         key, colon, value = line.partition(":")
         if colon:
-            found[key.strip()] = value.strip()
-    return found
+            values[key.strip()] = value.strip()
+    return values
 
 
 def disable_modify_device_files(text: bytes) -> bytes:
-    """The module's parameters with `ModifyDeviceFiles: 0`: the driver's libraries then make no nodes."""
+    """Return the module's parameters with `ModifyDeviceFiles: 0`, so that the driver's libraries create no nodes."""
     return b"".join(
         b"ModifyDeviceFiles: 0\n" if line.startswith(b"ModifyDeviceFiles:") else line
         for line in text.splitlines(keepends=True)
@@ -96,12 +97,12 @@ def parse_small_number(text: str) -> int:
 def _split_lines(text: bytes | str) -> list[str]:
     if isinstance(text, bytes):
         text = text.decode("utf-8", "replace")
-    # Not splitlines(): that also splits at form feeds and Unicode separators, which a model name could hold.
+    # Not splitlines(), which also splits at form feeds and Unicode separators: a model name could have them.
     return [line for line in text.split("\n") if line.strip()]
 
 
 def _is_number(word: str) -> bool:
-    """Decimal and small enough for any device number (and for int(), which refuses very long ones)."""
+    """Tell whether text is a decimal number that is short enough for a device number."""
     return word.isascii() and word.isdigit() and len(word) <= 9
 
 

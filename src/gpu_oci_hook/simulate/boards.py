@@ -10,7 +10,7 @@ Import budget: cold.
 from __future__ import annotations
 
 from gpu_oci_hook.formats.architectures import ARCHITECTURES
-from gpu_oci_hook.formats.elf import build_shared_object
+from gpu_oci_hook.formats.elf_builder import build_shared_object
 from gpu_oci_hook.formats.ldcache import dump_ld_cache, merge_ld_cache
 from gpu_oci_hook.simulate.kernel import NVIDIA_MAJOR, KernelFiles, SimulatedGpu, build_simulated_gpus
 from gpu_oci_hook.simulate.special_files import SpecialFiles

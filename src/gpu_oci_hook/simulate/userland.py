@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from gpu_oci_hook.formats.architectures import ARCHITECTURES
-from gpu_oci_hook.formats.elf import build_shared_object
+from gpu_oci_hook.formats.elf_builder import build_shared_object
 from gpu_oci_hook.formats.ldcache import dump_ld_cache, merge_ld_cache
 from gpu_oci_hook.simulate.special_files import SpecialFiles
 

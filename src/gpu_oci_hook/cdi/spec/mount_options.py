@@ -5,7 +5,7 @@ Import budget: CDI.
 
 from __future__ import annotations
 
-from gpu_oci_hook.formats.oci import _get_text, is_bind_mount
+from gpu_oci_hook.formats.oci import get_text, is_bind_mount
 
 # Mount types that are not file systems, and so mount nothing by themselves.
 _BIND_MOUNT_TYPES = ("", "bind", "rbind", "none")
@@ -26,7 +26,7 @@ def is_missing_bind_option(mount: object) -> bool:
     without a type, and with the type bind or none, the container does not start ("no such device", "invalid mount
     type"). With bind or rbind in the options it starts, even with a type that no kernel has.
     """
-    return not is_bind_mount(mount) and _get_text(mount, "type") in _BIND_MOUNT_TYPES
+    return not is_bind_mount(mount) and get_text(mount, "type") in _BIND_MOUNT_TYPES
 
 
 def has_host_source(mount: object) -> bool:
