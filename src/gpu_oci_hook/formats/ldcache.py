@@ -4,8 +4,7 @@ It parses the old format ("ld.so-1.7.0"), the old one followed by the new one (g
 ("glibc-ld.so.cache1.1") with its extensions. It always writes the new one, which every glibc since 2.2 reads. The formats
 are those of glibc's sysdeps/generic/dl-cache.h and of caches written by ldconfig 2.36.
 
-The bytes may come from a container's image. So every offset is checked, sizes are bounded, and the only exception is
-Fault.
+The bytes may come from an image: every offset is checked, sizes are bounded, and Fault is the only exception.
 
 Import budget: GPU container.
 """
@@ -35,7 +34,7 @@ _EXTENSION_MAGIC = 0xEAA42174
 _GENERATOR_TAG, _HWCAPS_TAG = 0, 1
 _ENDIAN = {"little": 2, "big": 3}
 # The architecture numbers in flags whose C char is unsigned.
-_UNSIGNED = {architecture.cache_flags & 0xFF00 for architecture in ARCHITECTURES.values() if architecture.unsigned_char}
+_UNSIGNED = {arch.cache_flags & 0xFF00 for arch in ARCHITECTURES.values() if arch.unsigned_char}
 
 # A cache of a large desktop has about 5000 entries. The bounds keep a hostile image from taking hours.
 _MAX_ENTRIES = 65536
@@ -305,8 +304,7 @@ def _parse_old_format(data: bytes) -> LoaderCache:
 def _parse_extensions(data: bytes, offset: int, strings: _StringReader) -> tuple[list[str], bytes]:
     """Return the names of the glibc-hwcaps subdirectories and the generator, as far as the file has these extensions.
 
-    The offsets of extensions are relative to the start of the file, also when an old part precedes the new header. The
-    offsets of the names are relative to the new header. ldconfig 2.36 -c compat writes them so.
+    Offsets of extensions are relative to the start of the file, those of names to the new header (ldconfig 2.36).
     """
     hwcaps: list[str] = []
     generator = b""
