@@ -1,4 +1,4 @@
-"""Machines that are no desktop, the whole way: WSL2 (cases.md R37) and Jetson boards (R38).
+"""Machines that are no desktop, the whole way: WSL2 and Jetson boards.
 
 Their nodes have to be real ones, which only root can make.
 """
@@ -286,7 +286,6 @@ def test_an_image_that_may_not_ask_does_not_choose_the_lists_either(orin: Path, 
 
 
 def test_links_that_are_there_already_are_left_alone(orin: Path, tmp_path: Path) -> None:
-    """Field report A1-19."""
     made = make_bundle(tmp_path / "b", container_spec(ALL))
     own = made / f"rootfs{IMAGE_LIBRARY_DIR}/libcuda.so"
     own.symlink_to("nvidia/libcuda.so")
@@ -322,7 +321,6 @@ def test_a_whole_directory_with_links_and_libraries_in_it_stays_the_same(orin: P
 
 
 def test_a_board_without_a_node_is_refused(tmp_path: Path) -> None:
-    """Field report A1-20."""
     host_tree.build_host(tmp_path / "h", layout="jetson", gpus=0)
     made = make_bundle(tmp_path / "b", container_spec(ALL))
     text = refused(made, host_config(tmp_path / "h"))

@@ -83,7 +83,7 @@ def put(host: Path, path: str, content: Spec | str) -> Path:
 
 
 def own_file(version: str, name: str = "0", **more: Any) -> Spec:
-    """A file of our own kind for a driver, as R07 has it."""
+    """A file of our own kind for a driver."""
     library = f"/usr/lib/x86_64-linux-gnu/libcuda.so.{version}"
     return {
         "cdiVersion": "0.5.0",
@@ -250,7 +250,7 @@ def test_our_kind_needs_no_file_and_is_planned_as_the_plain_word(tmp_path: Path,
 
 
 @needs_root
-def test_r07_a_stale_file_of_our_kind_is_replaced_by_the_plan_in_memory(tmp_path: Path, host: Path) -> None:
+def test_a_stale_file_of_our_kind_is_replaced_by_the_plan_in_memory(tmp_path: Path, host: Path) -> None:
     path = put(host, "etc/cdi/nvidia.yaml", own_file("550.54.14"))
     made = make_bundle(tmp_path / "b", container_spec("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0"))
     found = outcome(made, host_config(host))
@@ -262,7 +262,7 @@ def test_r07_a_stale_file_of_our_kind_is_replaced_by_the_plan_in_memory(tmp_path
     assert not [place for place in list_mount_destinations(after) if "550.54.14" in place]
 
 
-def test_r07_a_stale_file_that_has_to_be_used_is_refused(tmp_path: Path, host: Path) -> None:
+def test_a_stale_file_that_has_to_be_used_is_refused(tmp_path: Path, host: Path) -> None:
     """A name of our kind that this machine does not know comes from the file that defines it."""
     path = put(host, "etc/cdi/nvidia.yaml", own_file("550.54.14", "special"))
     text = refused(
@@ -333,7 +333,7 @@ def test_one_name_thousands_of_times_costs_as_much_as_once(
     assert len([text for text in found.plan.warnings if "550.54.14" in text]) == 1
 
 
-def test_r05_a_major_of_another_module_is_never_given(tmp_path: Path, host: Path) -> None:
+def test_a_major_of_another_module_is_never_given(tmp_path: Path, host: Path) -> None:
     names = (host / "proc/devices").read_text()
     majors = {line.split()[1]: int(line.split()[0]) for line in names.splitlines() if "nvidia" in line}
     wrong = majors["nvidia-uvm"] + 90

@@ -1,6 +1,6 @@
-"""The small cases from the field that concern the shim, each by its code.
+"""Problems that people met in the field, each with what the shim does about it.
 
-What they have in common (`FIX A`): a host with driver 555.42.02 and one GPU; base bundle and image as in their list.
+Unless a test says otherwise, the host has driver 555.42.02 and one GPU, and the image is like Debian's.
 """
 
 from __future__ import annotations
@@ -112,10 +112,10 @@ def inside(rootfs: Path, path: str) -> str:
     return "/" + "/".join(done)
 
 
-# --- R01 --------------------------------------------------------------------------------------------------
+# --- hooks and the image's environment --------------------------------------------------------------------------------------------------
 
 
-def test_r01_every_hook_that_we_write_has_an_absolute_path_and_an_environment_of_its_own(
+def test_every_hook_that_we_write_has_an_absolute_path_and_an_environment_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     host_tree.build_host(tmp_path / "host", driver=DRIVER, gpus=2)
@@ -136,7 +136,7 @@ def test_r01_every_hook_that_we_write_has_an_absolute_path_and_an_environment_of
 
 
 @pytest.mark.parametrize("program", ["runc", "crun"])
-def test_r01_our_hook_under_a_real_runtime_sees_nothing_of_the_images_environment(
+def test_our_hook_under_a_real_runtime_sees_nothing_of_the_images_environment(
     program: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The very hook that we write, with a witness in the place of mount(8): it notes what it is given."""
@@ -181,10 +181,10 @@ def test_r01_our_hook_under_a_real_runtime_sees_nothing_of_the_images_environmen
     assert not (tmp_path / "marker").exists()
 
 
-# --- R02, R03 ---------------------------------------------------------------------------------------------
+# --- device rules ---------------------------------------------------------------------------------------------
 
 
-def test_r02_nodes_and_rules_stand_in_the_spec_and_survive_a_daemon_reload(tmp_path: Path, host: Path) -> None:
+def test_nodes_and_rules_stand_in_the_spec_and_survive_a_daemon_reload(tmp_path: Path, host: Path) -> None:
     shim = Shim(tmp_path / "shim", host)
     done = shim.create(make_bundle(tmp_path / "bundle", container_spec(GPU0)))
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
@@ -201,13 +201,13 @@ def test_r02_nodes_and_rules_stand_in_the_spec_and_survive_a_daemon_reload(tmp_p
     assert "hooks" not in dumped
 
 
-def test_r03_a_configuration_of_the_incumbents_does_not_take_the_rules_away(tmp_path: Path, host: Path) -> None:
+def test_a_configuration_of_nvidias_toolkit_does_not_take_the_rules_away(tmp_path: Path, host: Path) -> None:
     shim = Shim(tmp_path / "shim", host, "[nvidia-container-cli]\nno-cgroups = true\n")
     assert shim.create(make_bundle(tmp_path / "bundle", container_spec(GPU0))).returncode == 0
     assert list_allowed_numbers(shim.spec()) == list(NODES.values())
 
 
-def test_r03_in_a_user_namespace_the_nodes_are_bound_and_there_are_no_rules(tmp_path: Path, host: Path) -> None:
+def test_in_a_user_namespace_the_nodes_are_bound_and_there_are_no_rules(tmp_path: Path, host: Path) -> None:
     if not stat.S_ISCHR((host / "dev/nvidia0").stat().st_mode if (host / "dev/nvidia0").exists() else 0):
         skip_or_fail("only root can make the nodes that are bound")
     linux = {
@@ -229,10 +229,10 @@ def test_r03_in_a_user_namespace_the_nodes_are_bound_and_there_are_no_rules(tmp_
         assert "nodev" not in mount["options"]
 
 
-# --- R04: see test_pipeline ---------------------------------------------------------------------------
+# --- missing nodes and modules ---------------------------------------------------------------------------
 
 
-def test_r04_a_lost_node_of_a_loaded_module_costs_nothing_and_says_nothing(tmp_path: Path) -> None:
+def test_a_lost_node_of_a_loaded_module_costs_nothing_and_says_nothing(tmp_path: Path) -> None:
     host_tree.build_host(tmp_path / "host", driver=DRIVER)
     for name in ("nvidia-uvm", "nvidia-uvm-tools"):
         (tmp_path / "host/dev" / name).unlink(missing_ok=True)
@@ -242,7 +242,7 @@ def test_r04_a_lost_node_of_a_loaded_module_costs_nothing_and_says_nothing(tmp_p
     assert list_device_numbers(shim.spec()) == NODES
 
 
-def test_r04_a_module_that_is_not_loaded_is_named_with_its_cause(tmp_path: Path) -> None:
+def test_a_module_that_is_not_loaded_is_named_with_its_cause(tmp_path: Path) -> None:
     host_tree.build_host(tmp_path / "host", driver=DRIVER)
     table = tmp_path / "host/proc/devices"
     text = table.read_text()
@@ -261,7 +261,7 @@ def test_r04_a_module_that_is_not_loaded_is_named_with_its_cause(tmp_path: Path)
     )
 
 
-# --- R13, R14 ---------------------------------------------------------------------------------------------
+# --- library links and leftovers ---------------------------------------------------------------------------------------------
 
 
 def names_in_cache(made: Path) -> dict[str, str]:
@@ -287,7 +287,7 @@ def library_of(made: Path, name: str) -> str:
     raise AssertionError(f"{path} is not mounted")
 
 
-def test_r13_libcuda_is_found_by_both_names_and_twice_is_once(tmp_path: Path, host: Path) -> None:
+def test_libcuda_is_found_by_both_names_and_twice_is_once(tmp_path: Path, host: Path) -> None:
     made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
     inject_in_process(made, host_config(host))
     for name in ("libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1"):
@@ -303,7 +303,7 @@ def test_r13_libcuda_is_found_by_both_names_and_twice_is_once(tmp_path: Path, ho
     assert snapshot_tree(made) == before
 
 
-def test_r13_a_library_that_the_host_lacks_is_no_link(tmp_path: Path) -> None:
+def test_a_library_that_the_host_lacks_is_no_link(tmp_path: Path) -> None:
     host_tree.build_host(tmp_path / "host", driver=DRIVER)
     for path in (tmp_path / "host" / LIBRARIES).glob("libnvidia-opticalflow*"):
         path.unlink()
@@ -315,7 +315,7 @@ def test_r13_a_library_that_the_host_lacks_is_no_link(tmp_path: Path) -> None:
     assert not list((made / "rootfs").rglob("libnvidia-opticalflow*"))
 
 
-def test_r14_leftovers_of_a_committed_container_give_way_and_are_warned_about(
+def test_leftovers_of_a_committed_container_give_way_and_are_warned_about(
     tmp_path: Path, host: Path, explain: Explain
 ) -> None:
     made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
@@ -335,10 +335,10 @@ def test_r14_leftovers_of_a_committed_container_give_way_and_are_warned_about(
     assert "/usr/bin/nvidia-smi" in list_mount_destinations(shim.spec())
 
 
-# --- R16, R17 ---------------------------------------------------------------------------------------------
+# --- compat directories and musl ---------------------------------------------------------------------------------------------
 
 
-def test_r16_a_compat_directory_behind_absolute_links_is_found_inside(tmp_path: Path) -> None:
+def test_a_compat_directory_behind_absolute_links_is_found_inside(tmp_path: Path) -> None:
     host_tree.build_host(tmp_path / "host", driver="535.183.06")
     made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
     rootfs = made / "rootfs"
@@ -352,7 +352,7 @@ def test_r16_a_compat_directory_behind_absolute_links_is_found_inside(tmp_path: 
     assert names_in_cache(made)["libcuda.so.1"] == "/usr/local/cuda-12.4/compat/libcuda.so.1"
 
 
-def test_r16_nothing_is_made_outside_of_the_image(tmp_path: Path, host: Path) -> None:
+def test_nothing_is_made_outside_of_the_image(tmp_path: Path, host: Path) -> None:
     escape = tmp_path / "escape"
     (escape / "ld.so.conf.d").mkdir(parents=True)
     before = snapshot_tree(escape)
@@ -368,7 +368,7 @@ def test_r16_nothing_is_made_outside_of_the_image(tmp_path: Path, host: Path) ->
         assert inside(rootfs, mount["destination"]) == mount["destination"], "a destination leads over a link"
 
 
-def test_r17_musl_gets_its_path_file_with_its_defaults(tmp_path: Path, host: Path, explain: Explain) -> None:
+def test_musl_gets_its_path_file_with_its_defaults(tmp_path: Path, host: Path, explain: Explain) -> None:
     rootfs = tmp_path / "bundle/rootfs"
     for name in ("lib", "usr/lib", "etc", "usr/bin"):
         (rootfs / name).mkdir(parents=True)
@@ -390,7 +390,7 @@ def test_r17_musl_gets_its_path_file_with_its_defaults(tmp_path: Path, host: Pat
     assert not (rootfs / "etc/ld.so.cache").exists()
 
 
-# --- R19 ----------------------------------------------------------------------------------------------------
+# --- user namespaces and read-only roots ----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -404,7 +404,7 @@ def open_place() -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def test_r19_a_user_in_a_user_namespace_gets_cache_and_bound_nodes(open_place: Path) -> None:
+def test_a_user_in_a_user_namespace_gets_cache_and_bound_nodes(open_place: Path) -> None:
     unshare, setpriv = shutil.which("unshare"), shutil.which("setpriv")
     if os.geteuid() != 0 or unshare is None or setpriv is None:
         skip_or_fail("another user needs root, unshare and setpriv")
@@ -431,7 +431,7 @@ def test_r19_a_user_in_a_user_namespace_gets_cache_and_bound_nodes(open_place: P
     assert (made / "config.json").stat().st_uid == 1000
 
 
-def test_r19_a_root_that_is_no_mount_point_is_as_good(tmp_path: Path, host: Path) -> None:
+def test_a_root_that_is_no_mount_point_is_as_good(tmp_path: Path, host: Path) -> None:
     made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
     assert not os.path.ismount(made / "rootfs")
     inject_in_process(made, host_config(host))
@@ -439,7 +439,7 @@ def test_r19_a_root_that_is_no_mount_point_is_as_good(tmp_path: Path, host: Path
 
 
 @pytest.mark.parametrize("cache", [False, True], ids=["no cache", "a cache"])
-def test_r19_a_read_only_file_system_is_announced(cache: bool, tmp_path: Path, host: Path, explain: Explain) -> None:
+def test_a_read_only_file_system_is_announced(cache: bool, tmp_path: Path, host: Path, explain: Explain) -> None:
     if os.geteuid() != 0:
         skip_or_fail("a read-only file system needs root")
     made = make_bundle(tmp_path / "bundle", container_spec(GPU0, mounts=[PROC, DEV]))
@@ -464,10 +464,10 @@ def test_r19_a_read_only_file_system_is_announced(cache: bool, tmp_path: Path, h
         assert f"LD_LIBRARY_PATH={place}" in after["process"]["env"]
 
 
-# --- R20 ----------------------------------------------------------------------------------------------------
+# --- two driver versions ----------------------------------------------------------------------------------------------------
 
 
-def test_r20_module_and_libraries_of_different_versions(tmp_path: Path) -> None:
+def test_module_and_libraries_of_different_versions_are_refused(tmp_path: Path) -> None:
     host_tree.build_host(tmp_path / "host", driver=DRIVER)
     path = tmp_path / "host/proc/driver/nvidia/version"
     path.chmod(0o644)
@@ -480,7 +480,7 @@ def test_r20_module_and_libraries_of_different_versions(tmp_path: Path) -> None:
     assert library_of(made, "libcuda.so.1").endswith(DRIVER)
 
 
-# --- R21: the table itself is in tests/plan/test_compat.py; here through the whole ---------------------------
+# --- CUDA forward compatibility (decisions alone: tests/plan/test_compat.py) ---------------------------
 
 COMPAT = "usr/local/cuda/compat"
 
@@ -495,7 +495,7 @@ COMPAT = "usr/local/cuda/compat"
         (["560.35.03", "555.42.02"], "535.183.06", "NVIDIA A100-SXM4-40GB", False, "ambiguous"),
     ],
 )
-def test_r21_cuda_forward_compatibility(
+def test_cuda_forward_compatibility_is_used_where_it_helps(
     files: list[str], driver: str, model: str, wins: bool, said: str, tmp_path: Path, explain: Explain
 ) -> None:
     host_tree.build_host(tmp_path / "host", driver=driver, model=model)
@@ -514,14 +514,14 @@ def test_r21_cuda_forward_compatibility(
             assert any(version in warning for warning in document["warnings"])
 
 
-def test_r21_a_stub_in_the_library_path_is_warned_about(tmp_path: Path, explain: Explain, host: Path) -> None:
+def test_a_stub_in_the_library_path_is_warned_about(tmp_path: Path, explain: Explain, host: Path) -> None:
     made = make_bundle(tmp_path / "bundle", container_spec(GPU0, "LD_LIBRARY_PATH=/usr/local/cuda/lib64/stubs"))
     assert any("error 34 risk" in warning for warning in explain(made)["warnings"])
     inject_in_process(made, host_config(host))
     assert library_of(made, "libcuda.so.1").endswith(DRIVER)
 
 
-def test_r21_a_libcuda_of_the_images_own_loses_and_is_warned_about(
+def test_a_libcuda_of_the_images_own_loses_and_is_warned_about(
     tmp_path: Path, explain: Explain, host: Path
 ) -> None:
     made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
@@ -533,7 +533,7 @@ def test_r21_a_libcuda_of_the_images_own_loses_and_is_warned_about(
     assert "450" not in inside(made / "rootfs", f"{LIBRARIES}/libcuda.so.1")
 
 
-# --- R22 ----------------------------------------------------------------------------------------------------
+# --- requirements ----------------------------------------------------------------------------------------------------
 
 REQUIRE = "NVIDIA_REQUIRE_CUDA=cuda>=12.8 brand=tesla,driver>=535,driver<536"
 
@@ -545,7 +545,7 @@ def gaming(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return directory
 
 
-def test_r22_a_requirement_that_is_not_met_says_all_about_it(gaming: Path, tmp_path: Path, explain: Explain) -> None:
+def test_a_requirement_that_is_not_met_says_all_about_it(gaming: Path, tmp_path: Path, explain: Explain) -> None:
     made = make_bundle(tmp_path / "bundle", container_spec(GPU0, REQUIRE))
     text = refused(made, host_config(gaming))
     for part in (
@@ -559,7 +559,7 @@ def test_r22_a_requirement_that_is_not_met_says_all_about_it(gaming: Path, tmp_p
     assert explain(made, gaming)["reason"] == text
 
 
-def test_r22_the_others(gaming: Path, tmp_path: Path, explain: Explain) -> None:
+def test_other_requirements_pass_or_name_what_fails(gaming: Path, tmp_path: Path, explain: Explain) -> None:
     inject_in_process(
         make_bundle(tmp_path / "a", container_spec(GPU0, "NVIDIA_REQUIRE_CUDA=cuda>=12.4")), host_config(gaming)
     )
@@ -572,7 +572,7 @@ def test_r22_the_others(gaming: Path, tmp_path: Path, explain: Explain) -> None:
     assert "NVIDIA_DISABLE_REQUIRE=1" in document["request"]["requirements_off"]
 
 
-# --- R23 ----------------------------------------------------------------------------------------------------
+# --- values of NVIDIA_VISIBLE_DEVICES ----------------------------------------------------------------------------------------------------
 
 UUID = "GPU-" + "0" * 35 + "1"
 SYS_ADMIN = {"capabilities": {"bounding": ["CAP_SYS_ADMIN"]}}
@@ -617,7 +617,7 @@ ONE, BOTH = ["/dev/nvidia1"], ["/dev/nvidia1", "/dev/nvidia0"]
         (["NVIDIA_VISIBLE_DEVICES=all"], SYS_ADMIN, {"env": "privileged"}, BOTH),
     ],
 )
-def test_r23_what_the_variable_means(
+def test_each_value_of_the_devices_variable_has_its_meaning(
     env: list[str], process: dict[str, Any], config: dict[str, str], expected: list[str] | str | None, tmp_path: Path,
     numbered: Path,
 ) -> None:  # fmt: skip
@@ -640,18 +640,16 @@ def test_r23_what_the_variable_means(
     assert library_of(made, "libcuda.so.1")
 
 
-def test_r23_a_variable_that_is_set_twice_is_warned_about(tmp_path: Path, numbered: Path) -> None:
+def test_a_variable_that_is_set_twice_is_warned_about(tmp_path: Path, numbered: Path) -> None:
     made = make_bundle(tmp_path / "bundle", container_spec("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_VISIBLE_DEVICES=void"))
     outcome = pipeline.prepare_injection(read_spec(made), host_config(numbered), str(made), state_dir.StateCache())
     assert any("set twice" in warning for warning in outcome.plan.warnings)
 
 
-# --- R34: see test_log ----------------------------------------------------------------------------------
-
-# --- R36 ----------------------------------------------------------------------------------------------------
+# --- old C libraries ----------------------------------------------------------------------------------------------------
 
 
-def test_r36_a_libc_too_old_for_a_library_is_said(tmp_path: Path, explain: Explain) -> None:
+def test_a_libc_too_old_for_a_library_is_a_warning(tmp_path: Path, explain: Explain) -> None:
     host_tree.build_host(tmp_path / "host", driver=DRIVER)
     data = elf_builder.build_shared_object(
         soname="libcuda.so.1", needed=["libc.so.6"], arch="x86_64", symbols=["cuInit"], glibc="2.34"

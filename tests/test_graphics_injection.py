@@ -1,4 +1,4 @@
-"""Graphics, 32-bit programs and other machines, the whole way in this process (cases.md R28)."""
+"""Graphics, 32-bit programs and other machines, the whole way in this process."""
 
 from __future__ import annotations
 
@@ -215,19 +215,19 @@ def test_a_container_with_the_driver_and_no_gpu_gets_no_profile(host: Path, tmp_
     assert not (made / "rootfs/etc/nvidia").exists()
 
 
-# --- R28: manifests and what they need -----------------------------------------------------------------
+# --- manifests and what they need -----------------------------------------------------------------
 
 
 @pytest.fixture
 def fedora_like(host: Path) -> Path:
-    """R28's host: an ICD named by its architecture, whose library needs glsi."""
+    """A host with an ICD named by its architecture, whose library needs glsi."""
     (host / "usr/share/vulkan/icd.d/nvidia_icd.json").rename(host / ICD)
     glx = elf_builder.build_shared_object(soname="libGLX_nvidia.so.0", needed=[f"libnvidia-glsi.so.{V}", "libc.so.6"])
     (host / LIB / f"libGLX_nvidia.so.{V}").write_bytes(glx)
     return host
 
 
-def test_r28_manifests_end_where_loaders_look_and_bring_what_their_libraries_need(
+def test_manifests_end_where_loaders_look_and_bring_what_their_libraries_need(
     fedora_like: Path, tmp_path: Path
 ) -> None:
     done = inject_in_process(make_bundle(tmp_path / "b", container_spec(GPU0, GRAPHICS)), host_config(fedora_like))
@@ -238,7 +238,7 @@ def test_r28_manifests_end_where_loaders_look_and_bring_what_their_libraries_nee
     assert f"{PLACE}/libnvidia-allocator.so.{V}" in mounts  # opened by name, and of the capability compute
 
 
-def test_r28_what_a_manifest_needs_and_the_host_lacks_is_a_warning(fedora_like: Path, tmp_path: Path) -> None:
+def test_what_a_manifest_needs_and_the_host_lacks_is_a_warning(fedora_like: Path, tmp_path: Path) -> None:
     (fedora_like / LIB / f"libnvidia-glsi.so.{V}").unlink()
     made = make_bundle(tmp_path / "b", container_spec(GPU0, GRAPHICS))
     assert (
@@ -248,13 +248,13 @@ def test_r28_what_a_manifest_needs_and_the_host_lacks_is_a_warning(fedora_like: 
     assert "/etc/vulkan/icd.d/nvidia_icd.x86_64.json" in sources(inject_in_process(made, host_config(fedora_like)))
 
 
-def test_r28_a_missing_library_of_a_manifest_that_does_not_go_in_is_no_warning(host: Path, tmp_path: Path) -> None:
+def test_a_missing_library_of_a_manifest_that_does_not_go_in_is_no_warning(host: Path, tmp_path: Path) -> None:
     (host / LIB / f"libnvidia-glsi.so.{V}").unlink()
     made = make_bundle(tmp_path / "b", container_spec(GPU0, "NVIDIA_DRIVER_CAPABILITIES=compute"))
     assert not [text for text in outcome(made, host_config(host)).plan.warnings if "not found on host" in text]
 
 
-def test_r28_of_a_manifest_behind_alternatives_the_resolved_file_is_mounted(tmp_path: Path) -> None:
+def test_of_a_manifest_behind_alternatives_the_resolved_file_is_mounted(tmp_path: Path) -> None:
     host_tree.build_host(tmp_path / "host", gpus=1, driver=V, layout="debian-alternatives", arch="x86_64")
     assert (tmp_path / "host/usr/share/vulkan/icd.d/nvidia_icd.json").is_symlink()
     done = inject_in_process(
@@ -273,7 +273,7 @@ def test_r28_of_a_manifest_behind_alternatives_the_resolved_file_is_mounted(tmp_
         ("../../../lib/libGLX_nvidia.so.0", "/lib/libGLX_nvidia.so.0"),
     ],
 )
-def test_r28_a_library_named_by_its_path_is_a_warning_and_gets_a_link(
+def test_a_library_named_by_its_path_is_a_warning_and_gets_a_link(
     fedora_like: Path, tmp_path: Path, written: str, meant: str
 ) -> None:
     (fedora_like / ICD).write_text(json.dumps({"ICD": {"library_path": written}}))
@@ -284,7 +284,7 @@ def test_r28_a_library_named_by_its_path_is_a_warning_and_gets_a_link(
     assert os.readlink(made / "rootfs" / meant[1:]) == f"{PLACE}/libGLX_nvidia.so.0"
 
 
-def test_r28_a_file_of_the_image_at_such_a_path_stays(fedora_like: Path, tmp_path: Path) -> None:
+def test_a_file_of_the_image_at_such_a_path_stays(fedora_like: Path, tmp_path: Path) -> None:
     path = "/usr/lib64/libGLX_nvidia.so.0"
     (fedora_like / ICD).write_text(json.dumps({"ICD": {"library_path": path}}))
     made = make_bundle(tmp_path / "b", container_spec(GPU0, GRAPHICS))
@@ -296,7 +296,7 @@ def test_r28_a_file_of_the_image_at_such_a_path_stays(fedora_like: Path, tmp_pat
     assert (made / "rootfs" / path[1:]).read_text() == "the image's own"
 
 
-def test_r28_a_manifest_for_32_bit_programs_goes_in_with_compat32_alone(host: Path, tmp_path: Path) -> None:
+def test_a_manifest_for_32_bit_programs_goes_in_with_compat32_alone(host: Path, tmp_path: Path) -> None:
     small = host / "usr/share/vulkan/icd.d/nvidia_icd.i686.json"
     small.write_bytes((host / "usr/share/vulkan/icd.d/nvidia_icd.json").read_bytes())
     place = "/etc/vulkan/icd.d/nvidia_icd.i686.json"
@@ -308,7 +308,7 @@ def test_r28_a_manifest_for_32_bit_programs_goes_in_with_compat32_alone(host: Pa
     )
 
 
-def test_r28_a_manifest_for_another_machine_never_goes_in(host: Path, tmp_path: Path) -> None:
+def test_a_manifest_for_another_machine_never_goes_in(host: Path, tmp_path: Path) -> None:
     (host / "usr/share/vulkan/icd.d/nvidia_icd.aarch64.json").write_text("{}")
     done = inject_in_process(
         make_bundle(tmp_path / "b", container_spec(GPU0, "NVIDIA_DRIVER_CAPABILITIES=all")), host_config(host)
@@ -321,7 +321,7 @@ def test_r28_a_manifest_for_another_machine_never_goes_in(host: Path, tmp_path: 
 @pytest.mark.parametrize(
     "text", ["", "[", "[]", '{"ICD": 3}', '{"ICD": {"library_path": 7}}', "[" * 60000, "x" * 70000]
 )
-def test_r28_a_damaged_manifest_is_a_file_like_others(fedora_like: Path, tmp_path: Path, text: str) -> None:
+def test_a_damaged_manifest_is_a_file_like_others(fedora_like: Path, tmp_path: Path, text: str) -> None:
     (fedora_like / ICD).write_text(text)
     done = inject_in_process(make_bundle(tmp_path / "b", container_spec(GPU0, GRAPHICS)), host_config(fedora_like))
     assert ("/etc/vulkan/icd.d/nvidia_icd.x86_64.json" in list_mount_destinations(done)) is bool(
@@ -329,7 +329,7 @@ def test_r28_a_damaged_manifest_is_a_file_like_others(fedora_like: Path, tmp_pat
     )  # an empty file is none
 
 
-def test_r28_what_will_not_load_in_the_image_is_said(fedora_like: Path, tmp_path: Path) -> None:
+def test_what_will_not_load_in_the_image_is_said(fedora_like: Path, tmp_path: Path) -> None:
     glsi = elf_builder.build_shared_object(soname=f"libnvidia-glsi.so.{V}", needed=["libX11.so.6"], glibc="2.38")
     (fedora_like / LIB / f"libnvidia-glsi.so.{V}").write_bytes(glsi)
     made = make_bundle(tmp_path / "b", container_spec(GPU0, GRAPHICS))

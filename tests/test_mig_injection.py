@@ -178,7 +178,7 @@ def test_doing_it_twice_changes_nothing(report: host_tree.SimulatedHost, tmp_pat
     assert snapshot_tree(made) == before
 
 
-def test_r26_mig_capability_nodes(tmp_path: Path) -> None:
+def test_a_mig_device_has_its_capability_nodes_and_no_others(tmp_path: Path) -> None:
     """As the case has it: GPU instance 1 with number 12, its compute instance with 13; major 510."""
     host = tmp_path / "host"
     host_tree.build_host(host, driver="555.42.02", mig=["3g"])

@@ -1,4 +1,4 @@
-"""CDI files that no longer fit the host: R05, R07 of the cases, and their like."""
+"""CDI files that no longer fit the host: another driver, other device numbers."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def texts(data: Spec, host: Path, version: str | None = RUNNING) -> list[str]:
     return [one.text for one in staleness.list_stale_findings(data, "/etc/cdi/nvidia.yaml", Host(str(host)), version)]
 
 
-def test_r07_a_file_for_another_driver_is_told_in_one_sentence_with_its_file_and_the_command(host: Path) -> None:
+def test_a_file_for_another_driver_is_told_in_one_sentence_with_its_file_and_the_command(host: Path) -> None:
     (host / LIBRARIES.lstrip("/") / "libcuda.so.550.54.14").unlink()
     data = spec({"mounts": [mount(f"{LIBRARIES}/libcuda.so.550.54.14")]})
     first, second = staleness.list_stale_findings(data, "/etc/cdi/nvidia.yaml", Host(str(host)), RUNNING)
@@ -105,7 +105,7 @@ def test_the_version_is_read_from_the_drivers_own_file_names(path: str, version:
 # --- numbers ---------------------------------------------------------------------------------------
 
 
-def test_r05_a_major_that_is_another_modules_now(host: Path) -> None:
+def test_a_major_that_is_another_modules_now(host: Path) -> None:
     node = {"path": "/dev/nvidia-uvm", "type": "c", "major": 510, "minor": 0}
     assert texts(spec(deviceNodes=[node]), host) == ["spec says 510, kernel says 509 (510 is nvidia-caps)"]
 

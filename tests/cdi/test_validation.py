@@ -378,7 +378,7 @@ def test_a_document_of_another_kind_has_errors(data: object) -> None:
     assert all(level == "error" for level, _, _ in found(data)) and found(data)
 
 
-# --- versions (R08) ---------------------------------------------------------------------------------
+# --- versions ---------------------------------------------------------------------------------
 
 
 def test_a_field_that_needs_more_than_the_file_declares_is_an_error_with_both_versions() -> None:

@@ -157,7 +157,6 @@ def test_devices_and_names_may_be_repeated_or_listed(generate: Command) -> None:
 
 
 def test_a_target_says_what_it_leaves_out(generate: Command) -> None:
-    """R08."""
     answer = generate("--target", "podman-4.3")
     spec = yaml.safe_load(answer.out)
     assert spec["cdiVersion"] == "0.5.0" and "additionalGids" not in answer.out
@@ -167,7 +166,7 @@ def test_a_target_says_what_it_leaves_out(generate: Command) -> None:
 
 
 def test_what_was_written_says_which_engines_can_read_it(generate: Command, tmp_path: Path) -> None:
-    """Field report A3-08: a file with groups is refused whole by engines that are still in use."""
+    """A file with groups is refused as a whole by engines that are still in use."""
     answer = generate("--output", tmp_path / "x.yaml")
     assert "CDI 0.7.0, which docker 26.1, containerd 1.7.16, crio 1.30, podman 5.1 and later read" in answer.out
     answer = generate("--output", tmp_path / "x.yaml", "--target", "podman-4.3")
@@ -175,7 +174,6 @@ def test_what_was_written_says_which_engines_can_read_it(generate: Command, tmp_
 
 
 def test_missing_nodes_end_with_1_and_are_named(command: Command, tmp_path: Path) -> None:
-    """R04."""
     host_tree.build_host(tmp_path / "h", gpus=1)
     for name in ("nvidia-uvm", "nvidia-uvm-tools"):
         (tmp_path / "h/dev" / name).unlink()

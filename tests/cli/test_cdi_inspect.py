@@ -89,7 +89,7 @@ def test_resolve_shows_the_edits_the_file_and_its_readers(command: Command, host
     ]
 
 
-def test_resolve_says_which_directory_wins(command: Command, host: Path) -> None:  # R09 (e)
+def test_resolve_says_which_directory_wins(command: Command, host: Path) -> None:
     write_host_file(host, "etc/cdi/x.yaml", make_spec("0", kind="nvidia.com/gpu"))
     write_host_file(host, "run/cdi/x.yaml", make_spec("0", kind="nvidia.com/gpu"))
     answer = command("cdi", "resolve", *words(host), "nvidia.com/gpu=0")
@@ -120,7 +120,7 @@ def test_resolve_of_our_own_kind_tells_what_the_runtime_gives_without_a_file(com
     assert "needs no file" not in answer.out
 
 
-def test_r07_resolve_says_that_a_file_is_of_another_driver(command: Command, host: Path) -> None:
+def test_resolve_says_that_a_file_is_of_another_driver(command: Command, host: Path) -> None:
     library = "/usr/lib/x86_64-linux-gnu/libcuda.so.550.54.14"
     mounts = [{"hostPath": library, "containerPath": library, "options": ["ro", "nosuid", "nodev", "bind"]}]
     path = write_host_file(

@@ -24,7 +24,7 @@ devices:
   containerEdits:
     deviceNodes: [{path: /dev/nvidia0}]
 """
-# R08's counter-example.
+# A field that is newer than the version that the file declares.
 NEWER = GOOD + "    additionalGids: [44]\n"
 NEEDS = "devices[0].containerEdits.additionalGids: field needs >= 0.7.0, and the file declares 0.5.0"
 READ = "read by docker 25, containerd 1.7, crio 1.26, podman 4.3 or later"
@@ -207,7 +207,6 @@ containerEdits:
 
 
 def test_a_file_of_another_driver_is_an_error_on_this_host(command: Command, tmp_path: Path) -> None:
-    """Case R07."""
     host_tree.build_host(tmp_path / "host", driver="555.42.02")
     path = tmp_path / "nvidia.yaml"
     path.write_text(STALE)

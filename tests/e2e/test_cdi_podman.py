@@ -194,7 +194,7 @@ def test_crun_loses_what_a_hook_says_and_it_can_be_found_nevertheless(
 def test_numbers_that_changed_after_the_file_was_written_are_the_hosts_own(
     podman: CdiPodman, writer: Writer, file: Path, tmp_path: Path
 ) -> None:
-    """R05: the file has no major of nvidia-uvm, so podman looks at the host's node."""
+    """The file has no major of nvidia-uvm, so podman looks at the host's node."""
     own = host.build_host(tmp_path / "own", gpus=1)
     writer.generate(own.root, file, "--target", TARGET).check()
     (own.root / "dev/nvidia-uvm").unlink()
@@ -256,7 +256,6 @@ def test_musl_has_its_libraries_too(
 def test_a_mig_device_opens_its_own_nodes_and_no_others(
     podman: CdiPodman, writer: Writer, file: Path, tmp_path: Path
 ) -> None:
-    """R26."""
     from gpu_oci_hook.simulate import host_tree
 
     report = host_tree.build_host(tmp_path / "mig", gpus=1, mig=("1g,1g",))

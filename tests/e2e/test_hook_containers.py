@@ -133,11 +133,11 @@ def test_links_by_path_lie_in_the_containers_own_dev(
     assert os.listdir(bundle / "rootfs/dev") == []
 
 
-# --- R01 ----------------------------------------------------------------------------------------------------
+# --- environment ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("way", SPEC_MAKERS)
-def test_r01_nothing_of_the_images_environment_reaches_the_hook(
+def test_nothing_of_the_images_environment_reaches_the_hook(
     hand: BareRuntime, program: HookProgram, tmp_path: Path, way: str
 ) -> None:
     marker = tmp_path / "marker"
@@ -237,7 +237,7 @@ def test_a_container_that_shares_its_mounts_does_not_get_the_mount(hiding: HookP
         assert said in done.stderr
 
 
-def test_r19_a_user_without_the_right_to_mount_is_told(hiding: HookProgram, tmp_path: Path) -> None:
+def test_a_user_without_the_right_to_mount_is_told(hiding: HookProgram, tmp_path: Path) -> None:
     """In a mount namespace with a procfs of the container's, but without CAP_SYS_ADMIN."""
     root = tmp_path / "b/rootfs"
     (root / "proc").mkdir(parents=True)
@@ -260,7 +260,7 @@ def test_r19_a_user_without_the_right_to_mount_is_told(hiding: HookProgram, tmp_
 # --- failures -----------------------------------------------------------------------------------------------
 
 
-def test_r22_a_requirement_stops_the_container_in_the_words_of_the_shim(
+def test_a_requirement_stops_the_container_in_the_words_of_the_shim(
     hand: BareRuntime, program: HookProgram, runtime: InstalledRuntime, simulated: SimulatedHost, tmp_path: Path
 ) -> None:
     """runc quotes the hook's stderr; crun drops it, and the log has it."""
@@ -344,7 +344,7 @@ def test_the_host_stays_untouched(
     assert fingerprint(watched, simulated) == before
 
 
-def test_r16_links_lead_nowhere_but_into_the_root(program: HookProgram, tmp_path: Path, image: Path) -> None:
+def test_links_lead_nowhere_but_into_the_root(program: HookProgram, tmp_path: Path, image: Path) -> None:
     root = images.copy_image(image, tmp_path / "root")
     escape = tmp_path / "escape"
     (escape / "lib").mkdir(parents=True)

@@ -284,7 +284,7 @@ def test_a_jetson_with_a_discrete_gpu_keeps_the_nodes_of_the_two_apart(tmp_path:
     assert set(list_node_paths(found["all"])) == set(list_node_paths(found["0"])) | set(list_node_paths(found["1"]))
 
 
-# --- MIG (R26) ------------------------------------------------------------------------------------------------------
+# --- MIG ------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -397,7 +397,7 @@ def test_what_the_machine_does_not_have_is_refused_with_what_it_has(host: Path) 
     assert "GPUDirect Storage is requested, but this host does not have it" in text and "modprobe nvidia-fs" in text
 
 
-# --- numbers (R05) -----------------------------------------------------------------------------------------------
+# --- device numbers -----------------------------------------------------------------------------------------------
 
 
 def test_numbers_that_change_with_a_boot_are_not_written(host: Path) -> None:
@@ -427,7 +427,7 @@ def test_a_node_left_from_an_earlier_boot_counts_as_missing(own: Path) -> None:
     assert "/dev/nvidia-uvm is required for compute, and the host has no node 509:0 there" in said
 
 
-# --- what is missing (R04) --------------------------------------------------------------------------------------------
+# --- what is missing --------------------------------------------------------------------------------------------
 
 
 def test_a_required_node_that_is_missing_is_refused_by_name_with_its_module(own: Path) -> None:
@@ -522,7 +522,7 @@ def test_a_half_upgraded_driver_is_refused(own: Path) -> None:
     assert "550.54.14" in refused(own)
 
 
-# --- versions and targets (R08) ---------------------------------------------------------------------------------------
+# --- versions and targets ---------------------------------------------------------------------------------------
 
 
 def test_the_version_is_the_least_that_the_content_needs(host: Path) -> None:
@@ -611,7 +611,7 @@ def test_twice_the_same_machine_is_twice_the_same_bytes(host: Path) -> None:
 
 
 def test_an_upgraded_driver_gives_another_file_and_another_fingerprint(own: Path) -> None:
-    """R07: what was right before names files that are gone."""
+    """What was right before names files that are gone."""
     before = build_host_spec(own)
     host_tree.build_host(own, gpus=2, driver="555.42.02")
     after = build_host_spec(own)

@@ -193,14 +193,14 @@ def open_place() -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def test_r19_a_root_that_is_no_mount_point_is_as_good(scene: HookScene) -> None:
+def test_a_root_that_is_no_mount_point_is_as_good(scene: HookScene) -> None:
     assert scene.works() == ""
     assert scene.cache()["libcuda.so.1"] == f"{OUR_LIBRARY_DIR}/libcuda.so.1"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can become another user")
 @pytest.mark.parametrize("owner", [1000, 0])
-def test_r19_a_user_in_a_user_namespace_without_mount_rights(open_place: Path, owner: int) -> None:
+def test_a_user_in_a_user_namespace_without_mount_rights(open_place: Path, owner: int) -> None:
     """With a root of its own all but the mount is done; with one that it may not write nothing is, and that is said."""
     host = open_place / "host"
     host_tree.build_host(host, driver=VERSION)
@@ -226,7 +226,7 @@ def test_r19_a_user_in_a_user_namespace_without_mount_rights(open_place: Path, o
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can mount")
-def test_r19_a_read_only_file_system_is_said_in_a_line_each(scene: HookScene) -> None:
+def test_a_read_only_file_system_is_said_in_a_line_each(scene: HookScene) -> None:
     scene.errand.egl_profile = True
     scene.nodes = {"/dev/nvidia0": (195, 0)}
     scene.finish()

@@ -27,12 +27,12 @@ def scene(tmp_path: Path, host: Path) -> HookScene:
     return HookScene(tmp_path, host)
 
 
-# --- R22 ----------------------------------------------------------------------------------------------------
+# --- requirements ----------------------------------------------------------------------------------------------------
 
 REQUIRE = "NVIDIA_REQUIRE_CUDA=cuda>=12.8 brand=geforce,driver>=535,driver<536"
 
 
-def test_r22_a_requirement_fails_in_the_words_of_the_shim_and_nothing_is_touched(
+def test_a_requirement_fails_in_the_words_of_the_shim_and_nothing_is_touched(
     tmp_path: Path, host: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(state_dir, "DIRECTORY", str(tmp_path / "memory"))
@@ -64,7 +64,7 @@ def test_r22_a_requirement_fails_in_the_words_of_the_shim_and_nothing_is_touched
         (["NVIDIA_REQUIRE_X=moon=1"], 0, "has no known property"),
     ],
 )
-def test_r22_the_others(env: list[str], status: int, said: str, tmp_path: Path, host: Path) -> None:
+def test_other_requirements_pass_or_name_what_fails(env: list[str], status: int, said: str, tmp_path: Path, host: Path) -> None:
     scene = HookScene(tmp_path, host, *env)
     scene.nodes = {"/dev/nvidia0": (195, 0)}
     scene.errand.requirements = True
@@ -73,7 +73,7 @@ def test_r22_the_others(env: list[str], status: int, said: str, tmp_path: Path, 
     assert (said in done.stderr) if said else done.stderr == ""
 
 
-def test_r22_what_no_table_knows_is_asked_of_nvml_and_said_in_the_words_of_the_shim(
+def test_what_no_table_knows_is_asked_of_nvml_and_said_in_the_words_of_the_shim(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The simulated NVML answers nothing; each asks for itself, and remembers nothing of the other's."""

@@ -40,7 +40,7 @@ def scene(tmp_path: Path, host: Path) -> HookScene:
 # --- links and loader ---------------------------------------------------------------------------------------
 
 
-def test_r13_libcuda_is_found_by_both_names(scene: HookScene) -> None:
+def test_libcuda_is_found_by_both_names(scene: HookScene) -> None:
     assert scene.works() == ""
     folder = scene.root / OUR_LIBRARY_DIR[1:]
     links = {path.name: os.readlink(path) for path in folder.iterdir() if path.is_symlink()}
@@ -92,7 +92,7 @@ def test_the_hook_leaves_what_the_shim_leaves(
     assert links(scene.root) == links(other / "rootfs")
 
 
-def test_r14_leftovers_of_a_committed_container_give_way(scene: HookScene) -> None:
+def test_leftovers_of_a_committed_container_give_way(scene: HookScene) -> None:
     own = scene.root / OWN[1:]
     (own / "libnvidia-ml.so.1").touch()
     (own / "libcuda.so.418.56").touch()
@@ -104,7 +104,7 @@ def test_r14_leftovers_of_a_committed_container_give_way(scene: HookScene) -> No
         assert os.readlink(own / name) == f"{OUR_LIBRARY_DIR}/{name}"
 
 
-def test_r17_musl_gets_its_path_file_with_its_defaults(scene: HookScene) -> None:
+def test_musl_gets_its_path_file_with_its_defaults(scene: HookScene) -> None:
     (scene.root / "etc/debian_version").unlink()
     for name in ("usr/lib/x86_64-linux-gnu", "etc/ld.so.conf.d"):
         (scene.root / name).rmdir()
@@ -167,7 +167,7 @@ def test_a_library_that_the_container_mounts_itself_is_the_one_that_is_cached(sc
     assert scene.cache()["libcuda.so.1"] == f"{OWN}/libcuda.so.1"
 
 
-# --- R21 ----------------------------------------------------------------------------------------------------
+# --- CUDA forward compatibility ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -181,7 +181,7 @@ def test_a_library_that_the_container_mounts_itself_is_the_one_that_is_cached(sc
     ],
 )
 @pytest.mark.parametrize("way", ["ours", "theirs"])
-def test_r21_cuda_forward_compatibility(
+def test_cuda_forward_compatibility_is_used_where_it_helps(
     files: list[str], driver: str, model: str, wins: bool, said: str, way: str, tmp_path: Path
 ) -> None:
     host = tmp_path / "host"
@@ -217,7 +217,7 @@ def test_r21_cuda_forward_compatibility(
 
 
 @pytest.mark.parametrize(("policy", "wins"), [("always", True), ("never", False)])
-def test_r21_the_policy_of_the_file_decides(scene: HookScene, policy: str, wins: bool) -> None:
+def test_the_policy_of_the_file_decides(scene: HookScene, policy: str, wins: bool) -> None:
     (scene.root / COMPAT_DIR).mkdir(parents=True)
     for name in ("libcuda.so.1", "libcuda.so.525.60.13"):
         (scene.root / COMPAT_DIR / name).write_bytes(b"\x7fELF")

@@ -1,4 +1,4 @@
-"""JetPack's lists: every kind of line, what becomes of it, and when the answer is a new one (cases.md R38)."""
+"""JetPack's lists: every kind of line, what becomes of it, and when the answer is a new one."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can m
 LISTS = "etc/nvidia-container-runtime/host-files-for-container.d"
 LIB = "/usr/lib/aarch64-linux-gnu"
 
-# cases.md R38
-R38 = f"""dev, /dev/nvhost-gpu
+# One line of each type, two of them without a file.
+EVERY_TYPE = f"""dev, /dev/nvhost-gpu
 dev, /dev/nvidiactl
 lib, {LIB}/tegra/libcuda.so.1.1
 dir, /usr/local/cuda-10.2
@@ -44,7 +44,7 @@ def link(root: Path, path: str, target: str) -> None:
 
 
 def board(root: Path, **lists: str) -> Path:
-    """A board with these lists, and what R38 has."""
+    """A board with these lists, and the files that EVERY_TYPE names."""
     for name, text in lists.items():
         write(root, f"{LISTS}/{name}.csv", text)
     write(root, "/etc/nv_tegra_release", "# R36 (release), REVISION: 4.3, GCID: 1\n")
@@ -72,8 +72,8 @@ def files(found: Inventory) -> set[tuple[str, str]]:
 
 
 @ROOT
-def test_every_line_of_r38_has_its_verdict(tmp_path: Path) -> None:
-    board(tmp_path, devices=R38)
+def test_every_kind_of_line_has_its_verdict(tmp_path: Path) -> None:
+    board(tmp_path, devices=EVERY_TYPE)
     write(tmp_path, "dev/null").unlink()
     os.mknod(tmp_path / "dev/nvhost-gpu", 0o20660, os.makedev(501, 1))
     made, found = look(tmp_path)
@@ -90,7 +90,7 @@ def test_every_line_of_r38_has_its_verdict(tmp_path: Path) -> None:
     assert made.csv_links == ((f"{LIB}/libcuda.so", "tegra/libcuda.so.1.1", "devices.csv:5"),)
     (cuda,) = (file for file in found.files if file.kind == "library")
     assert (cuda.soname, cuda.arch, cuda.name) == ("libcuda.so.1", "aarch64", "libcuda.so.1.1")
-    assert found.version == "", "1.1 is no driver's version (R21)"
+    assert found.version == "", "1.1 is no driver's version"
 
 
 @pytest.mark.parametrize(

@@ -464,7 +464,7 @@ def test_none_needs_no_gpu_but_the_module(own: Path, tmp_path: Path) -> None:
     assert list(list_device_numbers(after)) == ["/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"]
 
 
-def test_r20_libraries_of_another_version_than_the_module(own: Path, tmp_path: Path) -> None:
+def test_libraries_of_another_version_than_the_module_are_refused(own: Path, tmp_path: Path) -> None:
     path = own / "proc/driver/nvidia/version"
     path.chmod(0o644)
     path.write_text(path.read_text().replace(DRIVER, "535.183.06"))
@@ -495,8 +495,8 @@ def test_a_stale_node_costs_a_warning_and_the_kernels_numbers_win(own: Path, tmp
     assert found["fileMode"] == 0o666
 
 
-def test_r04_nodes_that_the_host_lacks_cost_nothing_while_the_module_is_loaded(own: Path, tmp_path: Path) -> None:
-    """The part of R04 that concerns the shim: after boot nobody has made the nodes yet."""
+def test_nodes_that_the_host_lacks_cost_nothing_while_the_module_is_loaded(own: Path, tmp_path: Path) -> None:
+    """After boot the nodes do not exist yet."""
     for name in os.listdir(own / "dev"):
         if name.startswith("nvidia") and not (own / "dev" / name).is_dir():
             (own / "dev" / name).unlink()
@@ -511,7 +511,7 @@ def test_r04_nodes_that_the_host_lacks_cost_nothing_while_the_module_is_loaded(o
     assert not prepared(made, host_config(own)).plan.warnings
 
 
-def test_r04_a_module_that_is_not_loaded_is_named(own: Path, tmp_path: Path) -> None:
+def test_a_module_that_is_not_loaded_is_named(own: Path, tmp_path: Path) -> None:
     path = own / "proc/devices"
     path.chmod(0o644)
     path.write_text("".join(line + "\n" for line in path.read_text().splitlines() if "nvidia-uvm" not in line))
@@ -565,7 +565,7 @@ def test_a_requirement_that_is_met_changes_nothing(tmp_path: Path, host: Path) -
 
 
 @pytest.mark.parametrize("off", ["NVIDIA_DISABLE_REQUIRE=1", "NVIDIA_DISABLE_REQUIRE=true"])
-def test_r22_a_requirement_can_be_switched_off(off: str, tmp_path: Path, host: Path) -> None:
+def test_a_requirement_can_be_switched_off(off: str, tmp_path: Path, host: Path) -> None:
     made = make_bundle(tmp_path / "bundle", asking("NVIDIA_REQUIRE_CUDA=cuda=>12", off))
     inject_in_process(made, host_config(host))
     assert any(

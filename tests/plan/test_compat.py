@@ -1,4 +1,4 @@
-"""Whose libcuda wins: table R21 of the field cases, row by row."""
+"""Which libcuda wins, the driver's or the image's, row by row."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def found(*versions: str) -> tuple[tuple[str, str], ...]:
         ((), "535.183.06", True, False, "no compat", ""),
     ],
 )  # fmt: skip
-def test_r21_the_table_of_policy_auto(
+def test_policy_auto_decides_by_versions_and_gpu_class(
     compat: tuple[str, ...], host: str, datacenter: bool, uses: bool, said: str, warned: str
 ) -> None:
     verdict = decide_cuda_compat(found(*compat), host, "auto", has_only_datacenter_gpus=lambda: datacenter)

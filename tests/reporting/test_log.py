@@ -133,7 +133,7 @@ def directory(path: Path) -> None:
 
 @pytest.mark.parametrize("make", [fifo, link, directory])
 @pytest.mark.parametrize("engine", [False, True], ids=["by hand", "by an engine"])
-def test_r34_a_log_that_cannot_be_opened_never_stops_a_start(
+def test_a_log_that_cannot_be_opened_never_stops_a_start(
     make: Any, engine: bool, tmp_path: Path, host: Path
 ) -> None:
     """One warning for who calls by hand; an engine's stderr is the container's own, which stays clean."""
@@ -154,7 +154,7 @@ def test_r34_a_log_that_cannot_be_opened_never_stops_a_start(
     assert path.lstat() == before
 
 
-def test_r34_as_another_user(tmp_path: Path, host: Path) -> None:
+def test_a_log_of_another_user_never_stops_a_start(tmp_path: Path, host: Path) -> None:
     """The very case: uid 1000 and a log below /root."""
     if os.geteuid() != 0:
         skip_or_fail("only root can become another user")

@@ -28,7 +28,7 @@ Spec = dict[str, Any]
 
 
 def container_spec(*env: str, **more: Any) -> Spec:
-    """A config.json like that of cases.md, with its changes; `env` is added to the environment."""
+    """Build a config.json; `env` is added to the environment, `more` replaces top-level keys."""
     made: Spec = {
         "ociVersion": "1.0.2",
         "process": {

@@ -118,7 +118,7 @@ def add_our_edits(
 
 
 def add_nvidia_edits(spec: Spec, host: Path, program: Path | str, version: str = VERSION) -> Spec:
-    """The edits of a file by NVIDIA's generator (container toolkit facts 3.4 to 3.19), in place.
+    """The edits of a file by NVIDIA's generator, in place.
 
     Arguments:
         program: what stands in for nvidia-cdi-hook.
