@@ -35,7 +35,7 @@ from support.bundles import (
 )
 
 pytestmark = [
-    pytest.mark.usefixtures("own_state"),
+    pytest.mark.usefixtures("isolated_state"),
     pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can make device nodes"),
 ]
 

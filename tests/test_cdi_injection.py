@@ -59,6 +59,8 @@ FILE: Spec = {
 }
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can make device nodes")
 
+pytestmark = pytest.mark.usefixtures("isolated_state")
+
 
 @pytest.fixture
 def host(tmp_path: Path) -> Path:
@@ -67,12 +69,6 @@ def host(tmp_path: Path) -> Path:
     (tmp_path / "host/etc/nic").write_text("")
     put(tmp_path / "host", "etc/cdi/nic.json", FILE)
     return tmp_path / "host"
-
-
-@pytest.fixture(autouse=True)
-def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_dir, "DIRECTORY", str(tmp_path / "state"))
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
 
 
 def put(host: Path, path: str, content: Spec | str) -> Path:

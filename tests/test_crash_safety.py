@@ -21,7 +21,6 @@ from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.files.rootfs import Rootfs
 from gpu_oci_hook.inject import pipeline
-from gpu_oci_hook.simulate import host_tree
 from support.bundles import (
     DEV,
     PROC,
@@ -37,8 +36,9 @@ from support.bundles import (
     snapshot_tree,
     write_spec,
 )
+from support.fixtures import SharedHost
 
-pytestmark = pytest.mark.usefixtures("own_state")
+pytestmark = pytest.mark.usefixtures("isolated_state")
 
 GPU0 = "NVIDIA_VISIBLE_DEVICES=0"
 ALL = "NVIDIA_DRIVER_CAPABILITIES=all"
@@ -48,10 +48,8 @@ CHANGES = ("open", "write", "rename", "symlink", "unlink", "mkdir", "rmdir", "ch
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("host")
-    host_tree.build_host(directory, gpus=2)
-    return directory
+def host(shared_host: SharedHost) -> Path:
+    return shared_host(gpus=2)
 
 
 # --- kill -9 ----------------------------------------------------------------------------------------

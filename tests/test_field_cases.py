@@ -42,8 +42,9 @@ from support.bundles import (
     snapshot_tree,
     write_spec,
 )
+from support.fixtures import SharedHost
 
-pytestmark = pytest.mark.usefixtures("own_state")
+pytestmark = pytest.mark.usefixtures("isolated_state")
 
 DRIVER = "555.42.02"
 GPU0 = "NVIDIA_VISIBLE_DEVICES=0"
@@ -57,10 +58,8 @@ LIBRARIES = "usr/lib/x86_64-linux-gnu"
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("host")
-    host_tree.build_host(directory, driver=DRIVER)
-    return directory
+def host(shared_host: SharedHost) -> Path:
+    return shared_host(driver=DRIVER)
 
 
 Explain = Callable[..., dict[str, Any]]
@@ -521,9 +520,7 @@ def test_a_stub_in_the_library_path_is_warned_about(tmp_path: Path, explain: Exp
     assert library_of(made, "libcuda.so.1").endswith(DRIVER)
 
 
-def test_a_libcuda_of_the_images_own_loses_and_is_warned_about(
-    tmp_path: Path, explain: Explain, host: Path
-) -> None:
+def test_a_libcuda_of_the_images_own_loses_and_is_warned_about(tmp_path: Path, explain: Explain, host: Path) -> None:
     made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
     (made / "rootfs" / LIBRARIES / "libcuda.so.450.80.02").write_bytes(b"\x7fELF")
     (made / "rootfs" / LIBRARIES / "libcuda.so.1").symlink_to("libcuda.so.450.80.02")
@@ -539,10 +536,8 @@ REQUIRE = "NVIDIA_REQUIRE_CUDA=cuda>=12.8 brand=tesla,driver>=535,driver<536"
 
 
 @pytest.fixture(scope="module")
-def gaming(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("gaming")
-    host_tree.build_host(directory, driver=DRIVER, model="NVIDIA GeForce RTX 3090")
-    return directory
+def gaming(shared_host: SharedHost) -> Path:
+    return shared_host(driver=DRIVER, model="NVIDIA GeForce RTX 3090")
 
 
 def test_a_requirement_that_is_not_met_says_all_about_it(gaming: Path, tmp_path: Path, explain: Explain) -> None:

@@ -33,7 +33,7 @@ from support.bundles import (
     snapshot_tree,
 )
 
-pytestmark = pytest.mark.usefixtures("own_state")
+pytestmark = pytest.mark.usefixtures("isolated_state")
 
 V = "555.42.02"
 LIB = "usr/lib/x86_64-linux-gnu"

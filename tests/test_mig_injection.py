@@ -37,7 +37,7 @@ from support.bundles import (
 )
 from support.nvml_double import NvmlDouble, find_compiler
 
-pytestmark = pytest.mark.usefixtures("own_state")
+pytestmark = pytest.mark.usefixtures("isolated_state")
 
 CAPS = 235
 CONTROL = {"/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools"}

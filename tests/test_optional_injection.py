@@ -32,6 +32,7 @@ from support.bundles import (
     read_spec,
     user_namespace_param,
 )
+from support.fixtures import SharedHost
 
 GPU0 = "NVIDIA_VISIBLE_DEVICES=0"
 CHANNELS = "/dev/nvidia-caps-imex-channels/channel"
@@ -39,25 +40,21 @@ ALL_FEATURES = ("gds", "mofed", "gdrcopy", "nvswitch")
 ROOT = os.geteuid() == 0
 
 pytestmark = [
-    pytest.mark.usefixtures("own_state"),
+    pytest.mark.usefixtures("isolated_state"),
     pytest.mark.skipif(not ROOT, reason="NOT TESTED: only root can make device nodes"),
 ]
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def host(shared_host: SharedHost) -> Path:
     """Two GPUs and everything else; tests that change a host make their own."""
-    directory = tmp_path_factory.mktemp("host")
-    host_tree.build_host(directory, gpus=2, imex=4, features=ALL_FEATURES)
-    return directory
+    return shared_host(gpus=2, imex=4, features=ALL_FEATURES)
 
 
 @pytest.fixture(scope="module")
-def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def bare(shared_host: SharedHost) -> Path:
     """Two GPUs and nothing else."""
-    directory = tmp_path_factory.mktemp("bare")
-    host_tree.build_host(directory, gpus=2)
-    return directory
+    return shared_host(gpus=2)
 
 
 def given(tmp_path: Path, config: Config, *env: str, **more: Any) -> Spec:

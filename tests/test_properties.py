@@ -27,7 +27,7 @@ from gpu_oci_hook import cli
 from gpu_oci_hook.config import load
 from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.files import read_regular, state_dir
+from gpu_oci_hook.files import read_regular
 from gpu_oci_hook.files.read_regular import read_config_json
 from gpu_oci_hook.formats.fastjson import parse_config_json
 from gpu_oci_hook.reporting import failure
@@ -44,6 +44,7 @@ from support.bundles import (
     snapshot_tree,
     write_spec,
 )
+from support.fixtures import isolate_state
 
 SCHEMA = json.loads((Path(cli.__file__).parent / "explain.schema.json").read_text())
 PATIENCE = 30
@@ -221,10 +222,7 @@ class World:
 def world(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
     root = tmp_path_factory.mktemp("world")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(state_dir, "DIRECTORY", str(root / "state"))
-        patch.delenv("XDG_RUNTIME_DIR", raising=False)
-        (root / "config.toml").touch(0o644)
-        patch.setenv("GPU_OCI_HOOK_CONFIG", str(root / "config.toml"))
+        isolate_state(patch, root)
         yield World(root)
 
 

@@ -430,12 +430,9 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Hosts:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def own_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """One memory for all rows: each host is searched once."""
+def every_device_file(isolated_module_state: Path) -> Iterator[None]:
+    """A driver that makes device files; all rows share one state directory."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(state_dir, "DIRECTORY", str(tmp_path_factory.mktemp("state")))
-        patch.delenv("XDG_RUNTIME_DIR", raising=False)
-        patch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
         patch.setattr(pipeline, "_read_visible_params", lambda _: b"ModifyDeviceFiles: 1\n")
         yield
 

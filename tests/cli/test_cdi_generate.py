@@ -13,12 +13,15 @@ import pytest
 import yaml
 
 from gpu_oci_hook.cli import cdi_generate, cdi_recipe, cdi_refresh
-from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.formats.program_names import LAUNCHER_MARKER
 from gpu_oci_hook.simulate import host_tree
 from support.command_line import Command, CommandResult
+from support.fixtures import SharedHost
 
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can make device nodes")
+pytestmark = [
+    pytest.mark.usefixtures("isolated_state"),
+    pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can make device nodes"),
+]
 
 NO_HOOK = "warning: the hook program"
 # The simulated host's DRM nodes belong to groups.
@@ -29,19 +32,9 @@ REFUSED = (
 )
 
 
-@pytest.fixture(autouse=True)
-def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_dir, "DIRECTORY", str(tmp_path / "state"))
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    (tmp_path / "config.toml").write_text("[host]\nload-modules = false\n")
-    monkeypatch.setenv("GPU_OCI_HOOK_CONFIG", str(tmp_path / "config.toml"))
-
-
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("host")
-    host_tree.build_host(directory, gpus=1)
-    return directory
+def host(shared_host: SharedHost) -> Path:
+    return shared_host(gpus=1)
 
 
 @pytest.fixture

@@ -17,6 +17,7 @@ from gpu_oci_hook.inject import pipeline
 from gpu_oci_hook.model import outcome
 from gpu_oci_hook.simulate import host_tree
 from support.command_line import Command, CommandResult
+from support.fixtures import SharedHost
 
 SCHEMAS = Path(__file__).parents[2] / "src/gpu_oci_hook/cli"
 
@@ -31,14 +32,12 @@ def validated(answer: CommandResult, name: str) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("host")
-    host_tree.build_host(directory, gpus=2, driver="550.163.01")
-    return directory
+def host(shared_host: SharedHost) -> Path:
+    return shared_host(gpus=2, driver="550.163.01")
 
 
 @pytest.fixture(autouse=True)
-def default_config(tmp_path: Path, own_state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def default_config(tmp_path: Path, isolated_state: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The configuration is the one in its usual place, where nobody has written any."""
     monkeypatch.delenv("GPU_OCI_HOOK_CONFIG")
     (tmp_path / "config.toml").unlink()
@@ -128,12 +127,12 @@ def test_explain_as_text_says_the_same(command: Command, host: Path, bundle: Bun
 
 
 @pytest.mark.parametrize("form", ["text", "json", "diff"])
-def test_explain_changes_nothing(command: Command, host: Path, bundle: Bundle, own_state: Path, form: str) -> None:
+def test_explain_changes_nothing(command: Command, host: Path, bundle: Bundle, isolated_state: Path, form: str) -> None:
     bundle.asks("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all")
     before = bundle.tree()
     assert command("explain", "--bundle", bundle.path, "--root", host, "--format", form).status == 0
     assert bundle.tree() == before
-    assert not own_state.exists()
+    assert not isolated_state.exists()
 
 
 def test_explain_as_a_diff_is_what_apply_does(command: Command, host: Path, bundle: Bundle) -> None:
@@ -373,7 +372,9 @@ def test_apply_of_a_wrong_request_fails_and_changes_nothing(command: Command, ho
 # --- list ------------------------------------------------------------------------------------------
 
 
-def test_list_names_gpus_driver_files_and_the_places_looked_at(command: Command, host: Path, own_state: Path) -> None:
+def test_list_names_gpus_driver_files_and_the_places_looked_at(
+    command: Command, host: Path, isolated_state: Path
+) -> None:
     answer = command("list", "--root", host)
     assert answer.status == 0 and answer.err == ""
     assert "kernel module  550.163.01\n" in answer.out and "libraries      550.163.01\n" in answer.out
@@ -389,7 +390,7 @@ def test_list_names_gpus_driver_files_and_the_places_looked_at(command: Command,
         assert one["path"] in answer.out
     for place in document["places"]:
         assert place["place"] in answer.out
-    assert not own_state.exists()
+    assert not isolated_state.exists()
 
 
 @pytest.mark.parametrize("layout", host_tree.DESKTOP_LAYOUTS)

@@ -12,7 +12,7 @@ from test_explain_command import Bundle, validated
 from support.command_line import Command
 
 pytestmark = [
-    pytest.mark.usefixtures("own_state"),
+    pytest.mark.usefixtures("isolated_state"),
     pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can make device nodes"),
 ]
 

@@ -107,7 +107,7 @@ def test_the_nodes_given_can_be_opened_and_others_not(
     hand: BareRuntime, program: HookProgram, simulated: SimulatedHost, way: str
 ) -> None:
     """Profile and rights agree: the mask has the GPU whose node opens."""
-    program.errand.egl_profile = True
+    program.hook_arguments.egl_profile = True
     first, second = simulated.cards
     major, minor = (int(part) for part in first.numbers.split(":"))
     words = ["/probe", "--node", first.node, "--make", second.numbers, "--library", "libcuda.so.1"]
@@ -123,7 +123,7 @@ def test_the_nodes_given_can_be_opened_and_others_not(
 def test_links_by_path_lie_in_the_containers_own_dev(
     hand: BareRuntime, program: HookProgram, simulated: SimulatedHost
 ) -> None:
-    program.errand.drm_links = True
+    program.hook_arguments.drm_links = True
     drm = next((simulated.root / "sys/bus/pci/devices").glob("*/drm/card*/dev"))
     minor = int(drm.read_text().partition(":")[2])
     words = ["/bin/sh", "-c", "cd /dev/dri/by-path && for x in *; do echo $x $(readlink $x); done"]
@@ -169,7 +169,7 @@ def hiding(tmp_path: Path, runtime: InstalledRuntime, simulated: SimulatedHost) 
     text = simulated.root / "proc/version"
     text.write_bytes(b"A: 1\nModifyDeviceFiles: 1\n")
     made = HookProgram(tmp_path / "hiding", runtime, simulated, STAND_IN)
-    made.errand.hide_device_files = True
+    made.hook_arguments.hide_device_files = True
     yield made
     text.unlink()
 
@@ -265,7 +265,7 @@ def test_a_requirement_stops_the_container_in_the_words_of_the_shim(
 ) -> None:
     """runc quotes the hook's stderr; crun drops it, and the log has it."""
     require = "NVIDIA_REQUIRE_CUDA=cuda>=12.8 brand=tesla,driver>=535,driver<536"
-    program.errand.requirements, program.errand.log = True, str(tmp_path / "log")
+    program.hook_arguments.requirements, program.hook_arguments.log = True, str(tmp_path / "log")
     first = simulated.cards[0]
     numbers = tuple(int(part) for part in first.numbers.split(":"))
     bundle = prepared(
@@ -315,7 +315,7 @@ def test_the_host_stays_untouched(
     root = images.copy_image(image, tmp_path / "spoilt")
     images.copy_static_program(root / "busybox")
     env = list(ATTACKS[attack](root, watched, simulated.version) or ())
-    program.errand.egl_profile = True
+    program.hook_arguments.egl_profile = True
     nodes = {"/dev/nvidia0": (195, 0)}
     before = fingerprint(watched, simulated)
     if attack not in _BEFORE_US:
@@ -372,7 +372,7 @@ def test_a_second_process_exchanges_directories_and_links(
         (watched / name).write_text(text)
     hand = BareRuntime("runc", "v1", "run")
     hand.start(EngineHome(tmp_path, image, lambda name: Path(machine.find_program(name))))
-    program.errand.egl_profile = True
+    program.hook_arguments.egl_profile = True
     bundles = [
         prepared(hand, program, way, ContainerRequest(["/bin/true"]), {"/dev/nvidia0": (195, 0)}) for way in SPEC_MAKERS
     ]
@@ -419,7 +419,7 @@ def test_what_the_image_has_in_place_of_proc_and_etc_is_not_believed(
     hiding.edit(config, "ours")
     (tmp_path / "config.json").write_text(json.dumps(config))
     before = Path("/proc/version").read_bytes(), snapshot_tree(Path("/etc"))
-    words = ["hook", "create-container", *hiding.errand.to_command_line()]
+    words = ["hook", "create-container", *hiding.hook_arguments.to_command_line()]
     done = cdi_edits.call_hook(hiding.paths["ours"], words, json.dumps({"bundle": str(tmp_path)}))
     assert done.returncode in (0, 1), done
     assert (Path("/proc/version").read_bytes(), snapshot_tree(Path("/etc"))) == before

@@ -35,6 +35,8 @@ Spec = dict[str, Any]
 
 PAIRS = {**WRITTEN_PAIRS, **generate_pairs(40, seed=1)}
 
+pytestmark = pytest.mark.usefixtures("isolated_state")
+
 
 class Podman:
     """podman with private storage, spec directories of its own, and a runtime that keeps the config.json."""
@@ -146,12 +148,6 @@ def podman() -> Iterator[Podman]:
     yield podman
     podman.holder.stop()
     machine.remove_tree(podman.home)
-
-
-@pytest.fixture(autouse=True)
-def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_dir, "DIRECTORY", str(tmp_path / "state"))
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
 
 
 def settled(made: Spec, plain: Spec) -> Spec:

@@ -12,62 +12,61 @@ from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.files.prepared_directory import prepare_directory
 
 
-@pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setattr(state_dir, "DIRECTORY", str(tmp_path / "run"))
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    return tmp_path / "run"
+def stat_signature(path: Path) -> tuple[int, int, int]:
+    """What a write to a file changes; reading may change its access time alone."""
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns, status.st_ctime_ns
 
 
-def test_what_is_written_is_read_back(place: Path) -> None:
+def test_what_is_written_is_read_back(isolated_state: Path) -> None:
     assert state_dir.read_state("x") is None
     assert state_dir.write_state("x", b"abc")
     assert state_dir.read_state("x") == b"abc"
-    assert (place / "x").stat().st_mode & 0o777 == 0o644
-    assert sorted(os.listdir(place)) == ["x"]
+    assert (isolated_state / "x").stat().st_mode & 0o777 == 0o644
+    assert sorted(os.listdir(isolated_state)) == ["x"]
 
 
 @pytest.mark.parametrize("mode", [0o666, 0o664, 0o646])
-def test_a_file_that_others_could_write_counts_as_not_there(mode: int, place: Path) -> None:
+def test_a_file_that_others_could_write_counts_as_not_there(mode: int, isolated_state: Path) -> None:
     state_dir.write_state("x", b"abc")
-    (place / "x").chmod(mode)
+    (isolated_state / "x").chmod(mode)
     assert state_dir.read_state("x") is None
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o775, 0o1777])
-def test_a_directory_that_others_could_write_is_not_used(mode: int, place: Path) -> None:
+def test_a_directory_that_others_could_write_is_not_used(mode: int, isolated_state: Path) -> None:
     state_dir.write_state("x", b"abc")
-    place.chmod(mode)
+    isolated_state.chmod(mode)
     assert state_dir.read_state("x") is None
     assert not state_dir.write_state("x", b"new")
 
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root to give files away")
-def test_files_and_directories_of_others_are_not_believed(place: Path) -> None:
+def test_files_and_directories_of_others_are_not_believed(isolated_state: Path) -> None:
     state_dir.write_state("x", b"abc")
-    os.chown(place / "x", 1000, 1000)
+    os.chown(isolated_state / "x", 1000, 1000)
     assert state_dir.read_state("x") is None
     state_dir.write_state("x", b"abc")
-    os.chown(place, 1000, 1000)
+    os.chown(isolated_state, 1000, 1000)
     assert state_dir.read_state("x") is None
 
 
-def test_a_link_in_the_files_or_the_directorys_place_is_not_followed(place: Path, tmp_path: Path) -> None:
+def test_a_link_in_the_files_or_the_directorys_place_is_not_followed(isolated_state: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").write_bytes(b"no")
-    place.mkdir(0o755)
-    (place / "x").symlink_to(tmp_path / "secret")
+    isolated_state.mkdir(0o755)
+    (isolated_state / "x").symlink_to(tmp_path / "secret")
     assert state_dir.read_state("x") is None
     assert state_dir.write_state("x", b"abc")
     assert (tmp_path / "secret").read_bytes() == b"no"
-    place.rename(tmp_path / "other")
-    place.symlink_to(tmp_path / "other")
+    isolated_state.rename(tmp_path / "other")
+    isolated_state.symlink_to(tmp_path / "other")
     assert state_dir.read_state("x") is None
 
 
-def test_a_fifo_in_the_files_place_never_blocks(place: Path) -> None:
-    place.mkdir(0o755)
-    os.mkfifo(place / "x", 0o644)
+def test_a_fifo_in_the_files_place_never_blocks(isolated_state: Path) -> None:
+    isolated_state.mkdir(0o755)
+    os.mkfifo(isolated_state / "x", 0o644)
     assert state_dir.read_state("x") is None
 
 
@@ -88,7 +87,7 @@ def test_the_users_own_run_directory_stands_in(tmp_path: Path, monkeypatch: pyte
     assert (tmp_path / "gpu-oci-hook" / "x").exists()
 
 
-def test_the_lock_lets_one_in_at_a_time(place: Path) -> None:
+def test_the_lock_lets_one_in_at_a_time(isolated_state: Path) -> None:
     inside = 0
     most = 0
 
@@ -108,7 +107,7 @@ def test_the_lock_lets_one_in_at_a_time(place: Path) -> None:
     assert most == 1
 
 
-def test_a_lock_that_never_comes_free_is_not_waited_for_for_ever(place: Path) -> None:
+def test_a_lock_that_never_comes_free_is_not_waited_for_for_ever(isolated_state: Path) -> None:
     with state_dir.StateLock("x"), state_dir.StateLock("x", timeout=0.05):
         pass
 
@@ -120,13 +119,13 @@ def content(path: Path) -> list[tuple[str, str]]:
     return sorted((p.name, os.readlink(p) if p.is_symlink() else p.read_text()) for p in path.iterdir())
 
 
-def test_a_prepared_directory_is_made_once(place: Path) -> None:
-    prepare_directory(f"{place}/libraries-1", ENTRIES)
-    before = (place / "libraries-1").stat()
-    prepare_directory(f"{place}/libraries-1", ENTRIES)
-    assert (place / "libraries-1").stat() == before
-    assert content(place / "libraries-1") == sorted((n, t) for n, t in ENTRIES)
-    assert os.listdir(place) == ["libraries-1"]
+def test_a_prepared_directory_is_made_once(isolated_state: Path) -> None:
+    prepare_directory(f"{isolated_state}/libraries-1", ENTRIES)
+    before = stat_signature(isolated_state / "libraries-1")
+    prepare_directory(f"{isolated_state}/libraries-1", ENTRIES)
+    assert stat_signature(isolated_state / "libraries-1") == before
+    assert content(isolated_state / "libraries-1") == sorted((n, t) for n, t in ENTRIES)
+    assert os.listdir(isolated_state) == ["libraries-1"]
 
 
 SPOIL = {
@@ -144,9 +143,9 @@ SPOIL = {
 
 @pytest.mark.parametrize("spoil", SPOIL)
 def test_a_prepared_directory_that_a_container_has_written_into_is_not_given_to_another(
-    spoil: str, place: Path
+    spoil: str, isolated_state: Path
 ) -> None:
-    path = place / "libraries-1"
+    path = isolated_state / "libraries-1"
     prepare_directory(str(path), ENTRIES)
     SPOIL[spoil](path)
     inode = path.lstat().st_ino
@@ -154,7 +153,7 @@ def test_a_prepared_directory_that_a_container_has_written_into_is_not_given_to_
     assert content(path) == sorted((n, t) for n, t in ENTRIES)
     assert path.lstat().st_mode == 0o040755
     # running containers have the old one mounted: to empty it would take their libraries away
-    assert inode in [other.lstat().st_ino for other in place.iterdir() if other != path]
+    assert inode in [other.lstat().st_ino for other in isolated_state.iterdir() if other != path]
 
 
 @pytest.mark.parametrize("mode", [0o777, 0o770, 0o1777])

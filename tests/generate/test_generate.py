@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.generate import host_facts
 from gpu_oci_hook.simulate import feature_files, host_tree
 from support.bundles import DEV, PROC, container_spec, host_config, inject_in_process, make_bundle, skip_or_fail
 from support.bundles import list_allowed_numbers as rules
 from support.bundles import list_device_numbers as oci_devices
+from support.fixtures import SharedHost
 from support.generated_specs import (
     DRIVER_LIBRARY_DIR,
     DRIVER_VERSION,
@@ -32,28 +32,19 @@ from support.generated_specs import (
 )
 from support.nvml_double import NvmlDouble, find_compiler
 
-pytestmark = needs_device_nodes
+pytestmark = [needs_device_nodes, pytest.mark.usefixtures("isolated_state")]
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def host(shared_host: SharedHost) -> Path:
     """Two GPUs; tests that change a host make their own."""
-    directory = tmp_path_factory.mktemp("host")
-    host_tree.build_host(directory, gpus=2, driver=DRIVER_VERSION)
-    return directory
+    return shared_host(gpus=2, driver=DRIVER_VERSION)
 
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
     host_tree.build_host(tmp_path / "own", gpus=2, driver=DRIVER_VERSION)
     return tmp_path / "own"
-
-
-@pytest.fixture(autouse=True)
-def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_dir, "DIRECTORY", str(tmp_path / "state"))
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
 
 
 def refused(host: Path, **options: object) -> str:
@@ -349,10 +340,8 @@ def test_without_nvml_parts_are_numbered_by_their_ids_and_that_is_said(tmp_path:
 
 
 @pytest.fixture(scope="module")
-def rich(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("rich")
-    host_tree.build_host(directory, gpus=2, driver=DRIVER_VERSION, imex=3, features=feature_files.FEATURES)
-    return directory
+def rich(shared_host: SharedHost) -> Path:
+    return shared_host(gpus=2, driver=DRIVER_VERSION, imex=3, features=feature_files.FEATURES)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from support.bundles import host_config, skip_or_fail
 from support.generated_specs import DRIVER_VERSION, Spec, index_devices, needs_device_nodes, read_hook_arguments
 from support.nvml_double import NvmlDouble, find_compiler
 
-pytestmark = needs_device_nodes
+pytestmark = [needs_device_nodes, pytest.mark.usefixtures("isolated_state")]
 
 
 class Kept:
@@ -46,13 +46,6 @@ class Kept:
         data = reading.read_spec_file(str(self.path)).data
         assert isinstance(data, dict)
         return data
-
-
-@pytest.fixture(autouse=True)
-def own_state(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(state_dir, "DIRECTORY", str(tmp_path / "state"))
-    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
-    monkeypatch.delenv("CUDA_MPS_PIPE_DIRECTORY", raising=False)
 
 
 @pytest.fixture

@@ -18,19 +18,19 @@ import pytest
 
 import gpu_oci_hook
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.formats import ldcache
 from gpu_oci_hook.hook import called_container, cdi_hook, nvidia_hooks
 from gpu_oci_hook.simulate import host_tree
 from support import cdi_edits
 from support.bundles import read_spec, skip_or_fail, snapshot_tree
 from support.cdi_edits import OUR_LIBRARY_DIR, VERSION, call_hook, write_hook_launcher
-from support.hook_scenes import DROP_IN, LD_CACHE, HookScene, build_gpu_host
+from support.fixtures import SharedHost
+from support.hook_scenes import DATACENTRE_HOST, DROP_IN, LD_CACHE, HookScene
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_gpu_host(tmp_path_factory.mktemp("hook") / "host")
+def host(shared_host: SharedHost) -> Path:
+    return shared_host(**DATACENTRE_HOST)
 
 
 @pytest.fixture
@@ -111,9 +111,9 @@ def test_the_machines_own_root_is_refused_under_another_name(scene: HookScene) -
 
 
 def test_crun_says_the_root_itself_and_is_believed(scene: HookScene) -> None:
-    scene.finish()
+    scene.finish_bundle()
     scene.root.rename(scene.bundle / "other")
-    words = ["hook", "create-container", *scene.errand.to_command_line()]
+    words = ["hook", "create-container", *scene.hook_arguments.to_command_line()]
     done = call_hook(scene.program, words, json.dumps({"bundle": str(scene.bundle), "root": "other"}))
     assert (done.returncode, done.stderr) == (0, "")
     assert OUR_LIBRARY_DIR in (scene.bundle / "other" / DROP_IN).read_text()
@@ -123,7 +123,7 @@ def test_without_a_bundle_the_current_directory_is_not_believed_when_it_may_be_t
     """runc starts hooks in the root file system, whose config.json is the image's."""
     (scene.root / "config.json").write_text(json.dumps({"root": {"path": "rootfs"}}))
     (scene.root / "rootfs").mkdir()
-    words = ["hook", "create-container", *scene.errand.to_command_line()]
+    words = ["hook", "create-container", *scene.hook_arguments.to_command_line()]
     for said in ({"bundle": ""}, {"bundle": "", "root": "rootfs"}, {"root": "."}):
         done = call_hook(scene.program, words, json.dumps(said), cwd=scene.root)
         assert done.returncode == 1, said
@@ -132,8 +132,8 @@ def test_without_a_bundle_the_current_directory_is_not_believed_when_it_may_be_t
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can mount")
 def test_without_a_bundle_cruns_current_directory_is(scene: HookScene) -> None:
-    scene.finish()
-    words = " ".join(["hook", "create-container", *scene.errand.to_command_line()])
+    scene.finish_bundle()
+    words = " ".join(["hook", "create-container", *scene.hook_arguments.to_command_line()])
     script = f"mount --bind {scene.root} {scene.root} && exec {scene.program} {words}"
     done = call_hook(
         "/usr/bin/unshare", ["-m", "sh", "-c", script], '{"bundle": "", "root": "rootfs"}', cwd=scene.bundle
@@ -152,20 +152,20 @@ def test_a_wrong_command_line_is_a_sentence(scene: HookScene, words: list[str]) 
 
 
 def test_a_driver_that_is_another_one_by_now_is_said(scene: HookScene) -> None:
-    scene.errand.driver_version = "535.183.06"
-    said = scene.works()
+    scene.hook_arguments.driver_version = "535.183.06"
+    said = scene.run_successfully()
     assert "the CDI file was generated for driver 535.183.06, and this host runs 550.163.01" in said
     assert said.endswith(". Run: gpu-oci-hook cdi refresh\n") and said.count("\n") == 1
-    scene.errand.made_by = "gpu-oci-hook cdi refresh --output /etc/cdi/x.yaml"
-    assert scene.works().endswith(f". Run: {scene.errand.made_by}\n")
+    scene.hook_arguments.made_by = "gpu-oci-hook cdi refresh --output /etc/cdi/x.yaml"
+    assert scene.run_successfully().endswith(f". Run: {scene.hook_arguments.made_by}\n")
 
 
 def test_what_is_said_goes_into_the_log_too(scene: HookScene, tmp_path: Path) -> None:
-    scene.errand.driver_version = "535.183.06"
-    scene.errand.log = str(tmp_path / "log")
-    said = scene.works()
+    scene.hook_arguments.driver_version = "535.183.06"
+    scene.hook_arguments.log = str(tmp_path / "log")
+    said = scene.run_successfully()
     (scene.bundle / "config.json").write_text("{")
-    refused = call_hook(scene.program, ["hook", "create-container", "--log", scene.errand.log, "--nope"], "{}")
+    refused = call_hook(scene.program, ["hook", "create-container", "--log", scene.hook_arguments.log, "--nope"], "{}")
     lines = (tmp_path / "log").read_text().splitlines()
     assert len(lines) == 2
     assert "level=warning" in lines[0] and said.strip() in lines[0]
@@ -176,9 +176,9 @@ def test_what_is_said_goes_into_the_log_too(scene: HookScene, tmp_path: Path) ->
 def test_a_log_that_takes_nothing_stops_nothing(scene: HookScene, tmp_path: Path, log: str) -> None:
     os.mkfifo(tmp_path / "FIFO")
     (tmp_path / "DIRECTORY").mkdir()
-    scene.errand.log = log if log.startswith("/") else str(tmp_path / log)
-    scene.errand.driver_version = "535.183.06"
-    assert "this host runs" in scene.works()
+    scene.hook_arguments.log = log if log.startswith("/") else str(tmp_path / log)
+    scene.hook_arguments.driver_version = "535.183.06"
+    assert "this host runs" in scene.run_successfully()
 
 
 @pytest.fixture
@@ -194,8 +194,8 @@ def open_place() -> Iterator[Path]:
 
 
 def test_a_root_that_is_no_mount_point_is_as_good(scene: HookScene) -> None:
-    assert scene.works() == ""
-    assert scene.cache()["libcuda.so.1"] == f"{OUR_LIBRARY_DIR}/libcuda.so.1"
+    assert scene.run_successfully() == ""
+    assert scene.read_ld_cache()["libcuda.so.1"] == f"{OUR_LIBRARY_DIR}/libcuda.so.1"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can become another user")
@@ -205,20 +205,20 @@ def test_a_user_in_a_user_namespace_without_mount_rights(open_place: Path, owner
     host = open_place / "host"
     host_tree.build_host(host, driver=VERSION)
     scene = HookScene(open_place, host, source=open_place / "code")
-    scene.errand.hide_device_files = True
-    scene.finish()
+    scene.hook_arguments.hide_device_files = True
+    scene.finish_bundle()
     for directory, names, files in os.walk(scene.bundle):
         for name in (".", *names, *files):
             os.chown(os.path.join(directory, name), owner, owner, follow_symlinks=False)
     words = ["--reuid=1000", "--regid=1000", "--clear-groups", "/usr/bin/unshare", "--user"]
-    words += [str(scene.program), "hook", "create-container", *scene.errand.to_command_line()]
+    words += [str(scene.program), "hook", "create-container", *scene.hook_arguments.to_command_line()]
     done = call_hook("/usr/bin/setpriv", words, json.dumps({"bundle": str(scene.bundle)}))
     if "unshare failed" in done.stderr:
         skip_or_fail(f"this kernel gives users no user namespace ({done.stderr.strip()})")
     assert (done.returncode, done.stdout) == (0, ""), done.stderr
     if owner:
         assert done.stderr == ""
-        assert scene.cache()["libcuda.so.1"] == f"{OUR_LIBRARY_DIR}/libcuda.so.1"
+        assert scene.read_ld_cache()["libcuda.so.1"] == f"{OUR_LIBRARY_DIR}/libcuda.so.1"
     else:
         assert not (scene.root / LD_CACHE).exists()
         assert "cannot create the link" in done.stderr and "the root file system cannot be written" in done.stderr
@@ -227,11 +227,11 @@ def test_a_user_in_a_user_namespace_without_mount_rights(open_place: Path, owner
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can mount")
 def test_a_read_only_file_system_is_said_in_a_line_each(scene: HookScene) -> None:
-    scene.errand.egl_profile = True
+    scene.hook_arguments.egl_profile = True
     scene.nodes = {"/dev/nvidia0": (195, 0)}
-    scene.finish()
+    scene.finish_bundle()
     before = snapshot_tree(scene.root)
-    words = " ".join(["hook", "create-container", *scene.errand.to_command_line()])
+    words = " ".join(["hook", "create-container", *scene.hook_arguments.to_command_line()])
     mount = f"mount --bind {scene.root} {scene.root} && mount -o remount,bind,ro {scene.root}"
     done = call_hook(
         "/usr/bin/unshare", ["-m", "sh", "-c", f"{mount} && exec {scene.program} {words}"],
@@ -246,14 +246,14 @@ def test_a_read_only_file_system_is_said_in_a_line_each(scene: HookScene) -> Non
 
 def test_a_disk_that_is_full_refuses_the_container(scene: HookScene) -> None:
     """What is required fails by name; the image's cache is the old one."""
-    scene.finish()
+    scene.finish_bundle()
     prelude = (
         "from gpu_oci_hook.files import directory\n"
         "def _fill(*_, **__): raise OSError(28, 'full')\n"
         "directory.replace_file_at = _fill"
     )
     scene.program = write_hook_launcher(scene.bundle.parent / "full", prelude)
-    assert "/etc/ld.so.cache: cannot write the file: the disk is full" in scene.refused()
+    assert "/etc/ld.so.cache: cannot write the file: the disk is full" in scene.run_refused()
     assert not (scene.root / LD_CACHE).exists()
 
 
@@ -270,52 +270,52 @@ def failed(scene: HookScene, *words: str) -> str:
 
 def test_the_reason_of_a_failure_is_kept_in_the_directory_of_our_state(scene: HookScene) -> None:
     said = failed(scene)
-    scene.errand.requirements = True
-    scene.finish()
+    scene.hook_arguments.requirements = True
+    scene.finish_bundle()
     config = read_spec(scene.bundle)
     config["process"]["env"].append("NVIDIA_REQUIRE_CUDA=cuda>=99.0")
     (scene.bundle / "config.json").write_text(json.dumps(config))
-    second = scene.refused().strip().replace('"', '\\"')
-    lines = (scene.state / "hook.log").read_text().splitlines()
+    second = scene.run_refused().strip().replace('"', '\\"')
+    lines = (scene.state_dir / "hook.log").read_text().splitlines()
     assert len(lines) == 2
     assert "level=error" in lines[0] and said in lines[0]
     assert second in lines[1] and lines[1].endswith(f'bundle="{scene.bundle}"'), "in its path is the container's id"
-    assert stat.S_IMODE((scene.state / "hook.log").stat().st_mode) == 0o600
+    assert stat.S_IMODE((scene.state_dir / "hook.log").stat().st_mode) == 0o600
 
 
 def test_a_container_that_starts_leaves_nothing(scene: HookScene) -> None:
-    scene.errand.driver_version = "535.183.06"
-    assert scene.works() != "" and not (scene.state / "hook.log").exists()
+    scene.hook_arguments.driver_version = "535.183.06"
+    assert scene.run_successfully() != "" and not (scene.state_dir / "hook.log").exists()
 
 
 def test_a_reason_that_the_named_log_has_is_not_kept_twice(scene: HookScene, tmp_path: Path) -> None:
     failed(scene, "--log", str(tmp_path / "log"), "--nope")
-    assert (tmp_path / "log").exists() and not (scene.state / "hook.log").exists()
+    assert (tmp_path / "log").exists() and not (scene.state_dir / "hook.log").exists()
     said = failed(scene, "--log", "/nowhere/at/all/log", "--nope")
-    assert said in (scene.state / "hook.log").read_text(), "a log that takes nothing is as good as none"
+    assert said in (scene.state_dir / "hook.log").read_text(), "a log that takes nothing is as good as none"
 
 
 def test_the_kept_reasons_never_fill_the_disk(scene: HookScene) -> None:
     said = failed(scene)
-    log = scene.state / "hook.log"
+    log = scene.state_dir / "hook.log"
     log.write_bytes(b"x" * (64 << 10))
     failed(scene)
-    assert (scene.state / "hook.log.1").read_bytes() == b"x" * (64 << 10)
+    assert (scene.state_dir / "hook.log.1").read_bytes() == b"x" * (64 << 10)
     assert said in log.read_text() and log.read_text().count("\n") == 1
     log.write_bytes(b"y" * (64 << 10))
     failed(scene)
-    assert (scene.state / "hook.log.1").read_bytes() == b"y" * (64 << 10)
-    assert sorted(path.name for path in scene.state.iterdir()) == ["hook.log", "hook.log.1"]
+    assert (scene.state_dir / "hook.log.1").read_bytes() == b"y" * (64 << 10)
+    assert sorted(path.name for path in scene.state_dir.iterdir()) == ["hook.log", "hook.log.1"]
 
 
 @pytest.mark.parametrize("what", ["link", "fifo", "directory", "open to all", "directory open to all", "no directory"])
 def test_what_others_could_have_put_in_its_place_is_left_alone(scene: HookScene, tmp_path: Path, what: str) -> None:
-    log, precious = scene.state / "hook.log", tmp_path / "precious"
+    log, precious = scene.state_dir / "hook.log", tmp_path / "precious"
     precious.write_text("precious")
     if what == "no directory":
-        scene.state.symlink_to(tmp_path / "elsewhere")
+        scene.state_dir.symlink_to(tmp_path / "elsewhere")
     else:
-        scene.state.mkdir(mode=0o755)
+        scene.state_dir.mkdir(mode=0o755)
     if what == "link":
         log.symlink_to(precious)
     elif what == "fifo":
@@ -326,7 +326,7 @@ def test_what_others_could_have_put_in_its_place_is_left_alone(scene: HookScene,
         log.touch()
         log.chmod(0o666)
     elif what == "directory open to all":
-        scene.state.chmod(0o777)
+        scene.state_dir.chmod(0o777)
     before = snapshot_tree(tmp_path, times=False)
     assert "--nope" in failed(scene)
     assert snapshot_tree(tmp_path, times=False) == before
@@ -347,7 +347,7 @@ def test_a_user_finds_the_reason_in_the_users_own_run_directory(open_place: Path
         assert done.returncode == 1 and "--nope" in done.stderr
     log = open_place / "run/user/1000/gpu-oci-hook/hook.log"
     assert log.read_text().count("--nope") == 2 and log.stat().st_uid == 1000
-    assert not scene.state.exists()
+    assert not scene.state_dir.exists()
 
 
 # --- kill -9 ------------------------------------------------------------------------------------------------
@@ -377,14 +377,14 @@ for name in ("open", "write", "rename", "symlink", "unlink", "mkdir", "fchmod"):
 def test_killed_at_any_step_the_cache_is_whole_and_the_next_call_comes_to_the_same_end(
     scene: HookScene, tmp_path: Path, half: bool
 ) -> None:
-    scene.errand.egl_profile = True
+    scene.hook_arguments.egl_profile = True
     scene.nodes = {"/dev/nvidia0": (195, 0)}
     old = ldcache.dump_ld_cache(ldcache.merge_ld_cache(None, [("libc.so.6", "/lib/libc.so.6", 0x303)]))
-    scene.finish()
+    scene.finish_bundle()
     (scene.root / LD_CACHE).write_bytes(old)
     kept = tmp_path / "kept"
     subprocess.run(["cp", "-a", scene.root, kept], check=True)
-    scene.works()
+    scene.run_successfully()
     end = snapshot_tree(scene.root, times=False)
     new = (scene.root / LD_CACHE).read_bytes()
     own, at = scene.program, 0
@@ -394,13 +394,13 @@ def test_killed_at_any_step_the_cache_is_whole_and_the_next_call_comes_to_the_sa
         subprocess.run(["rm", "-rf", scene.root], check=True)
         subprocess.run(["cp", "-a", kept, scene.root], check=True)
         scene.program = write_hook_launcher(tmp_path / "killed", KILL.format(at=at, half=half))
-        status = scene.call().returncode
+        status = scene.run().returncode
         assert (scene.root / LD_CACHE).read_bytes() in (old, new)
         if status == 0:
             break
         assert status == -9
         scene.program = own
-        assert scene.works() == ""
+        assert scene.run_successfully() == ""
         assert snapshot_tree(scene.root, times=False) == end, at
     assert at > 10
 
@@ -412,7 +412,7 @@ def test_no_hook_takes_long_over_a_fifo_or_a_huge_file_of_the_image(scene: HookS
     (scene.root / "etc/ld.so.conf").unlink()
     (scene.root / "etc/ld.so.conf").symlink_to("huge")
     begin = time.monotonic()
-    assert "not a readable file of a sane size" in scene.works()
+    assert "not a readable file of a sane size" in scene.run_successfully()
     assert time.monotonic() - begin < 10
     assert (scene.root / LD_CACHE).is_file()
 
@@ -435,17 +435,14 @@ def places(value: object, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
 
 
 @pytest.mark.parametrize("way", ["ours", "theirs"])
-def test_any_value_of_config_json_may_be_anything(
-    tmp_path: Path, host: Path, way: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_any_value_of_config_json_may_be_anything(tmp_path: Path, host: Path, way: str, isolated_state: Path) -> None:
     """A sentence or success, never a mistake of ours; and nothing outside of the bundle."""
-    monkeypatch.setattr(state_dir, "DIRECTORY", str(tmp_path / "memory"))
     scene = HookScene(tmp_path, host, "NVIDIA_REQUIRE_CUDA=cuda>=12")
     config = read_spec(scene.bundle)
     cdi_edits.add_devices(config, {"/dev/nvidia0": (195, 0), "/dev/dri/card0": (226, 0)})
     cdi_edits.EDITS_OF[way](config, host, scene.program)
     cdi_edits.make_mount_points(scene.bundle, config)
-    errand = scene.errand
+    errand = scene.hook_arguments
     errand.requirements = errand.egl_profile = errand.drm_links = errand.hide_device_files = True
     text = json.dumps(config)
     choose = random.Random(way)

@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.inject import pipeline
 from gpu_oci_hook.simulate import host_tree
 from support import cdi_edits
 from support.bundles import container_spec, host_config, make_bundle, read_spec, snapshot_tree, write_spec
 from support.cdi_edits import VERSION
-from support.hook_scenes import EGL_PROFILE, HookScene, build_gpu_host
+from support.fixtures import SharedHost
+from support.hook_scenes import DATACENTRE_HOST, EGL_PROFILE, HookScene
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_gpu_host(tmp_path_factory.mktemp("hook") / "host")
+def host(shared_host: SharedHost) -> Path:
+    return shared_host(**DATACENTRE_HOST)
 
 
 @pytest.fixture
@@ -33,15 +33,14 @@ REQUIRE = "NVIDIA_REQUIRE_CUDA=cuda>=12.8 brand=geforce,driver>=535,driver<536"
 
 
 def test_a_requirement_fails_in_the_words_of_the_shim_and_nothing_is_touched(
-    tmp_path: Path, host: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, host: Path, isolated_state: Path
 ) -> None:
-    monkeypatch.setattr(state_dir, "DIRECTORY", str(tmp_path / "memory"))
     scene = HookScene(tmp_path, host, REQUIRE)
     scene.nodes = {"/dev/nvidia1": (195, 1)}
-    scene.errand.requirements = True
-    scene.finish()
+    scene.hook_arguments.requirements = True
+    scene.finish_bundle()
     before = snapshot_tree(scene.root)
-    text = scene.refused()
+    text = scene.run_refused()
     assert snapshot_tree(scene.root) == before
     other = make_bundle(
         tmp_path / "other", container_spec("NVIDIA_VISIBLE_DEVICES=0", REQUIRE)
@@ -64,26 +63,27 @@ def test_a_requirement_fails_in_the_words_of_the_shim_and_nothing_is_touched(
         (["NVIDIA_REQUIRE_X=moon=1"], 0, "has no known property"),
     ],
 )
-def test_other_requirements_pass_or_name_what_fails(env: list[str], status: int, said: str, tmp_path: Path, host: Path) -> None:
+def test_other_requirements_pass_or_name_what_fails(
+    env: list[str], status: int, said: str, tmp_path: Path, host: Path
+) -> None:
     scene = HookScene(tmp_path, host, *env)
     scene.nodes = {"/dev/nvidia0": (195, 0)}
-    scene.errand.requirements = True
-    done = scene.call()
+    scene.hook_arguments.requirements = True
+    done = scene.run()
     assert done.returncode == status, done.stderr
     assert (said in done.stderr) if said else done.stderr == ""
 
 
 def test_what_no_table_knows_is_asked_of_nvml_and_said_in_the_words_of_the_shim(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, isolated_state: Path
 ) -> None:
     """The simulated NVML answers nothing; each asks for itself, and remembers nothing of the other's."""
-    monkeypatch.setattr(state_dir, "DIRECTORY", str(tmp_path / "memory"))
     host = tmp_path / "strange"
     host_tree.build_host(host, driver=VERSION, model="NVIDIA Strange 1")
     scene = HookScene(tmp_path, host, "NVIDIA_REQUIRE_X=brand=tesla")
     scene.nodes = {"/dev/nvidia0": (195, 0)}
-    scene.errand.requirements = True
-    text = scene.refused()
+    scene.hook_arguments.requirements = True
+    text = scene.run_refused()
     other = make_bundle(tmp_path / "other", container_spec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_X=brand=tesla"))
     path = str(other / "config.json")
     with pytest.raises(Fault) as caught:
@@ -93,7 +93,7 @@ def test_what_no_table_knows_is_asked_of_nvml_and_said_in_the_words_of_the_shim(
 
 
 def test_requirements_are_not_checked_unless_the_file_says_so(tmp_path: Path, host: Path) -> None:
-    assert HookScene(tmp_path, host, REQUIRE).works() == ""
+    assert HookScene(tmp_path, host, REQUIRE).run_successfully() == ""
 
 
 # --- nodes: profile, links by path --------------------------------------------------------------------------
@@ -112,10 +112,10 @@ def test_requirements_are_not_checked_unless_the_file_says_so(tmp_path: Path, ho
 def test_the_profile_of_egl_names_the_gpus_whose_nodes_the_config_has(
     scene: HookScene, nodes: dict[str, tuple[int, int]], mask: str
 ) -> None:
-    scene.errand.egl_profile = True
+    scene.hook_arguments.egl_profile = True
     scene.nodes = nodes
     (scene.root / "dev/nvidia9").touch()  # the image's /dev counts for nothing
-    assert scene.works() == ""
+    assert scene.run_successfully() == ""
     assert (scene.root / EGL_PROFILE).exists() == bool(mask)
     if mask:
         assert f'"EGLVisibleDGPUDevices", {mask}]' in (scene.root / EGL_PROFILE).read_text()
@@ -128,8 +128,8 @@ def test_a_node_that_is_a_bind_mount_counts_too(scene: HookScene, tmp_path: Path
     config = read_spec(scene.bundle)
     config["mounts"].append(cdi_edits.build_mount(str(node), "/dev/nvidia1"))
     write_spec(scene.bundle, config)
-    scene.errand.egl_profile = True
-    scene.works()
+    scene.hook_arguments.egl_profile = True
+    scene.run_successfully()
     assert ", 0x2]" in (scene.root / EGL_PROFILE).read_text()
 
 
@@ -144,8 +144,8 @@ def test_drm_links_are_those_of_the_nodes_given(scene: HookScene, host: Path) ->
     for name, address in given.items():
         minor = int((host / f"sys/bus/pci/devices/{address}/drm/{name}/dev").read_text().partition(":")[2])
         scene.nodes[f"/dev/dri/{name}"] = (226, minor)
-    scene.errand.drm_links = True
-    assert scene.works() == ""
+    scene.hook_arguments.drm_links = True
+    assert scene.run_successfully() == ""
     links = {path.name: os.readlink(path) for path in (scene.root / "dev/dri/by-path").iterdir()}
     kinds = {name: "card" if name.startswith("card") else "render" for name in given}
     assert links == {f"pci-{address}-{kinds[name]}": f"../{name}" for name, address in given.items()}

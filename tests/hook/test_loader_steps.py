@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.formats import ldcache
 from gpu_oci_hook.inject import pipeline
 from gpu_oci_hook.simulate import host_tree
@@ -16,20 +15,21 @@ from support import cdi_edits
 from support.bundles import IMAGE_LIBRARY_DIR as OWN
 from support.bundles import container_spec, host_config, make_bundle, read_spec, snapshot_tree, write_spec
 from support.cdi_edits import OUR_LIBRARY_DIR, VERSION, call_hook, write_hook_launcher
+from support.fixtures import SharedHost
 from support.hook_scenes import (
     COMPAT_DIR,
+    DATACENTRE_HOST,
     DROP_IN,
     EGL_PROFILE,
     LD_CACHE,
     HookScene,
-    build_gpu_host,
     read_cache_entries,
 )
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_gpu_host(tmp_path_factory.mktemp("hook") / "host")
+def host(shared_host: SharedHost) -> Path:
+    return shared_host(**DATACENTRE_HOST)
 
 
 @pytest.fixture
@@ -41,7 +41,7 @@ def scene(tmp_path: Path, host: Path) -> HookScene:
 
 
 def test_libcuda_is_found_by_both_names(scene: HookScene) -> None:
-    assert scene.works() == ""
+    assert scene.run_successfully() == ""
     folder = scene.root / OUR_LIBRARY_DIR[1:]
     links = {path.name: os.readlink(path) for path in folder.iterdir() if path.is_symlink()}
     assert links == {
@@ -56,31 +56,30 @@ def test_libcuda_is_found_by_both_names(scene: HookScene) -> None:
     }
     names = ("libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1", f"libnvidia-glcore.so.{VERSION}")
     for name in names:
-        assert scene.cache()[name] == f"{OUR_LIBRARY_DIR}/{name}"
+        assert scene.read_ld_cache()[name] == f"{OUR_LIBRARY_DIR}/{name}"
     assert OUR_LIBRARY_DIR in (scene.root / DROP_IN).read_text().splitlines()
 
 
 def test_a_second_call_changes_nothing(scene: HookScene) -> None:
-    scene.errand.egl_profile = True
+    scene.hook_arguments.egl_profile = True
     scene.nodes = {"/dev/nvidia0": (195, 0)}
-    scene.works()
+    scene.run_successfully()
     before = snapshot_tree(scene.bundle)
     assert (scene.root / EGL_PROFILE).exists()
-    assert scene.works() == ""
+    assert scene.run_successfully() == ""
     assert snapshot_tree(scene.bundle) == before
 
 
 def test_the_hook_leaves_what_the_shim_leaves(
-    scene: HookScene, tmp_path: Path, host: Path, monkeypatch: pytest.MonkeyPatch
+    scene: HookScene, tmp_path: Path, host: Path, isolated_state: Path
 ) -> None:
     """Links in the image's own directory, and which path each name has in the cache."""
-    monkeypatch.setattr(state_dir, "DIRECTORY", str(tmp_path / "memory"))
-    scene.works()
+    scene.run_successfully()
     other = make_bundle(tmp_path / "other", container_spec("NVIDIA_VISIBLE_DEVICES=0"))
     path = str(other / "config.json")
     pipeline.inject_gpus(path, Path(path).read_bytes(), str(other), host_config(host).to_data())
     theirs = read_cache_entries(other / "rootfs")
-    ours = scene.cache()
+    ours = scene.read_ld_cache()
     assert {name: ours[name] for name in ours if name in theirs} == {
         name: theirs[name] for name in theirs if name in ours
     }
@@ -99,7 +98,7 @@ def test_leftovers_of_a_committed_container_give_way(scene: HookScene) -> None:
     (own / "libnvidia-ptxjitcompiler.so.1").touch()
     (own / "libcuda.so.1").mkdir()
     (own / "libcuda.so.1/x").touch()
-    assert scene.works() == ""
+    assert scene.run_successfully() == ""
     for name in ("libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1"):
         assert os.readlink(own / name) == f"{OUR_LIBRARY_DIR}/{name}"
 
@@ -111,10 +110,10 @@ def test_musl_gets_its_path_file_with_its_defaults(scene: HookScene) -> None:
     (scene.root / "lib/ld-musl-x86_64.so.1").touch()
     (scene.root / "etc/alpine-release").touch()
     (scene.root / "etc/ld-musl-x86_64.path").write_text("/opt/lib\n")
-    assert scene.works() == ""
+    assert scene.run_successfully() == ""
     assert (scene.root / "etc/ld-musl-x86_64.path").read_text() == f"{OUR_LIBRARY_DIR}\n/opt/lib\n"
     (scene.root / "etc/ld-musl-x86_64.path").unlink()
-    scene.works()
+    scene.run_successfully()
     lines = (scene.root / "etc/ld-musl-x86_64.path").read_text().splitlines()
     assert lines == [OUR_LIBRARY_DIR, "/lib", "/usr/local/lib", "/usr/lib"]
     assert not (scene.root / LD_CACHE).exists()
@@ -123,11 +122,11 @@ def test_musl_gets_its_path_file_with_its_defaults(scene: HookScene) -> None:
 def test_32_bit_libraries_are_cached_as_such_and_linked_in_their_own_directory(scene: HookScene) -> None:
     small = "/usr/local/nvidia/lib"
     (scene.root / "usr/lib/i386-linux-gnu").mkdir()
-    scene.errand.folders32 = [small]
-    scene.errand.links.append((f"libcuda.so.{VERSION}", f"{small}/libcuda.so.1"))
-    scene.errand.plugins = [(f"{OUR_LIBRARY_DIR}/libnvidia-ml.so.1", "gbm/nvidia-drm_gbm.so")]
-    scene.errand.plugins32 = [(f"{small}/libcuda.so.1", "gbm/nvidia-drm_gbm.so")]
-    assert scene.works() == ""
+    scene.hook_arguments.folders32 = [small]
+    scene.hook_arguments.links.append((f"libcuda.so.{VERSION}", f"{small}/libcuda.so.1"))
+    scene.hook_arguments.plugins = [(f"{OUR_LIBRARY_DIR}/libnvidia-ml.so.1", "gbm/nvidia-drm_gbm.so")]
+    scene.hook_arguments.plugins32 = [(f"{small}/libcuda.so.1", "gbm/nvidia-drm_gbm.so")]
+    assert scene.run_successfully() == ""
     found = ldcache.parse_ld_cache((scene.root / LD_CACHE).read_bytes()).entries
     assert {entry.flags: entry.path for entry in found if entry.name == "libcuda.so.1"} == {
         0x303: f"{OUR_LIBRARY_DIR}/libcuda.so.1", 0x003: f"{small}/libcuda.so.1",
@@ -138,8 +137,8 @@ def test_32_bit_libraries_are_cached_as_such_and_linked_in_their_own_directory(s
 
 
 def test_an_image_without_a_directory_for_32_bit_libraries_gets_none_for_plug_ins(scene: HookScene) -> None:
-    scene.errand.plugins32 = [("/x", "gbm/x.so")]
-    scene.works()
+    scene.hook_arguments.plugins32 = [("/x", "gbm/x.so")]
+    scene.run_successfully()
     assert not (scene.root / "usr/lib/i386-linux-gnu").exists()
 
 
@@ -151,7 +150,7 @@ def test_what_lies_in_a_mount_of_the_containers_is_not_touched(scene: HookScene,
     ]
     write_spec(scene.bundle, config)
     (scene.root / OWN[1:] / "libcuda.so.1").write_text("the container's own\n")
-    said = scene.works()
+    said = scene.run_successfully()
     assert sorted(os.listdir(scene.root / "etc")) == ["debian_version", "ld.so.conf", "ld.so.conf.d"]
     assert os.listdir(scene.root / "etc/ld.so.conf.d") == []
     assert (scene.root / OWN[1:] / "libcuda.so.1").read_text() == "the container's own\n"
@@ -163,8 +162,8 @@ def test_a_library_that_the_container_mounts_itself_is_the_one_that_is_cached(sc
     config = read_spec(scene.bundle)
     config["mounts"].append(cdi_edits.build_mount("/x", f"{OWN}/libcuda.so.1"))
     write_spec(scene.bundle, config)
-    scene.works()
-    assert scene.cache()["libcuda.so.1"] == f"{OWN}/libcuda.so.1"
+    scene.run_successfully()
+    assert scene.read_ld_cache()["libcuda.so.1"] == f"{OWN}/libcuda.so.1"
 
 
 # --- CUDA forward compatibility ----------------------------------------------------------------------------------------------------
@@ -221,9 +220,9 @@ def test_the_policy_of_the_file_decides(scene: HookScene, policy: str, wins: boo
     (scene.root / COMPAT_DIR).mkdir(parents=True)
     for name in ("libcuda.so.1", "libcuda.so.525.60.13"):
         (scene.root / COMPAT_DIR / name).write_bytes(b"\x7fELF")
-    scene.errand.cuda_compat = policy
-    scene.works()
-    assert (scene.cache()["libcuda.so.1"] == f"/{COMPAT_DIR}/libcuda.so.1") == wins
+    scene.hook_arguments.cuda_compat = policy
+    scene.run_successfully()
+    assert (scene.read_ld_cache()["libcuda.so.1"] == f"/{COMPAT_DIR}/libcuda.so.1") == wins
 
 
 def test_gpus_that_the_machine_does_not_know_are_not_of_the_data_centre(scene: HookScene) -> None:
@@ -231,5 +230,5 @@ def test_gpus_that_the_machine_does_not_know_are_not_of_the_data_centre(scene: H
     for name in ("libcuda.so.1", "libcuda.so.999.1"):
         (scene.root / COMPAT_DIR / name).write_bytes(b"\x7fELF")
     scene.nodes = {"/dev/nvidia0": (195, 0), "/dev/nvidia7": (195, 7)}
-    assert "error 804" in scene.works()
-    assert scene.cache()["libcuda.so.1"] == f"{OUR_LIBRARY_DIR}/libcuda.so.1"
+    assert "error 804" in scene.run_successfully()
+    assert scene.read_ld_cache()["libcuda.so.1"] == f"{OUR_LIBRARY_DIR}/libcuda.so.1"

@@ -36,8 +36,9 @@ from support.bundles import (
     user_namespace_param,
     write_spec,
 )
+from support.fixtures import SharedHost
 
-pytestmark = pytest.mark.usefixtures("own_state")
+pytestmark = pytest.mark.usefixtures("isolated_state")
 
 DRIVER = "550.163.01"
 ALL = "NVIDIA_DRIVER_CAPABILITIES=all"
@@ -45,11 +46,9 @@ GPU0 = "NVIDIA_VISIBLE_DEVICES=0"
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def host(shared_host: SharedHost) -> Path:
     """Two GPUs; tests that change a host make their own."""
-    directory = tmp_path_factory.mktemp("host")
-    host_tree.build_host(directory, gpus=2, driver=DRIVER)
-    return directory
+    return shared_host(gpus=2, driver=DRIVER)
 
 
 @pytest.fixture

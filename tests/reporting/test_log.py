@@ -17,17 +17,16 @@ from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.reporting import log
 from gpu_oci_hook.simulate import host_tree
 from support.bundles import Shim, container_spec, host_config, inject_in_process, make_bundle, skip_or_fail
+from support.fixtures import SharedHost
 
-pytestmark = pytest.mark.usefixtures("own_state")
+pytestmark = pytest.mark.usefixtures("isolated_state")
 
 GPU0 = "NVIDIA_VISIBLE_DEVICES=0"
 
 
 @pytest.fixture(scope="module")
-def host(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    directory = tmp_path_factory.mktemp("host")
-    host_tree.build_host(directory, gpus=2)
-    return directory
+def host(shared_host: SharedHost) -> Path:
+    return shared_host(gpus=2)
 
 
 def lines(path: Path) -> list[dict[str, Any]]:
@@ -133,9 +132,7 @@ def directory(path: Path) -> None:
 
 @pytest.mark.parametrize("make", [fifo, link, directory])
 @pytest.mark.parametrize("engine", [False, True], ids=["by hand", "by an engine"])
-def test_a_log_that_cannot_be_opened_never_stops_a_start(
-    make: Any, engine: bool, tmp_path: Path, host: Path
-) -> None:
+def test_a_log_that_cannot_be_opened_never_stops_a_start(make: Any, engine: bool, tmp_path: Path, host: Path) -> None:
     """One warning for who calls by hand; an engine's stderr is the container's own, which stays clean."""
     path = tmp_path / "forbidden.log"
     make(path)

@@ -47,8 +47,8 @@ def write_hook_launcher(path: Path, prelude: str = "", source: Path | None = Non
     """
     code = source or Path(gpu_oci_hook.__file__).resolve().parents[1]
     paths = find_import_paths(code / "gpu_oci_hook")
-    memory = str(path.parent / "state")
-    path.write_text(LAUNCHER.format(python=find_interpreter(), paths=paths, state=memory, prelude=prelude))
+    state = str(path.parent / "hook-state")
+    path.write_text(LAUNCHER.format(python=find_interpreter(), paths=paths, state=state, prelude=prelude))
     path.chmod(0o755)
     return path
 

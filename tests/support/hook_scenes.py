@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from gpu_oci_hook.formats import ldcache
-from gpu_oci_hook.simulate import host_tree
 from support import cdi_edits
 from support.bundles import container_spec, make_bundle, read_spec, write_spec
 from support.cdi_edits import VERSION, call_hook, write_hook_launcher
@@ -18,10 +17,8 @@ LD_CACHE, DROP_IN = "etc/ld.so.cache", "etc/ld.so.conf.d/00-gpu-oci-hook.conf"
 COMPAT_DIR = "usr/local/cuda/compat"
 
 
-def build_gpu_host(directory: Path) -> Path:
-    """A simulated host with two GPUs of the data-centre class."""
-    host_tree.build_host(directory, gpus=2, driver=VERSION, model="NVIDIA A100-SXM4-40GB")
-    return directory
+# For `shared_host`: two GPUs of the data-centre class, which may use CUDA forward compatibility.
+DATACENTRE_HOST: dict[str, Any] = {"gpus": 2, "driver": VERSION, "model": "NVIDIA A100-SXM4-40GB"}
 
 
 class HookScene:
@@ -30,44 +27,44 @@ class HookScene:
     def __init__(self, directory: Path, host: Path, *env: str, source: Path | None = None, **more: Any) -> None:
         self.host = host
         self.program = write_hook_launcher(directory / "gpu-oci-hook", source=source)
-        self.state = directory / "state"
+        self.state_dir = directory / "hook-state"
         self.bundle = make_bundle(directory / "bundle", container_spec(*env, **more))
         self.root = self.bundle / "rootfs"
-        self.errand = cdi_edits.build_hook_arguments(host)
+        self.hook_arguments = cdi_edits.build_hook_arguments(host)
         self.nodes: dict[str, tuple[int, int]] = {}
 
-    def finish(self) -> None:
+    def finish_bundle(self) -> None:
         """Puts the edits into config.json and makes the mount points, as engine and runtime would."""
         config = read_spec(self.bundle)
         if "hooks" not in config:
             cdi_edits.add_devices(config, self.nodes)
-            cdi_edits.add_our_edits(config, self.host, self.program, self.errand)
+            cdi_edits.add_our_edits(config, self.host, self.program, self.hook_arguments)
             write_spec(self.bundle, config)
         cdi_edits.make_mount_points(self.bundle, config)
 
-    def call(self, **more: Any) -> subprocess.CompletedProcess[str]:
+    def run(self, **more: Any) -> subprocess.CompletedProcess[str]:
         """One call of the hook; nothing is ever said on stdout."""
-        self.finish()
-        words = ["hook", "create-container", *self.errand.to_command_line()]
+        self.finish_bundle()
+        words = ["hook", "create-container", *self.hook_arguments.to_command_line()]
         done = call_hook(self.program, words, json.dumps({"bundle": str(self.bundle)}), **more)
         assert done.stdout == ""
         assert "Traceback" not in done.stderr
         return done
 
-    def works(self) -> str:
+    def run_successfully(self) -> str:
         """A call that must end with 0; what it says."""
-        done = self.call()
+        done = self.run()
         assert done.returncode == 0, done.stderr
         return done.stderr
 
-    def refused(self) -> str:
+    def run_refused(self) -> str:
         """A call that must end with 1 and one sentence."""
-        done = self.call()
+        done = self.run()
         assert done.returncode == 1
         assert done.stderr.startswith("gpu-oci-hook: ") and done.stderr.count("\n") == 1
         return done.stderr
 
-    def cache(self) -> dict[str, str]:
+    def read_ld_cache(self) -> dict[str, str]:
         """Name to path, of the 64-bit libraries in the image's loader cache."""
         return read_cache_entries(self.root)
 
@@ -85,7 +82,7 @@ class NvidiaHookScene(HookScene):
         self.cdi_hook = directory / "nvidia-cdi-hook"
         self.cdi_hook.symlink_to("gpu-oci-hook")
 
-    def finish(self) -> None:
+    def finish_bundle(self) -> None:
         config = read_spec(self.bundle)
         if "hooks" not in config:
             cdi_edits.add_devices(config, self.nodes)
@@ -93,16 +90,16 @@ class NvidiaHookScene(HookScene):
             write_spec(self.bundle, config)
         cdi_edits.make_mount_points(self.bundle, config)
 
-    def hook(self, *words: str, said: str | None = None) -> subprocess.CompletedProcess[str]:
-        self.finish()
+    def run_nvidia_hook(self, *words: str, said: str | None = None) -> subprocess.CompletedProcess[str]:
+        self.finish_bundle()
         done = call_hook(self.cdi_hook, list(words), json.dumps({"bundle": str(self.bundle)}) if said is None else said)
         assert "Traceback" not in done.stderr
         return done
 
-    def chain(self) -> str:
+    def run_nvidia_hooks(self) -> str:
         text = ""
         for words in cdi_edits.list_nvidia_hooks():
-            done = self.hook(*words)
+            done = self.run_nvidia_hook(*words)
             assert (done.returncode, done.stdout) == (0, ""), done.stderr
             text += done.stderr
         return text

@@ -24,7 +24,7 @@ class HookProgram:
     def __init__(self, directory: Path, runtime: InstalledRuntime, simulated: SimulatedHost, prelude: str = "") -> None:
         directory.mkdir(exist_ok=True)
         self.host = simulated.root
-        self.errand = cdi_edits.build_hook_arguments(simulated.root, simulated.version)
+        self.hook_arguments = cdi_edits.build_hook_arguments(simulated.root, simulated.version)
         root = f"from gpu_oci_hook.hook import nvidia_hooks; nvidia_hooks.HOST_ROOT = {str(simulated.root)!r}\n"
         self.paths = {}
         for way, name in (("ours", "gpu-oci-hook"), ("theirs", "nvidia-cdi-hook")):
@@ -36,7 +36,7 @@ class HookProgram:
         if nodes:
             cdi_edits.add_devices(spec, nodes)
         if way == "ours":
-            cdi_edits.add_our_edits(spec, self.host, self.paths[way], self.errand)
+            cdi_edits.add_our_edits(spec, self.host, self.paths[way], self.hook_arguments)
         else:
             cdi_edits.add_nvidia_edits(spec, self.host, self.paths[way])
 
