@@ -128,7 +128,7 @@ def copy_with_cdi_mounts(spec: Object, edits: list[Edit]) -> Object:
 
 
 def has_cdi_edits(spec: object, edits: list[Edit]) -> bool:
-    """Tell whether a config.json has these edits already, whoever made them; see `SpecChecker`."""
+    """Tell whether a config.json has these edits already, from this program or another; see `SpecChecker`."""
     effective: dict[object, Edit] = {}
     for position, edit in enumerate(edits):
         target = edit.get_spec_target()

@@ -236,9 +236,9 @@ def _lint_manifests(rootfs: Rootfs, image: Image, files: list[DriverFile]) -> li
     own = read_libc_version(rootfs, image) if image.libc == "glibc" and manifests else None
     if own is None:
         return []
-    there = {name for directory in _open_library_directories(rootfs, image) for name in directory.list_names()}
+    image_names = {name for directory in _open_library_directories(rootfs, image) for name in directory.list_names()}
     try:
-        there |= {entry.name for entry in parse_ld_cache(image.ld_cache or b"").entries}
+        image_names |= {entry.name for entry in parse_ld_cache(image.ld_cache or b"").entries}
     except Fault:
         pass  # the loader finds nothing in it either
     libraries = {file.soname: file for file in files if file.kind == "library" and file.arch == image.arch}
@@ -254,7 +254,7 @@ def _lint_manifests(rootfs: Rootfs, image: Image, files: list[DriverFile]) -> li
             if library.glibc and _make_version_key(library.glibc) > _make_version_key(own):
                 reasons.append(f"{soname} needs GLIBC_{library.glibc}, image provides {own}")
             # Libraries that the driver opens by name, or that the host lacks, are not expected in the image.
-            lacking = [n for n in library.needs if n not in libraries and n not in there and "nvidia" not in n]
+            lacking = [n for n in library.needs if n not in libraries and n not in image_names and "nvidia" not in n]
             if lacking:
                 reasons.append(f"{soname} needs {', '.join(lacking)}, not found in the image")
             queue += [name for name in library.needs if name not in queue]

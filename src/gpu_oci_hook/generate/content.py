@@ -163,31 +163,85 @@ def build_spec_content(plan: Plan, plan_input: PlanInput) -> SpecContent:
     Arguments:
         plan_input: the input that the plan was made from.
     """
-    content = SpecContent()
-    access = {(edit.major, edit.minor): edit.access for edit in plan.edits if isinstance(edit, AddDeviceRule)}
-    sources = {node.path: node for node in _list_host_nodes(plan_input)}
-    sources32 = {file.source for file in _list_driver_files(plan_input) if file.arch in ARCHITECTURES_32BIT}
-    directories32: set[str] = set()
+    builder = ContentBuilder(plan_input)
     for edit in plan.edits:
-        if isinstance(edit, AddDeviceNode):
-            content.nodes[edit.path] = build_node_entry(edit, sources[edit.path].source, access[edit.major, edit.minor])
-        elif isinstance(edit, AddGroup):
-            content.gids.append(edit.gid)
-        elif isinstance(edit, SetEnvVariable):
-            content.env.append(f"{edit.name}={edit.value}")
-        elif isinstance(edit, AddMount) and not edit.source.startswith(f"{GENERATED_DIR_PLACEHOLDER}/"):
-            content.mounts[edit.destination] = {
-                "hostPath": edit.source, "containerPath": edit.destination, "options": list(edit.options),
-            }  # fmt: skip
-            if edit.source in sources32:
-                directories32.add(edit.destination.rpartition("/")[0])
-        elif isinstance(edit, PrepareDirectory):
-            content.links += [(target, f"{edit.destination}/{name}") for name, target in edit.entries if target]
-        elif isinstance(edit, AddLink):
-            _add_link(content, edit)
-    for folder in _list_loader_folders(plan):
-        (content.folders32 if folder in directories32 else content.folders).append(folder)
-    return content
+        edit.add_to_cdi(builder)
+    return builder.build()
+
+
+class ContentBuilder:
+    """The operations that edits of a plan make on the content of a CDI file; see `model.edits.Edit`."""
+
+    def __init__(self, plan_input: PlanInput) -> None:
+        self._content = SpecContent()
+        self._node_sources = {node.path: node.source for node in _list_host_nodes(plan_input)}
+        self._sources32 = {file.source for file in _list_driver_files(plan_input) if file.arch in ARCHITECTURES_32BIT}
+        self._nodes: list[AddDeviceNode] = []
+        self._access: dict[tuple[int, int], str] = {}
+        self._loader_directories: list[str] = []
+        self._directories32: set[str] = set()
+
+    def add_node(self, edit: AddDeviceNode) -> None:
+        """Add a device node."""
+        self._nodes.append(edit)
+
+    def add_rule(self, edit: AddDeviceRule) -> None:
+        """Note which access a device node allows."""
+        self._access[edit.major, edit.minor] = edit.access
+
+    def add_group(self, edit: AddGroup) -> None:
+        """Add an additional group."""
+        self._content.gids.append(edit.gid)
+
+    def set_env(self, edit: SetEnvVariable) -> None:
+        """Add an environment variable."""
+        self._content.env.append(f"{edit.name}={edit.value}")
+
+    def add_mount(self, edit: AddMount) -> None:
+        """Add a mount; files that are generated for one container are the hook's."""
+        if edit.source.startswith(f"{GENERATED_DIR_PLACEHOLDER}/"):
+            return
+        self._content.mounts[edit.destination] = {
+            "hostPath": edit.source, "containerPath": edit.destination, "options": list(edit.options),
+        }  # fmt: skip
+        if edit.source in self._sources32:
+            self._directories32.add(edit.destination.rpartition("/")[0])
+
+    def add_directory(self, edit: PrepareDirectory) -> None:
+        """Add the links of a prepared directory."""
+        links = [(target, f"{edit.destination}/{name}") for name, target in edit.entries if target]
+        self._content.links += links
+
+    def add_link(self, edit: AddLink) -> None:
+        """Add a link, or one to a plug-in in the image's library directory."""
+        if edit.path.startswith(DRM_BY_PATH_DIR):
+            return  # the hook links the nodes that the container has
+        for prefix, plugins in (
+            (f"{LIBRARY_DIR_PLACEHOLDER}/", self._content.plugins),
+            (f"{LIBRARY_DIR32_PLACEHOLDER}/", self._content.plugins32),
+        ):
+            if edit.path.startswith(prefix):
+                name = edit.path[len(prefix) :]
+                if "/" in name:  # the hook makes the links of the main libraries by itself
+                    plugins.append((edit.target, name))
+                return
+        self._content.links.append((edit.target, edit.path))
+
+    def add_file(self, edit: AddFile) -> None:
+        """Take the loader's directories from its drop-in; the hook generates the files."""
+        if edit.path == LD_CONF_DROP_IN:
+            lines = edit.content.decode().splitlines()
+            self._loader_directories = [line for line in lines if not line.startswith("#")]
+
+    def build(self) -> SpecContent:
+        """Return the content."""
+        content = self._content
+        for node in self._nodes:
+            access = self._access[node.major, node.minor]
+            content.nodes[node.path] = build_node_entry(node, self._node_sources[node.path], access)
+        for directory in self._loader_directories:
+            (content.folders32 if directory in self._directories32 else content.folders).append(directory)
+        return content
 
 
 def build_node_entry(edit: AddDeviceNode, source: str, access: str) -> ContainerEdits:
@@ -208,29 +262,6 @@ def build_node_entry(edit: AddDeviceNode, source: str, access: str) -> Container
         entry["major"], entry["minor"] = edit.major, edit.minor
     entry.update(fileMode=edit.mode, permissions=access, uid=edit.uid, gid=edit.gid)
     return entry
-
-
-def _add_link(content: SpecContent, edit: AddLink) -> None:
-    if edit.path.startswith(DRM_BY_PATH_DIR):
-        return  # the hook links the nodes that the container has
-    for prefix, plugins in (
-        (f"{LIBRARY_DIR_PLACEHOLDER}/", content.plugins),
-        (f"{LIBRARY_DIR32_PLACEHOLDER}/", content.plugins32),
-    ):
-        if edit.path.startswith(prefix):
-            name = edit.path[len(prefix) :]
-            if "/" in name:  # the hook makes the links of the main libraries by itself
-                plugins.append((edit.target, name))
-            return
-    content.links.append((edit.target, edit.path))
-
-
-def _list_loader_folders(plan: Plan) -> list[str]:
-    """List the directories in the plan's drop-in for the loader."""
-    for edit in plan.edits:
-        if isinstance(edit, AddFile) and edit.path == LD_CONF_DROP_IN:
-            return [line for line in edit.content.decode().splitlines() if not line.startswith("#")]
-    return []
 
 
 def _list_host_nodes(plan_input: PlanInput) -> list[DeviceNode]:

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from gpu_oci_hook.container.cdi_spec_edits import SpecChecker
     from gpu_oci_hook.container.rootfs_edits import RootfsEditor
     from gpu_oci_hook.container.spec_edits import SpecEditor
+    from gpu_oci_hook.generate.content import ContentBuilder
 
     PlanState = Literal["inject", "nothing", "done"]
 
@@ -22,9 +23,10 @@ DEFAULT_HOOK_ENV = ("PATH=/usr/sbin:/usr/bin:/sbin:/bin",)
 class Edit:
     """One change, and its reason.
 
-    What an edit does stands in its class and nowhere else. `describe` and `to_data` show it; `apply_to_spec` and
-    `apply_to_rootfs` make it, by the operation of an editor in `container`. `is_in_spec` and `is_in_rootfs` tell whether
-    it is made already. A method that does not concern an edit is inherited: it does nothing, or says that it is made.
+    What an edit does stands in its class and nowhere else. `describe` and `to_data` show it. `apply_to_spec` and
+    `apply_to_rootfs` make it, each by one operation of an editor in `container`; `is_in_spec` and `is_in_rootfs` tell
+    whether it is made already. `add_to_cdi` writes it into a CDI file. An edit inherits the methods that do not concern
+    it: they do nothing, or say that it is made.
     """
 
     __slots__ = ("reason",)
@@ -47,12 +49,15 @@ class Edit:
     def apply_to_rootfs(self, editor: RootfsEditor) -> None:
         """Make the change below the container's root or in the bundle; a second time it changes nothing."""
 
+    def add_to_cdi(self, builder: ContentBuilder) -> None:
+        """Add what a CDI file can express; our hook makes the rest."""
+
     def get_spec_target(self) -> object:
         """Return what the edit sets in config.json, so that the last of two edits counts; None if both count."""
         return None
 
     def is_in_spec(self, checker: SpecChecker) -> bool:
-        """Tell whether config.json has the change already, whoever made it."""
+        """Tell whether config.json has the change already, from this program or another."""
         return True
 
     def is_in_rootfs(self, editor: RootfsEditor) -> bool:
@@ -95,6 +100,10 @@ class AddDeviceNode(Edit):
         """See `Edit.apply_to_spec`."""
         editor.put_device_node(self)
 
+    def add_to_cdi(self, builder: ContentBuilder) -> None:
+        """See `Edit.add_to_cdi`."""
+        builder.add_node(self)
+
 
 class AddDeviceRule(Edit):
     """A cgroup device rule in `linux.resources.devices`: there it survives `systemctl daemon-reload`."""
@@ -120,6 +129,10 @@ class AddDeviceRule(Edit):
     def apply_to_spec(self, editor: SpecEditor) -> None:
         """See `Edit.apply_to_spec`."""
         editor.allow_device(self)
+
+    def add_to_cdi(self, builder: ContentBuilder) -> None:
+        """See `Edit.add_to_cdi`."""
+        builder.add_rule(self)
 
 
 class AddMount(Edit):
@@ -165,6 +178,10 @@ class AddMount(Edit):
         """See `Edit.is_in_spec`."""
         return checker.has_mount(self)
 
+    def add_to_cdi(self, builder: ContentBuilder) -> None:
+        """See `Edit.add_to_cdi`."""
+        builder.add_mount(self)
+
 
 class AddGroup(Edit):
     """An additional group of the container's process."""
@@ -187,6 +204,10 @@ class AddGroup(Edit):
     def apply_to_spec(self, editor: SpecEditor) -> None:
         """See `Edit.apply_to_spec`."""
         editor.add_group(self)
+
+    def add_to_cdi(self, builder: ContentBuilder) -> None:
+        """See `Edit.add_to_cdi`."""
+        builder.add_group(self)
 
 
 class SetEnvVariable(Edit):
@@ -219,6 +240,10 @@ class SetEnvVariable(Edit):
     def is_in_spec(self, checker: SpecChecker) -> bool:
         """See `Edit.is_in_spec`."""
         return checker.has_env(self)
+
+    def add_to_cdi(self, builder: ContentBuilder) -> None:
+        """See `Edit.add_to_cdi`."""
+        builder.set_env(self)
 
 
 class AddHook(Edit):
@@ -275,7 +300,7 @@ class DropHook(Edit):
 
 
 class DropMount(Edit):
-    """A mount of ours to remove from config.json, because it is left from another driver."""
+    """A mount to remove from config.json: an earlier run has added it for another driver."""
 
     __slots__ = ("destination", "source")
     kind = "drop-mount"
@@ -313,8 +338,7 @@ class Plan:
     """The edits in the order in which they are applied, what is withheld, and warnings.
 
     Attributes:
-        state: "inject"; "nothing" if nothing is requested or the request is refused; "done" if a CDI file has injected
-            already.
+        state: "inject"; "nothing" without a request or if it is refused; "done" if a CDI file has injected already.
     """
 
     __slots__ = ("edits", "state", "warnings", "withheld")

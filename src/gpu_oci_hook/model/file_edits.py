@@ -10,6 +10,7 @@ from gpu_oci_hook.model.edits import Edit
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpu_oci_hook.container.rootfs_edits import RootfsEditor
+    from gpu_oci_hook.generate.content import ContentBuilder
 
 
 class PrepareDirectory(Edit):
@@ -51,6 +52,10 @@ class PrepareDirectory(Edit):
         """See `Edit.apply_to_rootfs`."""
         editor.prepare_directory(self)
 
+    def add_to_cdi(self, builder: ContentBuilder) -> None:
+        """See `Edit.add_to_cdi`."""
+        builder.add_directory(self)
+
 
 class AddLink(Edit):
     """A symbolic link below the container's root."""
@@ -78,6 +83,10 @@ class AddLink(Edit):
     def is_in_rootfs(self, editor: RootfsEditor) -> bool:
         """See `Edit.is_in_rootfs`."""
         return editor.has_link(self)
+
+    def add_to_cdi(self, builder: ContentBuilder) -> None:
+        """See `Edit.add_to_cdi`."""
+        builder.add_link(self)
 
 
 class AddFile(Edit):
@@ -116,3 +125,7 @@ class AddFile(Edit):
     def is_in_rootfs(self, editor: RootfsEditor) -> bool:
         """See `Edit.is_in_rootfs`."""
         return editor.has_file(self)
+
+    def add_to_cdi(self, builder: ContentBuilder) -> None:
+        """See `Edit.add_to_cdi`."""
+        builder.add_file(self)

@@ -70,7 +70,7 @@ def add_driver_files(plan_input: PlanInput, plan: Plan, implied_by: dict[str, st
 
 
 def _find_own_mounts(container: ContainerFacts) -> list[tuple[str, str]]:
-    """Return (source, destination) of the mounts in config.json that an earlier run of ours has added.
+    """Return (source, destination) of the mounts in config.json that an earlier run of this program has added.
 
     They are the mounts of generated files, of prepared directories, and of the libraries in these.
     """

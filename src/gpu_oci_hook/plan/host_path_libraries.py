@@ -26,10 +26,10 @@ def add_host_path_libraries(
     mounted_trees = tuple([f"{file.container_path}/" for file in plan_input.inventory.files if file.kind == "tree"])
     taken = {file.container_path for file in plan_input.inventory.files}
     taken |= {path for path, _, _ in plan_input.optional_items.links}
-    for file, why in files:
+    for file, reason in files:
         directory, _, name = file.container_path.rpartition("/")
         in_tree = file.container_path.startswith(mounted_trees) if mounted_trees else False
-        if not in_tree and not _add_library_mount(plan_input, plan, layout, file, why):
+        if not in_tree and not _add_library_mount(plan_input, plan, layout, file, reason):
             continue
         if not search.is_default_directory(directory):
             search.add_directory(directory)
@@ -46,22 +46,22 @@ def add_host_path_libraries(
                 if layout.writable and layout.classify_path(path) == "image":
                     plan.edits.append(AddLink(path, target, "the name that it is loaded by"))
                 else:
-                    reason = "it would lie in another mount, or the root cannot be written"
-                    plan.withheld.append(WithheldItem("link", path, reason))
+                    obstacle = "it would lie in another mount, or the root cannot be written"
+                    plan.withheld.append(WithheldItem("link", path, obstacle))
 
 
-def _add_library_mount(plan_input: PlanInput, plan: Plan, layout: Layout, file: DriverFile, why: str) -> bool:
+def _add_library_mount(plan_input: PlanInput, plan: Plan, layout: Layout, file: DriverFile, reason: str) -> bool:
     """Add the mount of one library; tell whether it is mounted."""
-    destination, reason = layout.find_mount_point(file.container_path)
+    destination, obstacle = layout.find_mount_point(file.container_path)
     if (
         destination
         and layout.is_mount_destination(destination)
         and not has_same_mount(plan_input.container.spec, destination, file.source)
     ):
-        destination, reason = "", f"the container has its own mount on {file.container_path}"
+        destination, obstacle = "", f"the container has its own mount on {file.container_path}"
     if not destination:
-        plan.withheld.append(WithheldItem("library", file.container_path, reason))
+        plan.withheld.append(WithheldItem("library", file.container_path, obstacle))
         return False
-    make_way = layout.writable and layout.classify_resolved_path(destination) == "image"
-    plan.edits.append(AddMount(file.source, destination, READ_ONLY_MOUNT_OPTIONS, why, clear_mount_point=make_way))
+    in_image = layout.writable and layout.classify_resolved_path(destination) == "image"
+    plan.edits.append(AddMount(file.source, destination, READ_ONLY_MOUNT_OPTIONS, reason, clear_mount_point=in_image))
     return True

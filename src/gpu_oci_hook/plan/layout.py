@@ -36,7 +36,7 @@ class Layout:
     """The paths of a container, classified by what is mounted over them.
 
     Arguments:
-        own_mounts: (source, destination) of the mounts in config.json that an earlier run of ours has added.
+        own_mounts: (source, destination) of the mounts in config.json that an earlier run of this program has added.
 
     Attributes:
         driver_library_dir, driver_library_dir32: the directories for 64-bit and 32-bit libraries; "" if the container
@@ -159,8 +159,8 @@ class Layout:
             if resolved and resolved != path and self._would_hide_content(path, resolved):
                 return "", f"a link of the image leads from {path} to {resolved}, and ours would hide what is there"
         else:
-            above, _, name = path.rpartition("/")
-            resolved = self._resolve_in_image(above or "/")
+            parent, _, name = path.rpartition("/")
+            resolved = self._resolve_in_image(parent or "/")
             if resolved and self.classify_resolved_path(resolved) == "image":
                 status = self._rootfs_reader.stat_path(resolved)
                 if status is not None and status.st_mode & 0o170000 != 0o040000:  # S_ISDIR, without the import

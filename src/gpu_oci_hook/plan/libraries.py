@@ -26,9 +26,9 @@ def add_libraries(plan_input: PlanInput, plan: Plan, layout: Layout, files: list
     """Add the mounts of the libraries, their links, and the files that make the container's loader find them."""
     if not files:
         return
-    host_path_files = [(file, why) for file, why in files if file.container_path]
+    host_path_files = [(file, reason) for file, reason in files if file.container_path]
     if host_path_files:
-        files = [(file, why) for file, why in files if not file.container_path]
+        files = [(file, reason) for file, reason in files if not file.container_path]
     if files and not layout.driver_library_dir:
         raise Fault(
             "the container has no directory for the driver's libraries: its root file system cannot be written, has "
@@ -79,11 +79,11 @@ def _place_libraries(
 ) -> _Placement:
     """Give each library its path in the container, and its names to the loader."""
     placement = _Placement(plan_input.container.shared_dir)
-    for file, why in files:
+    for file, reason in files:
         own_mount = search.find_own_mount(file.arch, file.soname, file.name)
         if own_mount:
-            reason = f"the container has its own mount on {own_mount}"
-            plan.withheld.append(WithheldItem("library", format_library_name(file), reason))
+            obstacle = f"the container has its own mount on {own_mount}"
+            plan.withheld.append(WithheldItem("library", format_library_name(file), obstacle))
             search.add_library(file.soname, own_mount, file.arch, own_mount=True)
             # Whoever chooses a container's mounts could else fill /run with a directory for every choice.
             placement.prepared_root = plan_input.container.generated_dir
@@ -94,7 +94,7 @@ def _place_libraries(
         names[file.name] = ""
         destination = f"{directory}/{file.name}"
         placement.mounts.append(
-            AddMount(file.source, destination, READ_ONLY_MOUNT_OPTIONS, why, clear_mount_point=False)
+            AddMount(file.source, destination, READ_ONLY_MOUNT_OPTIONS, reason, clear_mount_point=False)
         )
         if file.soname != file.name:
             names[file.soname] = file.name
