@@ -20,7 +20,7 @@ from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.files.rootfs import Rootfs
-from gpu_oci_hook.inject import pipeline
+from gpu_oci_hook.inject import gather
 from support.bundles import (
     DEV,
     PROC,
@@ -132,7 +132,7 @@ class Case:
         state_dir.DIRECTORY = str(made.parent / "state")
         if not self.writable:
             Rootfs.is_writable = lambda _: False  # type: ignore[method-assign]
-        pipeline._read_visible_params = lambda _: params if self.params else None
+        gather._read_visible_params = lambda _: params if self.params else None
         inject_in_process(made, config)
 
 
@@ -257,7 +257,7 @@ def test_a_full_disk_under_the_bundles_generated_files(
     small: Any, tmp_path: Path, host: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     params = (host / "proc/driver/nvidia/params").read_bytes()
-    monkeypatch.setattr(pipeline, "_read_visible_params", lambda _: params)
+    monkeypatch.setattr(gather, "_read_visible_params", lambda _: params)
     make_debian_rootfs(tmp_path / "rootfs")
     place = small("bundle", "size=128k")
     write_spec(place, container_spec(GPU0, mounts=[PROC], root={"path": str(tmp_path / "rootfs")}))

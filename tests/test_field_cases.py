@@ -23,7 +23,7 @@ from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.formats import elf_builder, ldcache
 from gpu_oci_hook.formats.architectures import ARCHITECTURES
-from gpu_oci_hook.inject import pipeline
+from gpu_oci_hook.inject import gather, pipeline
 from gpu_oci_hook.simulate import host_tree
 from support.bundles import (
     DEV,
@@ -119,7 +119,7 @@ def test_every_hook_that_we_write_has_an_absolute_path_and_an_environment_of_its
 ) -> None:
     host_tree.build_host(tmp_path / "host", driver=DRIVER, gpus=2)
     params = (tmp_path / "host/proc/driver/nvidia/params").read_bytes()
-    monkeypatch.setattr(pipeline, "_read_visible_params", lambda _: params)
+    monkeypatch.setattr(gather, "_read_visible_params", lambda _: params)
     made = make_bundle(
         tmp_path / "bundle", container_spec(GPU0, "PYTHONPATH=evil", "LD_PRELOAD=/x.so", "PROBE=1", mounts=[PROC])
     )
@@ -145,7 +145,7 @@ def test_our_hook_under_a_real_runtime_sees_nothing_of_the_images_environment(
         skip_or_fail(f"a real hook needs root, {program} and a static busybox")
     host_tree.build_host(tmp_path / "host", driver=DRIVER, gpus=2)
     params = (tmp_path / "host/proc/driver/nvidia/params").read_bytes()
-    monkeypatch.setattr(pipeline, "_read_visible_params", lambda _: params)
+    monkeypatch.setattr(gather, "_read_visible_params", lambda _: params)
     rootfs = tmp_path / "bundle/rootfs"
     (rootfs / "bin").mkdir(parents=True)
     for name in ("etc/ld.so.conf.d", "usr/lib/x86_64-linux-gnu", "usr/bin", "proc", "dev", "tmp", "evil"):

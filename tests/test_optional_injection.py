@@ -15,7 +15,7 @@ from gpu_oci_hook.config.load import parse_config
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.formats import elf_builder
-from gpu_oci_hook.inject import pipeline
+from gpu_oci_hook.inject import gather, pipeline
 from gpu_oci_hook.model.outcome import Outcome
 from gpu_oci_hook.request.environment import MANAGEMENT_DEVICE
 from gpu_oci_hook.simulate import host_tree
@@ -388,7 +388,7 @@ PRIVILEGED = {"capabilities": {"bounding": ["CAP_SYS_ADMIN"]}}
 def managing(tmp_path: Path, config: Config, monkeypatch: pytest.MonkeyPatch) -> Spec:
     made = container_spec(f"NVIDIA_VISIBLE_DEVICES={MANAGEMENT_DEVICE}", mounts=[PROC])
     made["process"].update(PRIVILEGED)
-    monkeypatch.setattr(pipeline, "_read_visible_params", lambda _: b"ModifyDeviceFiles: 1\n")
+    monkeypatch.setattr(gather, "_read_visible_params", lambda _: b"ModifyDeviceFiles: 1\n")
     return inject_in_process(make_bundle(tmp_path / "m", made), config)
 
 

@@ -22,7 +22,7 @@ from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.formats import elf_builder
 from gpu_oci_hook.host.driver import catalogue
-from gpu_oci_hook.inject import pipeline
+from gpu_oci_hook.inject import gather, pipeline
 from gpu_oci_hook.model.file_edits import PrepareDirectory
 from gpu_oci_hook.request.environment import MANAGEMENT_DEVICE
 from gpu_oci_hook.simulate import feature_files, host_tree
@@ -433,7 +433,7 @@ def hosts(tmp_path_factory: pytest.TempPathFactory) -> Hosts:
 def every_device_file(isolated_module_state: Path) -> Iterator[None]:
     """A driver that makes device files; all rows share one state directory."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pipeline, "_read_visible_params", lambda _: b"ModifyDeviceFiles: 1\n")
+        patch.setattr(gather, "_read_visible_params", lambda _: b"ModifyDeviceFiles: 1\n")
         yield
 
 
