@@ -74,11 +74,11 @@ def validate_path(path: str, limit: EngineLimit, host: Host | None) -> list[File
 
 def _validate_directory(path: str, limit: EngineLimit, host: Host | None) -> list[FileReport]:
     try:
-        with os.scandir(path) as found:
+        with os.scandir(path) as directory:
             # scanSpecDirs of pkg/cdi reads a directory by name and without subdirectories. A link to a directory is
             # read as a file and fails.
             entries = sorted(
-                (entry for entry in found if not entry.is_dir(follow_symlinks=False)), key=lambda entry: entry.name
+                (entry for entry in directory if not entry.is_dir(follow_symlinks=False)), key=lambda entry: entry.name
             )
     except OSError as error:
         finding = Finding("error", path, "", f"cannot be read: {describe_os_error(error)}")

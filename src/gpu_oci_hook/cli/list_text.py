@@ -35,7 +35,7 @@ def _print_driver(listing: MachineListing) -> None:
     for sentence in listing.evidence:
         print_line(f"               {sentence}")
     print_line(f"kernel module  {listing.module_version or 'not loaded'}")
-    unknown = "several versions or none known" if _has_libraries(listing) else "none found"
+    unknown = "no single version" if _has_libraries(listing) else "none found"
     print_line(f"libraries      {listing.inventory.library_version or unknown}")
     print_line(f"NVML           {listing.nvml_problem.removeprefix('NVML ') or 'available'}")
 
