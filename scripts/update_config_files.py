@@ -13,17 +13,16 @@ sys.path.insert(0, str(ROOT / "src"))
 
 from gpu_oci_hook.config import reference  # noqa: E402
 
-BEGIN, END = "<!-- config keys: begin -->\n", "<!-- config keys: end -->\n"
+BEGIN, END = "<!-- config keys: written by scripts/update_config_files.py -->\n", "<!-- config keys: end -->\n"
 
 
 def main() -> None:
     (ROOT / "config/config.toml").write_text(reference.render_default_config())
     (ROOT / "src/gpu_oci_hook/config/config.schema.json").write_text(reference.render_config_schema())
     page = ROOT / "docs/configuration.md"
-    if page.exists():
-        before, _, rest = page.read_text().partition(BEGIN)
-        after = rest.partition(END)[2]
-        page.write_text(f"{before}{BEGIN}\n{reference.render_config_table()}\n{END}{after}")
+    before, _, rest = page.read_text().partition(BEGIN)
+    after = rest.partition(END)[2]
+    page.write_text(f"{before}{BEGIN}\n{reference.render_config_table()}\n{END}{after}")
 
 
 main()
