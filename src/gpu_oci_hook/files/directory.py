@@ -72,14 +72,14 @@ class Directory:
             self._guard_passed = True  # a descriptor stays in its mount
 
     def stat_name(self, name: str) -> os.stat_result | None:
-        """Return the status of an entry, links not followed; None when there is none."""
+        """Return the status of an entry, links not followed, or None when there is none."""
         try:
             return os.stat(_check_component(name), dir_fd=self.fd, follow_symlinks=False)
         except (OSError, ValueError):
             return None
 
     def readlink(self, name: str) -> str | None:
-        """Return the target of a symbolic link; None for everything else."""
+        """Return the target of a symbolic link, or None for everything else."""
         try:
             return os.readlink(_check_component(name), dir_fd=self.fd)
         except (OSError, ValueError):
@@ -322,7 +322,7 @@ def make_os_fault(what: str, path: str, error: Exception, *, writing: bool = Fal
 
 
 def read_mount_id(fd: int) -> bytes:
-    """Return the kernel's number of a descriptor's mount (proc(5), fdinfo); b"" where /proc does not show it."""
+    """Return the kernel's number of a descriptor's mount (proc(5), fdinfo), or b"" where /proc does not show it."""
     try:
         with open(f"/proc/self/fdinfo/{fd}", "rb", buffering=0) as file:
             fdinfo = file.read(4096) or b""

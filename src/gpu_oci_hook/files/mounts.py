@@ -48,12 +48,12 @@ class MountInfo:
 
 
 def read_mount_of_fd(fd: int) -> MountInfo | None:
-    """Return the mount of a descriptor; None where /proc does not show it."""
+    """Return the mount of a descriptor, or None where /proc does not show it."""
     return read_mount_info(read_mount_id(fd))
 
 
 def read_mount_info(mount_id: bytes) -> MountInfo | None:
-    """Return the mount with the kernel's number; None where /proc does not show it.
+    """Return the mount with the kernel's number, or None where /proc does not show it.
 
     It is read from /proc/self/mountinfo (proc(5)), which an image cannot influence.
     """
@@ -99,7 +99,7 @@ def bind_file_over(source: str, directory_fd: int, name: str) -> None:
 
 
 def clone_writable_mount(fd: int) -> int:
-    """Clone a directory's read-only mount as a writable one and return a descriptor; -1 where that is not possible.
+    """Clone a directory's read-only mount as a writable one and return a descriptor, or -1 where that is not possible.
 
     crun makes the root of a `--read-only` container read-only before it calls hooks, runc afterwards. A mount is cloned
     only if the mount below it is writable: an administrator who provides a read-only directory wants it read-only. The

@@ -201,7 +201,7 @@ def remove_stale_temporaries(directory_fd: int, stale_after: float = STALE_AFTER
     """Remove the temporary files that killed processes have left in a directory.
 
     Arguments:
-        stale_after: their least age in seconds; 0 where no other process replaces files in the directory.
+        stale_after: their least age in seconds, or 0 where no other process replaces files in the directory.
     """
     try:
         fd = os.open(".", _DIRECTORY_FLAGS, dir_fd=directory_fd)  # the given one may be an O_PATH descriptor

@@ -81,7 +81,7 @@ class Rootfs:
         return os.path.samestat(os.fstat(self._fd), os.stat("/"))
 
     def get_mount_id(self) -> bytes:
-        """Return the kernel's number of its mount; b"" where /proc does not show it."""
+        """Return the kernel's number of its mount, or b"" where /proc does not show it."""
         return read_mount_id(self._fd)
 
     def restrict_writes(self, guard: Callable[[Directory], bool]) -> None:
@@ -118,7 +118,7 @@ class Rootfs:
             raise make_os_fault("cannot use the directory", path, error, writing=create) from error
 
     def resolve_path(self, path: str) -> str | None:
-        """Return the path without links; None when it is missing, loops, or leads through a file."""
+        """Return the path without links, or None when it is missing, loops, or leads through a file."""
         try:
             last, missing = self._walker.walk_path(path)
         except (OSError, ValueError):
@@ -150,7 +150,7 @@ class Rootfs:
         return "/" + "/".join(last.parts + missing)
 
     def stat_path(self, path: str, *, follow: bool = False) -> os.stat_result | None:
-        """Return the status of a path; None when it is missing.
+        """Return the status of a path, or None when it is missing.
 
         Arguments:
             follow: follow a link at the end, inside the root.
@@ -179,7 +179,7 @@ class Rootfs:
         return statuses
 
     def readlink(self, path: str) -> str | None:
-        """Return the target of a symbolic link; None for everything else."""
+        """Return the target of a symbolic link, or None for everything else."""
         try:
             directory, name = self._walker.open_parent(path, create=False)
             return directory.readlink(name) if name else None
@@ -187,14 +187,14 @@ class Rootfs:
             return None
 
     def list_names(self, path: str, limit: int = 20000) -> list[str]:
-        """Return the names in a directory: see `Directory.list_names`; [] when it is not one."""
+        """Return the names in a directory: see `Directory.list_names`, or [] when it is not one."""
         try:
             return self._walker.open_directory(path, create=False).list_names(limit)
         except (OSError, ValueError):
             return []
 
     def read_file(self, path: str, limit: int) -> bytes | None:
-        """Read a regular file of at most `limit` bytes, links followed inside the root; None for everything else."""
+        """Read a regular file of at most `limit` bytes, links followed inside the root, or None for everything else."""
         try:
             last, missing = self._walker.walk_path(path)
             if missing or not last.parts:

@@ -61,7 +61,7 @@ def _is_private(status: posix.stat_result) -> bool:
 
 
 def open_state_directory(path: str, *, create: bool) -> int:
-    """Open a state directory and return the descriptor; -1 when it is missing or not private.
+    """Open a state directory and return the descriptor, or -1 when it is missing or not private.
 
     Arguments:
         create: create the directory when it is missing.
@@ -84,7 +84,7 @@ def open_state_directory(path: str, *, create: bool) -> int:
 
 
 def read_state(name: str) -> bytes | None:
-    """Read a cached file; None when there is none that can be trusted."""
+    """Read a cached file, or None when there is none that can be trusted."""
     for path in list_state_directories():
         directory_fd = open_state_directory(path, create=False)
         if directory_fd < 0:
@@ -132,7 +132,7 @@ def write_state(name: str, data: bytes) -> bool:
 
 
 def find_state_directory() -> str:
-    """Return the directory that has the state or would be created for it; "" when none can be used."""
+    """Return the directory that has the state or would be created for it, or "" when none can be used."""
     for path in list_state_directories():
         fd = open_state_directory(path, create=False)
         if fd >= 0:
@@ -232,7 +232,7 @@ class StateCache:
 
 
 def get_file_signature(path: str) -> tuple[int, ...]:
-    """Return the stat signature of a file, which changes when the file changes; () when there is no such file."""
+    """Return the stat signature of a file, which changes when the file changes, or () when there is no such file."""
     try:
         status = posix.stat(path)
     except OSError:

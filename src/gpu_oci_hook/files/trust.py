@@ -44,7 +44,7 @@ def describe_foreign_access(
     root_group: bool = True,
     sticky_parent: bool = False,
 ) -> str:
-    """Describe how another user could change a file or directory, as a verb phrase; "" when none could.
+    """Describe how another user could change a file or directory, as a verb phrase, or "" when none could.
 
     The owner must be root, and neither the other users nor a group other than root's may write.
 

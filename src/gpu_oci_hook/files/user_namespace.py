@@ -31,7 +31,7 @@ def is_identity_map(data: bytes) -> bool:
 
 
 def read_uid_map() -> bytes | None:
-    """Read this process's uid_map; None where /proc does not show it."""
+    """Read this process's uid_map, or None where /proc does not show it."""
     try:
         fd = os.open(UID_MAP_PATH, os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -55,7 +55,7 @@ def is_process_in_user_namespace(*, unknown: bool = False) -> bool:
 
 
 def map_uid_to_parent(uid: int) -> int | None:
-    """Return the number that a user of this process's user namespace has in the parent; None when it has none."""
+    """Return the number that a user of this process's user namespace has in the parent, or None when it has none."""
     for inside, outside, count in parse_uid_map(read_uid_map() or b""):
         if inside <= uid < inside + count:
             return outside + uid - inside

@@ -12,7 +12,7 @@ class Architecture:
     Attributes:
         name: our name; of a 64-bit architecture also the name in `uname -m` and of musl.
         triple: Debian's multiarch name.
-        arch32: the architecture of the 32-bit programs that such a machine runs; "" for a 32-bit one.
+        arch32: the architecture of the 32-bit programs that such a machine runs, or "" for a 32-bit one.
         loader: glibc's program interpreter (the psABI supplements).
         cache_flags: of its libraries in the loader cache: FLAG_ELF_LIBC6 (3), and glibc's number in the second byte.
         unsigned_char: whether C's char is unsigned, which decides the order of names in the loader cache.

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 
 def parse_qualified_name(text: str) -> tuple[str, str, str] | None:
-    """Return vendor, class and device of a qualified name; None when the text is not one."""
+    """Return vendor, class and device of a qualified name, or None when the text is not one."""
     qualifier, equals, name = text.partition("=")
     kind = parse_cdi_kind(qualifier)
     if not equals or kind is None or not is_device_name(name):
@@ -19,7 +19,7 @@ def parse_qualified_name(text: str) -> tuple[str, str, str] | None:
 
 
 def parse_cdi_kind(text: str) -> tuple[str, str] | None:
-    """Return vendor and class of a kind, `vendor/class`; None when the text is not one. A path never is."""
+    """Return vendor and class of a kind, `vendor/class`, or None when the text is not one. A path never is."""
     vendor, slash, category = text.partition("/")
     if not slash or not is_kind_part(vendor) or not is_kind_part(category):
         return None

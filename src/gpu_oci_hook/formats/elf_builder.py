@@ -43,11 +43,11 @@ def build_shared_object(
     """Build a shared object of about a kilobyte that the real loader can load.
 
     Arguments:
-        soname: its DT_SONAME; "" for none.
+        soname: its DT_SONAME, or "" for none.
         needed: its DT_NEEDED, in order.
         arch: "x86_64", "i386", "aarch64" or "armhf".
         symbols: functions that it exports. Each accepts any arguments and returns 0.
-        glibc: a version such as "2.34" that it requires of libc.so.6, which is then added to needed; "" for none.
+        glibc: a version such as "2.34" that it requires of libc.so.6, which is then added to needed, or "" for none.
 
     Raises:
         Fault: the architecture is unknown.

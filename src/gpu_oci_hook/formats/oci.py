@@ -11,7 +11,7 @@ Object = dict[str, object]
 
 
 def get_member(value: object, *keys: str) -> object:
-    """Return the value under keys of nested JSON objects; None where a value is not an object or lacks the key."""
+    """Return the value under keys of nested JSON objects, or None where a value is not an object or lacks the key."""
     for key in keys:
         if not isinstance(value, dict):
             return None
@@ -26,18 +26,18 @@ def get_list(value: object, *keys: str) -> list[object]:
 
 
 def get_text(value: object, key: str) -> str:
-    """Return the string under a key; "" where there is none."""
+    """Return the string under a key, or "" where there is none."""
     member = get_member(value, key)
     return member if isinstance(member, str) else ""
 
 
 def get_int(value: object, key: str) -> int:
-    """Return the integer under a key; 0 where there is none."""
+    """Return the integer under a key, or 0 where there is none."""
     return get_optional_int(value, key) or 0
 
 
 def get_optional_int(value: object, key: str) -> int | None:
-    """Return the integer under a key; None where there is none."""
+    """Return the integer under a key, or None where there is none."""
     member = get_member(value, key)
     return member if isinstance(member, int) else None
 
@@ -62,7 +62,7 @@ def has_user_namespace(spec: object) -> bool:
 
 
 def explain_unprivileged(spec: object) -> str:
-    """Explain why a container is not privileged; "" when its bounding set has CAP_SYS_ADMIN over the host.
+    """Explain why a container is not privileged, or "" when its bounding set has CAP_SYS_ADMIN over the host.
 
     In a user namespace every process may have it, and cannot create a device node with it (user_namespaces(7)).
     """

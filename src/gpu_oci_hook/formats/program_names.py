@@ -29,7 +29,7 @@ _RUNTIME_LAUNCHER_MARKS = (b"gpu_oci_hook.shim.main", b"gpu_oci_hook.runtime")
 
 
 def get_program_name(path: object) -> str:
-    """Return the file name of a program's path; "" when the value is not text."""
+    """Return the file name of a program's path, or "" when the value is not text."""
     return path.rpartition("/")[2] if isinstance(path, str) else ""
 
 
@@ -55,7 +55,7 @@ def is_prestart_hook(hook: object) -> bool:
 
 
 def find_nvidia_hook_arguments(hook: object, name: str) -> list[str] | None:
-    """Return the arguments after NAME of a hook object that runs NVIDIA's hook NAME; None for any other hook.
+    """Return the arguments after NAME of a hook object that runs NVIDIA's hook NAME, or None for any other hook.
 
     Our own program runs these hooks too.
     """

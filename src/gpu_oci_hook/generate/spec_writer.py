@@ -11,12 +11,11 @@ from typing import Literal
 
 from gpu_oci_hook.cdi.provenance import is_own_spec_data
 from gpu_oci_hook.errors import Fault, describe_os_error
-from gpu_oci_hook.files.read_regular import UnusableFileError, read_regular_file
+from gpu_oci_hook.files.read_regular import UnusableFileError, open_regular_file, read_regular_file
 from gpu_oci_hook.files.replace import remove_stale_temporaries, replace_file_at
 from gpu_oci_hook.files.trust import resolve_trusted_links
 
 _MAX_FILE_SIZE = 64 << 20
-_READ_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_NOCTTY | os.O_CLOEXEC
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _FILE_MODE = 0o644  # rootless engines read it too
 
@@ -78,7 +77,7 @@ def write_spec_file(path: str, data: bytes) -> WriteAction:
             replace_file_at(directory_fd, name, data, mode=_FILE_MODE, owner=owner, durable=True)
         finally:
             os.close(directory_fd)
-    except OSError as error:
+    except (OSError, UnusableFileError) as error:
         raise Fault(f"cannot be written: {describe_os_error(error, writing=True)}", where=path) from None
     return "wrote"
 
@@ -125,7 +124,7 @@ def _create_directory(directory: str, spec_path: str) -> None:
 
 
 def _make_readable(directory_fd: int, name: str) -> None:
-    fd = os.open(name, _READ_FLAGS, dir_fd=directory_fd)
+    fd = open_regular_file(name, dir_fd=directory_fd, follow_symlinks=False)
     try:
         os.fchmod(fd, _FILE_MODE)
     finally:

@@ -70,7 +70,7 @@ def save_hook_failure(error: BaseException, program: str, bundle: str = "") -> N
     crun shows only the exit status of a failed hook, and its stderr is lost (facts: crun-hook-failure-text).
 
     Arguments:
-        bundle: the container's, with its id in the path; "" when it is not known.
+        bundle: the container's, with its id in the path, or "" when it is not known.
     """
     line = _format_text_line(f"{program}: {describe_error(error)}", "error", bundle)
     for path in _list_hook_log_directories():

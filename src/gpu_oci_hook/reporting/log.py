@@ -45,7 +45,7 @@ class StartLog:
     Arguments:
         fd: a descriptor of the log file, opened for appending.
         level: the least level that is written, "debug" to "error".
-        container_id: the engine's id of the container; "" when there is none.
+        container_id: the engine's id of the container, or "" when there is none.
     """
 
     def __init__(self, fd: int, level: str, container_id: str = "") -> None:

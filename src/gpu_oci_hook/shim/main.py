@@ -47,12 +47,12 @@ class CommandLine:
     """The parts of an engine's command line that the shim needs.
 
     Attributes:
-        command: the first argument that is neither a flag nor a flag's value; "" when there is none.
-        log_path: the file in which the engine expects the reason of a failure; "" when it names none.
+        command: the first argument that is neither a flag nor a flag's value, or "" when there is none.
+        log_path: the file in which the engine expects the reason of a failure, or "" when it names none.
         log_format: "json" or "text".
-        bundle: the bundle's directory as written; "" for the current directory.
+        bundle: the bundle's directory as written, or "" for the current directory.
         config_file: crun's `--config`, relative to the bundle; "config.json" otherwise.
-        container_id: the id of the container to create; "" for every other command.
+        container_id: the id of the container to create, or "" for every other command.
     """
 
     __slots__ = ("bundle", "command", "config_file", "container_id", "log_format", "log_path")
