@@ -1,4 +1,4 @@
-"""packaging/ and the README: engine snippets that the engines read, and the words that operators copy."""
+"""packaging/: engine snippets that the engines read, and systemd units."""
 
 from __future__ import annotations
 
@@ -16,12 +16,9 @@ from typing import Any
 
 import pytest
 
-from gpu_oci_hook.config.keys import KEYS
-from gpu_oci_hook.request.capabilities import KNOWN_CAPABILITIES
 from support.bundles import skip_or_fail
 
 ROOT = Path(__file__).parents[1]
-README = (ROOT / "README.md").read_text()
 RUNTIME = "/usr/local/bin/gpu-oci-runtime"
 SNIPPETS = {
     "docker/daemon.json": ("runtimes", "gpu-oci", "path"),
@@ -56,12 +53,6 @@ def only_path(value: object, keys: tuple[str, ...]) -> object:
 @pytest.mark.parametrize("name", SNIPPETS)
 def test_a_snippet_names_our_runtime_and_touches_nothing_else(name: str) -> None:
     assert only_path(parsed(name), SNIPPETS[name]) in (RUNTIME, [RUNTIME])
-
-
-@pytest.mark.parametrize("name", [*SNIPPETS, "kubernetes/runtimeclass.json"])
-def test_the_readme_shows_each_snippet_as_it_is(name: str) -> None:
-    text = (ROOT / "packaging" / name).read_text()
-    assert f"```{'json' if name.endswith('.json') else 'toml'}\n{text}```" in README
 
 
 def test_containerd_snippets_have_their_versions_keys_and_a_runtime_type() -> None:
@@ -161,33 +152,3 @@ def test_systemd_itself_reads_the_units(tmp_path: Path) -> None:
         ["systemd-analyze", "verify", *sorted(tmp_path.iterdir())], capture_output=True, text=True, timeout=60
     )
     assert (run.returncode, run.stdout, run.stderr) == (0, "", "")
-
-
-def test_the_readme_begins_with_the_two_commands() -> None:
-    first = README.split("```")[1]
-    assert "scripts/demo" in first and "scripts/test" in first
-    for name in ("scripts/demo", "scripts/test"):
-        assert (ROOT / name).stat().st_mode & 0o111
-
-
-def test_the_readme_names_every_capability_table_and_only_real_keys() -> None:
-    for word in KNOWN_CAPABILITIES:
-        assert f"`{word}`" in README
-    keys = {key for _, key, _, _ in KEYS}
-    for table in {table for table, _, _, _ in KEYS}:
-        assert f"`[{table}]`" in README
-    for table, key in re.findall(r"`\[(\w+)\] ([a-z-]+)", README):
-        assert (table, key) in {(t, k) for t, k, _, _ in KEYS} and key in keys
-
-
-def test_the_readme_has_no_path_of_one_machine_and_no_dead_link() -> None:
-    assert not re.search(r"/(home|root|work)/", README)
-    for target in re.findall(r"\]\(([^)#]+)\)", README):
-        assert (ROOT / target).exists()
-    anchors = {
-        re.sub(r"[^a-z0-9 -]", "", line.lstrip("# ").lower()).replace(" ", "-")
-        for line in README.split("\n")
-        if line.startswith("#")
-    }
-    for anchor in re.findall(r"\]\(#([^)]+)\)", README):
-        assert anchor in anchors

@@ -11,7 +11,7 @@ from gpu_oci_hook.formats.oci import get_list, get_member
 from gpu_oci_hook.model.edits import AddMount, DropMount, Plan, WithheldItem
 from gpu_oci_hook.model.plan_input import explain_missing_capability
 from gpu_oci_hook.plan.layout import Layout
-from gpu_oci_hook.plan.libraries import add_libraries, format_library_name
+from gpu_oci_hook.plan.library_mounts import add_libraries, format_library_name
 from gpu_oci_hook.plan.mounting import (
     DIRECTORY_KINDS,
     LIBRARIES_DIR_PREFIX,

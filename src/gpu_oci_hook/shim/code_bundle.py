@@ -42,7 +42,7 @@ BUNDLED_MODULES = (
     "host.optional", "host.optional.graphics", "host.root", "inject", "inject.gather", "inject.pipeline", "model",
     "model.edits", "model.file_edits", "model.machine", "model.optional_devices", "model.outcome",
     "model.plan_input", "model.request", "plan", "plan.build", "plan.devices", "plan.driver_params", "plan.files",
-    "plan.layout", "plan.libraries", "plan.links", "plan.loader_files", "plan.mounting", "request",
+    "plan.layout", "plan.library_mounts", "plan.links", "plan.loader_files", "plan.mounting", "request",
     "request.capabilities", "request.environment", "request.read", "request.selectors",
 )  # fmt: skip
 

@@ -1,0 +1,124 @@
+"""README.md and docs/: what operators copy is what the project ships, links lead somewhere, facts are cited and listed."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpu_oci_hook.config.keys import KEYS
+from gpu_oci_hook.request.capabilities import KNOWN_CAPABILITIES
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+SNIPPETS = sorted(
+    path
+    for path in (ROOT / "packaging").rglob("*")
+    if path.suffix in (".json", ".toml", ".conf") and path.parent.name != "systemd"
+)
+FACTS = ROOT / "docs/facts.md"
+CITATION = re.compile(r"\(facts: ([a-z0-9, -]+)\)")
+# Names of documents that are not in the repository, and codes of lists that are not.
+DEAD_CITATION = re.compile(
+    r"(ecosystem|toolkit) facts|field report|cases\.md|\bdesign [0-9]|\(?\b[ADC][0-9]{1,2}-[0-9]{2}\b|\bR[0-9]{2}\b(?! \(release\))"
+)
+
+
+def read_sources() -> dict[Path, str]:
+    """Every text file that git knows or would add, by path below the project."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
+    )
+    if listed.returncode != 0:
+        pytest.fail(f"git cannot list the project: {listed.stderr}")
+    sources = {}
+    for name in listed.stdout.splitlines():
+        path = ROOT / name
+        if path.is_file() and path.suffix in (
+            "",
+            ".py",
+            ".md",
+            ".toml",
+            ".json",
+            ".conf",
+            ".service",
+            ".sh",
+            ".in",
+            ".c",
+        ):
+            sources[path] = path.read_text(errors="replace")
+    return sources
+
+
+def find_anchors(text: str) -> set[str]:
+    """The anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", re.sub(r"```.*?```", "", text, flags=re.S), re.M)
+    return {re.sub(r"[^a-z0-9 -]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_readme_begins_with_the_two_commands_and_is_short() -> None:
+    text = (ROOT / "README.md").read_text()
+    first = text.split("```")[1]
+    assert "scripts/demo" in first and "scripts/test" in first
+    for name in ("scripts/demo", "scripts/test"):
+        assert (ROOT / name).stat().st_mode & 0o111
+    assert len(text.splitlines()) <= 200
+
+
+@pytest.mark.parametrize("path", SNIPPETS, ids=lambda path: f"{path.parent.name}/{path.name}")
+def test_the_engines_page_shows_each_snippet_as_it_is(path: Path) -> None:
+    language = "json" if path.suffix == ".json" else "toml"
+    assert f"```{language}\n{path.read_text()}```" in (ROOT / "docs/engines.md").read_text()
+
+
+def test_the_pages_name_every_capability_every_table_and_only_real_keys() -> None:
+    readme, contract = (ROOT / "README.md").read_text(), (ROOT / "docs/containers.md").read_text()
+    for word in KNOWN_CAPABILITIES:
+        assert f"`{word}`" in readme and f"`{word}`" in contract
+    known = {(row[0], row[1]) for row in KEYS}
+    for table in {table for table, _ in known}:
+        assert f"`[{table}]`" in readme
+    for page in PAGES:
+        for table, key in re.findall(r"`\[(\w+)\] ([a-z-]+)", page.read_text()):
+            assert (table, key) in known, f"{page.name}: [{table}] {key}"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_a_page_has_no_dead_link_and_no_path_of_one_machine(page: Path) -> None:
+    text = page.read_text()
+    assert not re.search(r"/(home|root|work)/", text)
+    for target in re.findall(r"\]\(([^)\s]+)\)", text):
+        if target.startswith("https://"):
+            continue
+        name, _, anchor = target.partition("#")
+        other = (page.parent / name) if name else page
+        assert other.exists(), target
+        assert not anchor or anchor in find_anchors(other.read_text()), target
+
+
+def test_every_cited_fact_is_listed_and_every_listed_fact_is_cited() -> None:
+    cited: set[str] = set()
+    for path, text in read_sources().items():
+        if path not in (FACTS, Path(__file__)):
+            for names in CITATION.findall(text):
+                cited.update(name.strip() for name in names.split(","))
+    cited.discard("name")  # the example in CONTRIBUTING.md
+    listed = set(re.findall(r"^### ([a-z0-9-]+)$", FACTS.read_text(), re.M))
+    assert cited == listed
+
+
+def test_nothing_cites_what_is_not_in_the_repository() -> None:
+    found = [
+        f"{path.relative_to(ROOT)}: {match.group(0)}"
+        for path, text in read_sources().items()
+        if path != Path(__file__) and path.name != "LICENSE"
+        for match in DEAD_CITATION.finditer(text)
+    ]
+    assert not found, found
+
+
+def test_no_file_of_the_package_has_the_name_of_another() -> None:
+    names = [path.name for path in (ROOT / "src/gpu_oci_hook").rglob("*.py") if path.name != "__init__.py"]
+    assert sorted(names) == sorted(set(names))
