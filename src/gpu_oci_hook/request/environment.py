@@ -46,7 +46,7 @@ class Environment:
         self.values: dict[str, str] = {}
         self.positions: dict[str, int] = {}
 
-    def describe(self, name: str) -> str:
+    def describe_variable(self, name: str) -> str:
         """Return the origin of what a variable requests: NAME=VALUE and where the config.json has it."""
         return f"{name}={clip_text(self.values[name])} (process.env[{self.positions[name]}])"
 

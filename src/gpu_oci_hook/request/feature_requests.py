@@ -77,7 +77,7 @@ def _read_feature(
     if refusal:
         _withhold(request, title, f"{variable}=enabled, but {refusal}", refusal)
         return None
-    return FeatureRequest(key, title, environment.describe(variable), required=True)
+    return FeatureRequest(key, title, environment.describe_variable(variable), required=True)
 
 
 def _withhold(request: Request, title: str, reason: str, refusal: str) -> None:
@@ -134,7 +134,7 @@ def _find_channel_selectors(
         request.withheld.append((_IMEX_TITLE, "requested by mounts, but [request] volume-mounts is off"))
     if IMEX_CHANNELS_VARIABLE not in environment.values:
         return [], False
-    origin = environment.describe(IMEX_CHANNELS_VARIABLE)
+    origin = environment.describe_variable(IMEX_CHANNELS_VARIABLE)
     selectors = dict.fromkeys(
         split_variable(environment.values[IMEX_CHANNELS_VARIABLE])
     )  # an image may repeat one thirty thousand times

@@ -47,7 +47,7 @@ def read_mig_rights(request: Request, environment: Environment) -> tuple[tuple[s
         value = environment.values.get(variable, "").strip()
         if value in ("", "none", "void"):
             continue
-        origin = environment.describe(variable)
+        origin = environment.describe_variable(variable)
         if value != "all":
             raise Fault(f'{variable} has the unknown value "{clip_text(value)}"', where=origin, hint='Use "all"')
         if request.environment_refusal:

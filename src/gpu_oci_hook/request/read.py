@@ -122,7 +122,7 @@ def _read_devices(
     """Take the devices from the sources in the order of precedence; see the module's docstring."""
     value = environment.values.get(VISIBLE_DEVICES)
     selectors = split_variable(value or "")
-    origin = environment.describe(VISIBLE_DEVICES) if value is not None else ""
+    origin = environment.describe_variable(VISIBLE_DEVICES) if value is not None else ""
     if value is not None and (not selectors or "void" in selectors):
         _record_void(request, annotations, selectors, value, origin)
         return
