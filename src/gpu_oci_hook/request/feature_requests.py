@@ -75,12 +75,12 @@ def _read_feature(
         return None
     refusal = f'[inject] {key} is "never"' if policy == "never" else request.environment_refusal
     if refusal:
-        _withhold(request, title, f"{variable}=enabled, but {refusal}", refusal)
+        _record_refusal(request, title, f"{variable}=enabled, but {refusal}", refusal)
         return None
     return FeatureRequest(key, title, environment.describe_variable(variable), required=True)
 
 
-def _withhold(request: Request, title: str, reason: str, refusal: str) -> None:
+def _record_refusal(request: Request, title: str, reason: str, refusal: str) -> None:
     request.withheld.append((title, reason))
     request.warnings.append(f"{title} not injected: {refusal}")
 
@@ -106,7 +106,7 @@ def _read_imex_channels(
         refusal = request.environment_refusal
     if refusal:
         if wanted:
-            _withhold(request, _IMEX_TITLE, f"requested by {wanted[0][1]}, but {refusal}", refusal)
+            _record_refusal(request, _IMEX_TITLE, f"requested by {wanted[0][1]}, but {refusal}", refusal)
         return
     if wanted and len(wanted) < len(selectors):
         raise Fault(
