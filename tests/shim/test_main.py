@@ -12,7 +12,14 @@ import pytest
 
 from gpu_oci_hook.shim.main import CommandLine
 
-SHIM = [sys.executable, "-c", "from gpu_oci_hook.shim.main import main; main()"]
+# The shim with its state beside the test's configuration: tests that run at the same time must not share /run.
+CODE = """import os
+from gpu_oci_hook.files import state_dir
+state_dir.DIRECTORY = os.path.dirname(os.environ["GPU_OCI_HOOK_CONFIG"]) + "/state"
+from gpu_oci_hook.shim.main import main
+main()
+"""
+SHIM = [sys.executable, "-c", CODE]
 
 
 def call(line: str) -> tuple[str, str, str, str]:
@@ -300,7 +307,7 @@ def test_without_a_low_level_runtime_the_sentence_says_what_was_looked_for_and_w
 
 def test_the_shim_never_becomes_itself(machine: Path, tmp_path: Path) -> None:
     copy = tmp_path / "copy"
-    copy.write_text(f"#!{sys.executable} -IS\nfrom gpu_oci_hook.shim.main import main\nmain()\n")
+    copy.write_text(f"#!{sys.executable} -IS\n{CODE}")
     copy.chmod(0o755)
     link = tmp_path / "link"
     link.symlink_to(copy)
@@ -312,7 +319,7 @@ def test_the_shim_never_becomes_itself(machine: Path, tmp_path: Path) -> None:
 
 def test_a_wrapper_that_calls_the_shim_again_does_not_go_round_for_ever(machine: Path, tmp_path: Path) -> None:
     launcher = tmp_path / "launcher"
-    launcher.write_text(f"#!{sys.executable}\nfrom gpu_oci_hook.shim.main import main\nmain()\n")
+    launcher.write_text(f"#!{sys.executable}\n{CODE}")
     launcher.chmod(0o755)
     machine.write_text(f'#!/bin/sh\nexec {launcher} "$@"\n')
     result = shim("state", "x")
