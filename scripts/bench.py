@@ -1,9 +1,9 @@
-"""The start-up budgets, measured: every row is a ratio against bare runc (or bare Python) in the same run.
+"""Measure the start-up budgets: every row is a ratio against bare runc (or bare Python) in the same run.
 
-Each round takes every row once, in an order of its own, so that a change of the machine's mood hits all alike.
-Containers get a fresh overlay on one image each time, as an engine gives them, and a config.json as dockerd writes
-it (bench_bundle.json: seccomp, masked paths, device rules). Bundles and our memory lie on a tmpfs, as /run does on a
-real machine; the container's layer lies on a disk.
+Each round runs every action once, in a random order, so that a slower moment of the machine affects all alike.
+Containers get a fresh overlay on one image each time, as from an engine, and a config.json as dockerd writes it
+(bench_bundle.json: seccomp, masked paths, device rules). Bundles and our state lie on a tmpfs, as /run does on a real
+machine. The container's layer lies on a disk. NVML does not answer while MIG devices are measured: their UUIDs are cached.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
@@ -32,24 +32,57 @@ from support.nvml_double import NvmlDouble  # noqa: E402
 
 STATE = Path("/run/gpu-oci-hook")
 
-# name, budget, what it is a ratio of
-ROWS = {
-    "pass-through --version": (1.3, "time over runc / python3 -IS -c pass"),
-    "pass-through features": (1.3, "time over runc / python3 -IS -c pass"),
-    "pass-through state": (1.3, "time over runc / python3 -IS -c pass"),
-    "create, no GPU asked": (1.3, "shim / runc create"),
-    "create, 8 GPUs, all capabilities, warm": (1.45, "shim / runc create of the same edited bundle"),
-    "create, 8 GPUs, first after boot": (2.0, "shim / runc create of the same edited bundle"),
-    "create, 1 of 16 x 7 MIG devices, NVML hangs": (1.45, "shim / runc create of the same edited bundle"),
-    "create, 16 x 7 MIG devices, NVML hangs": (1.45, "shim / runc create of the same edited bundle"),
-    "create through one CDI hook (no shim)": (1.8, "runc create / the same create without the hook"),
-    "cdi generate, 16 GPUs x 7 MIG devices": (3.0, "cdi generate / the same for one GPU"),
-    "cdi refresh, nothing changed": (1.5, "cdi refresh / list --no-nvml"),
-}
+Medians = dict[str, float]
 
 
-def through_cdi(plain: bytes, file: dict[str, Any], name: str) -> dict[str, Any]:
-    """A config.json as an engine makes it of a CDI file: for our own files, which need no more of CDI than this."""
+class Row(NamedTuple):
+    """One budget: a ratio of median times, which must not be above `budget`.
+
+    Arguments:
+        name: as the table prints it.
+        meaning: what is divided by what.
+        ratio: computes it from median seconds by the names in `Bench.list_actions`.
+    """
+
+    name: str
+    budget: float
+    meaning: str
+    ratio: Callable[[Medians], float]
+
+
+def pass_through(command: str) -> Row:
+    """The budget of a command that the shim hands on to runc."""
+    return Row(
+        f"runc {command} through the shim",
+        1.3,
+        "time over runc / python3 -IS -c pass",
+        lambda m: (m[f"shim {command}"] - m[f"runc {command}"]) / m["python"],
+    )
+
+
+COMMANDS = ("--version", "features", "state")
+EDITED = "shim / runc create of the same edited bundle"
+ROWS = [
+    *[pass_through(command) for command in COMMANDS],
+    Row("create without a GPU", 1.3, "shim / runc create", lambda m: m["shim, no GPU"] / m["runc, no GPU"]),
+    Row("create with 8 GPUs, cached", 1.45, EDITED, lambda m: m["shim, 8 GPUs"] / m["runc, 8 GPUs"]),
+    Row("create with 8 GPUs, first after boot", 2.0, EDITED, lambda m: m["shim, nothing cached"] / m["runc, 8 GPUs"]),
+    Row("create with 1 of 112 MIG devices", 1.45, EDITED, lambda m: m["shim, 1 MIG"] / m["runc, 1 MIG"]),
+    Row("create with 112 MIG devices", 1.45, EDITED, lambda m: m["shim, all MIG"] / m["runc, all MIG"]),
+    Row(
+        "create with our CDI hook, no shim", 1.8, "runc create / the same without the hook",
+        lambda m: m["runc, CDI hook"] / m["runc, CDI without hook"],
+    ),
+    Row(
+        "cdi generate, 16 GPUs with 112 MIG devices", 3.0, "cdi generate / the same for one GPU",
+        lambda m: m["generate, 112 MIG"] / m["generate, 1 GPU"],
+    ),
+    Row("cdi refresh, nothing changed", 1.5, "cdi refresh / list --no-nvml", lambda m: m["refresh"] / m["list"]),
+]  # fmt: skip
+
+
+def apply_cdi_file(plain: bytes, file: dict[str, Any], name: str) -> dict[str, Any]:
+    """Build the config.json that an engine makes of a CDI file; enough of CDI for the files that we write."""
     spec: dict[str, Any] = json.loads(plain)
     device = next(one["containerEdits"] for one in file["devices"] if one["name"] == name)
     for edits in (file["containerEdits"], device):
@@ -72,89 +105,93 @@ def through_cdi(plain: bytes, file: dict[str, Any], name: str) -> dict[str, Any]
 
 
 class Bench:
-    """The bundles, the simulated host and the stop-watch."""
+    """The bundles, the simulated hosts and the timed actions."""
 
-    def __init__(self, place: Path, runc: str) -> None:
-        self.place = place
+    def __init__(self, directory: Path, runc: str) -> None:
+        self.directory = directory
         self.runc = runc
         self.python = os.path.realpath(getattr(sys, "_base_executable", sys.executable))
-        self.image = images.build_glibc_image(place / "image")
-        host_tree.build_host(place / "host", gpus=8, layout="debian")
-        (place / "config.toml").write_text(f'[host]\nroot = "{place}/host"\n[runtime]\nlow-level = ["{runc}"]\n')
-        os.environ["GPU_OCI_HOOK_CONFIG"] = str(place / "config.toml")
+        self.image = images.build_glibc_image(directory / "image")
+        host_tree.build_host(directory / "host", gpus=8, layout="debian")
+        (directory / "config.toml").write_text(
+            f'[host]\nroot = "{directory}/host"\n[runtime]\nlow-level = ["{runc}"]\n'
+        )
+        os.environ["GPU_OCI_HOOK_CONFIG"] = str(directory / "config.toml")
         subprocess.run(
-            [Path(sys.executable).parent / "gpu-oci-hook", "install", "--prefix", place / "prefix"],
+            [Path(sys.executable).parent / "gpu-oci-hook", "install", "--prefix", directory / "prefix"],
             check=True,
             stdout=subprocess.DEVNULL,
         )
-        self.shim = str(place / "prefix/bin/gpu-oci-runtime")
-        self.bundle = place / "bundle"
-        for directory in (STATE, self.bundle):
-            directory.mkdir(exist_ok=True)
-            subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "tmpfs", directory], check=True)
+        self.shim = str(directory / "prefix/bin/gpu-oci-runtime")
+        self.bundle = directory / "bundle"
+        for mount_point in (STATE, self.bundle):
+            mount_point.mkdir(exist_ok=True)
+            subprocess.run(["mount", "-t", "tmpfs", "-o", "mode=0755", "tmpfs", mount_point], check=True)
         (self.bundle / "rootfs").mkdir()
         self.plain = (ROOT / "scripts/bench_bundle.json").read_bytes()
         spec = json.loads(self.plain)
         spec["process"]["env"] += ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"]
-        self.asking = json.dumps(spec).encode()
+        self.requesting = json.dumps(spec).encode()
         self.count = 0
         self.edited = b""
-        self.create(self.shim, self.asking)
+        self.create(self.shim, self.requesting)
         self.edited = (self.bundle / "config.json").read_bytes()
-        assert self.edited != self.asking, "the shim has not injected"
-        # One MIG device of very many, by its UUID. NVML is asked once, and hangs from then on.
-        report = host_tree.build_host(place / "divided", gpus=16, layout="debian", mig=["7"])
-        self.double = NvmlDouble(report)
-        (place / "divided.toml").write_text(f'[host]\nroot = "{place}/divided"\n[runtime]\nlow-level = ["{runc}"]\n')
-        self.asking_part, self.edited_part = {}, {}
-        for which, word in (("part", report.gpus[11].mig[4].uuid), ("parts", "all")):
+        assert self.edited != self.requesting, "the shim has not injected"
+        # MIG devices: NVML is asked once, and does not answer from then on.
+        report = host_tree.build_host(directory / "divided", gpus=16, layout="debian", mig=["7"])
+        self.nvml = NvmlDouble(report)
+        (directory / "divided.toml").write_text(
+            f'[host]\nroot = "{directory}/divided"\n[runtime]\nlow-level = ["{runc}"]\n'
+        )
+        self.mig_requests, self.mig_edited = {}, {}
+        for devices, value in (("1 MIG", report.gpus[11].mig[4].uuid), ("all MIG", "all")):
             spec = json.loads(self.plain)
-            spec["process"]["env"] += [f"NVIDIA_VISIBLE_DEVICES={word}", "NVIDIA_DRIVER_CAPABILITIES=all"]
-            self.asking_part[which] = json.dumps(spec).encode()
-            self.part(which)
-            self.edited_part[which] = (self.bundle / "config.json").read_bytes()
-            assert self.edited_part[which] != self.asking_part[which], "the shim has not injected"
-        self.double.set("sleep")
+            spec["process"]["env"] += [f"NVIDIA_VISIBLE_DEVICES={value}", "NVIDIA_DRIVER_CAPABILITIES=all"]
+            self.mig_requests[devices] = json.dumps(spec).encode()
+            self.create_mig(devices)
+            self.mig_edited[devices] = (self.bundle / "config.json").read_bytes()
+            assert self.mig_edited[devices] != self.mig_requests[devices], "the shim has not injected"
+        self.nvml.set_mode("sleep")
         # CDI: a host with one GPU to compare with, and what an engine makes of the file for eight.
-        host_tree.build_host(place / "single", gpus=1, layout="debian")
-        self.hook = str(place / "prefix/bin/gpu-oci-hook")
-        self.refreshed()
-        self.cdi("generate", "host", "--output", str(place / "cdi.json"))
-        file = json.loads((place / "cdi.json").read_text())
-        with_hook = through_cdi(self.plain, file, "all")
+        host_tree.build_host(directory / "single", gpus=1, layout="debian")
+        self.hook = str(directory / "prefix/bin/gpu-oci-hook")
+        self.fill_caches()
+        self.cdi("generate", "host", "--output", str(directory / "cdi.json"))
+        file = json.loads((directory / "cdi.json").read_text())
+        with_hook = apply_cdi_file(self.plain, file, "all")
         without = {key: value for key, value in with_hook.items() if key != "hooks"}
-        self.hooked, self.unhooked = json.dumps(with_hook).encode(), json.dumps(without).encode()
+        self.cdi_with_hook, self.cdi_without_hook = json.dumps(with_hook).encode(), json.dumps(without).encode()
 
     def cdi(self, command: str, host: str, *words: str) -> float:
-        """Seconds of one of the commands of `cdi`."""
-        return self.run(self.hook, "cdi", command, "--root", str(self.place / host), "--hook", self.hook, *words)
+        """Return the seconds of one of the commands of `cdi`."""
+        return self.run(self.hook, "cdi", command, "--root", str(self.directory / host), "--hook", self.hook, *words)
 
     def refresh(self, host: str) -> float:
-        """Seconds of a refresh; the driver's files are remembered afterwards."""
-        return self.cdi("refresh", host, "--output", str(self.place / f"cdi-{host}/gpu.yaml"))
+        """Return the seconds of a refresh, which also caches the driver's files."""
+        return self.cdi("refresh", host, "--output", str(self.directory / f"cdi-{host}/gpu.yaml"))
 
-    def refreshed(self) -> None:
-        """Has everything remembered that generating a file looks for."""
+    def fill_caches(self) -> None:
+        """Cache everything that generating a file looks for."""
         for host in ("single", "divided"):
             self.refresh(host)
 
     def run(self, *words: str) -> float:
-        """Seconds that a command takes; its output goes nowhere, since a container would keep a pipe open."""
+        """Return the seconds that a command takes; its output is dropped, since a container would keep a pipe open."""
         before = time.perf_counter()
-        with open(self.place / "errors", "wb") as errors:
+        with open(self.directory / "errors", "wb") as errors:
             code = subprocess.run(
                 words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, check=False
             ).returncode
         took = time.perf_counter() - before
         if code:
-            raise SystemExit(f"{' '.join(words)} ended with {code}: {(self.place / 'errors').read_text()}")
+            raise SystemExit(f"{' '.join(words)} ended with {code}: {(self.directory / 'errors').read_text()}")
         return took
 
     def create(self, runtime: str, config: bytes) -> float:
-        """Seconds of one create on a fresh root file system; the container is deleted afterwards."""
+        """Return the seconds of one create on a fresh root file system; the container is deleted afterwards."""
         self.count += 1
         name = f"gpu-oci-hook-bench-{os.getpid()}-{self.count}"
-        layer = self.place / "layer"
+        layer = self.directory / "layer"
         shutil.rmtree(layer, ignore_errors=True)
         shutil.rmtree(self.bundle / "gpu-oci-hook", ignore_errors=True)
         for part in ("upper", "work"):
@@ -172,31 +209,55 @@ class Bench:
         time.sleep(0.1)
         return took
 
-    def cold(self) -> float:
-        """Seconds of the first create after boot: nothing of ours is remembered."""
+    def create_uncached(self) -> float:
+        """Return the seconds of the first create after boot: our state directory is empty."""
         for entry in STATE.iterdir():
             if entry.is_dir():
                 shutil.rmtree(entry)
             else:
                 entry.unlink()
-        return self.create(self.shim, self.asking)
+        return self.create(self.shim, self.requesting)
 
-    def part(self, which: str) -> float:
-        """Seconds of a create with MIG devices whose UUIDs are known; NVML would hang if it were asked."""
-        os.environ["GPU_OCI_HOOK_CONFIG"] = str(self.place / "divided.toml")
+    def create_mig(self, devices: str) -> float:
+        """Return the seconds of a create with MIG devices whose UUIDs are cached; NVML would hang if it were asked."""
+        os.environ["GPU_OCI_HOOK_CONFIG"] = str(self.directory / "divided.toml")
         try:
-            return self.create(self.shim, self.asking_part[which])
+            return self.create(self.shim, self.mig_requests[devices])
         finally:
-            os.environ["GPU_OCI_HOOK_CONFIG"] = str(self.place / "config.toml")
+            os.environ["GPU_OCI_HOOK_CONFIG"] = str(self.directory / "config.toml")
 
-    def learn(self) -> None:
-        """What NVML has to say about the MIG devices, into our memory."""
-        self.double.set("normal")
-        self.part("part")
-        self.refreshed()
-        self.double.set("sleep")
+    def ask_nvml(self) -> None:
+        """Let NVML answer once, so that the UUIDs of MIG devices are cached."""
+        self.nvml.set_mode("normal")
+        self.create_mig("1 MIG")
+        self.fill_caches()
+        self.nvml.set_mode("sleep")
 
-    def take(self, rounds: int) -> dict[str, float]:
+    def list_actions(self, running: str) -> list[tuple[str, Callable[[], float]]]:
+        """What is measured, by name; `running` is a container for `runc state`."""
+        words = {"--version": ["--version"], "features": ["features"], "state": ["state", running]}
+        actions: list[tuple[str, Callable[[], float]]] = [
+            ("python", lambda: self.run(self.python, "-IS", "-c", "pass")),
+            ("runc, no GPU", lambda: self.create(self.runc, self.plain)),
+            ("shim, no GPU", lambda: self.create(self.shim, self.plain)),
+            ("runc, 8 GPUs", lambda: self.create(self.runc, self.edited)),
+            ("shim, 8 GPUs", lambda: self.create(self.shim, self.requesting)),
+            ("runc, CDI hook", lambda: self.create(self.runc, self.cdi_with_hook)),
+            ("runc, CDI without hook", lambda: self.create(self.runc, self.cdi_without_hook)),
+            ("generate, 112 MIG", lambda: self.cdi("generate", "divided")),
+            ("generate, 1 GPU", lambda: self.cdi("generate", "single")),
+            ("refresh", lambda: self.refresh("single")),
+            ("list", lambda: self.run(self.hook, "list", "--no-nvml", "--root", str(self.directory / "single"))),
+        ]
+        for command in COMMANDS:
+            actions.append((f"runc {command}", partial(self.run, self.runc, *words[command])))
+            actions.append((f"shim {command}", partial(self.run, self.shim, *words[command])))
+        for devices in self.mig_edited:
+            actions.append((f"runc, {devices}", partial(self.create, self.runc, self.mig_edited[devices])))
+            actions.append((f"shim, {devices}", partial(self.create_mig, devices)))
+        return actions
+
+    def measure(self, rounds: int) -> dict[str, float]:
         """One run: the ratio of each row, from medians over the rounds."""
         name = f"gpu-oci-hook-bench-{os.getpid()}-idle"
         (self.bundle / "config.json").write_bytes(self.plain)
@@ -206,61 +267,26 @@ class Bench:
             self.run(self.runc, "create", "--bundle", str(self.bundle), name)
         finally:
             subprocess.run(["umount", "--lazy", rootfs], check=True)
-        words = {"--version": ["--version"], "features": ["features"], "state": ["state", name]}
         times: dict[str, list[float]] = {}
-
-        def note(key: str, action: Callable[[], float]) -> None:
-            times.setdefault(key, []).append(action())
-
-        rows: list[tuple[str, Callable[[], float]]] = [
-            ("python", lambda: self.run(self.python, "-IS", "-c", "pass")),
-            ("runc plain", lambda: self.create(self.runc, self.plain)),
-            ("shim plain", lambda: self.create(self.shim, self.plain)),
-            ("runc edited", lambda: self.create(self.runc, self.edited)),
-            ("shim asking", lambda: self.create(self.shim, self.asking)),
-            ("cdi hooked", lambda: self.create(self.runc, self.hooked)),
-            ("cdi unhooked", lambda: self.create(self.runc, self.unhooked)),
-            ("cdi many", lambda: self.cdi("generate", "divided")),
-            ("cdi one", lambda: self.cdi("generate", "single")),
-            ("cdi refresh", lambda: self.refresh("single")),
-            ("cdi list", lambda: self.run(self.hook, "list", "--no-nvml", "--root", str(self.place / "single"))),
-        ]
-        for word, line in words.items():
-            rows.append((f"runc {word}", partial(self.run, self.runc, *line)))
-            rows.append((f"shim {word}", partial(self.run, self.shim, *line)))
-        for which in self.edited_part:
-            rows.append((f"runc {which}", partial(self.create, self.runc, self.edited_part[which])))
-            rows.append((f"shim {which}", partial(self.part, which)))
+        actions = self.list_actions(name)
         try:
             for number in range(rounds):
-                # Each row pays a little for what went before it: in every round for something else.
-                random.Random(number).shuffle(rows)
-                for key, action in rows:
-                    note(key, action)
-                note("shim cold", self.cold)
-                self.learn()  # what is cold has forgotten
+                # Each action pays a little for what went before it: in every round for something else.
+                random.Random(number).shuffle(actions)
+                for key, action in actions:
+                    times.setdefault(key, []).append(action())
+                times.setdefault("shim, nothing cached", []).append(self.create_uncached())
+                self.ask_nvml()  # the caches are empty now
         finally:
             self.run(self.runc, "delete", "--force", name)
-        m = {key: statistics.median(found) for key, found in times.items()}
-        ratios = {f"pass-through {word}": (m[f"shim {word}"] - m[f"runc {word}"]) / m["python"] for word in words}
-        ratios["create, no GPU asked"] = m["shim plain"] / m["runc plain"]
-        ratios["create, 8 GPUs, all capabilities, warm"] = m["shim asking"] / m["runc edited"]
-        ratios["create, 8 GPUs, first after boot"] = m["shim cold"] / m["runc edited"]
-        ratios["create, 1 of 16 x 7 MIG devices, NVML hangs"] = m["shim part"] / m["runc part"]
-        ratios["create, 16 x 7 MIG devices, NVML hangs"] = m["shim parts"] / m["runc parts"]
-        ratios["create through one CDI hook (no shim)"] = m["cdi hooked"] / m["cdi unhooked"]
-        ratios["cdi generate, 16 GPUs x 7 MIG devices"] = m["cdi many"] / m["cdi one"]
-        ratios["cdi refresh, nothing changed"] = m["cdi refresh"] / m["cdi list"]
-        print(
-            "  medians in ms: "
-            + ", ".join(f"{key} {1e3 * m[key]:.1f}" for key in m if key.partition(" ")[2] not in words),
-            flush=True,
-        )
-        return ratios
+        medians = {key: statistics.median(seconds) for key, seconds in times.items()}
+        shown = [key for key in medians if key.partition(" ")[2] not in COMMANDS]
+        print("  medians in ms: " + "; ".join(f"{key} {1e3 * medians[key]:.1f}" for key in shown), flush=True)
+        return {row.name: row.ratio(medians) for row in ROWS}
 
 
 def main() -> int:
-    """Runs the bench and prints its table; 1 when a budget does not hold."""
+    """Run the bench and print its table; return 1 when a budget does not hold."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=15, help="pairs a run (default 15)")
     parser.add_argument("--runs", type=int, default=3, help="runs (default 3)")
@@ -277,18 +303,19 @@ def main() -> int:
             bench = Bench(Path(name), runtime)
             for number in range(options.runs):
                 print(f"run {number + 1} of {options.runs}, {options.rounds} rounds", flush=True)
-                runs.append(bench.take(options.rounds))
+                runs.append(bench.measure(options.rounds))
         finally:
             subprocess.run(["umount", "--lazy", f"{name}/bundle"], check=False)
     print(f"\n{'row':44}{'budget':>7}{'median':>8}   runs")
     late = []
-    for row, (budget, meaning) in ROWS.items():
-        found = [run[row] for run in runs]
-        middle = statistics.median(found)
-        if middle > budget:
-            late.append(row)
-        each = " ".join(f"{ratio:.2f}" for ratio in found)
-        print(f"{row:44}{budget:7.2f}{middle:8.2f}   {each}   {'OVER' if middle > budget else 'holds'}: {meaning}")
+    for row in ROWS:
+        ratios = [run[row.name] for run in runs]
+        median = statistics.median(ratios)
+        if median > row.budget:
+            late.append(row.name)
+        each = " ".join(f"{ratio:.2f}" for ratio in ratios)
+        verdict = "OVER" if median > row.budget else "holds"
+        print(f"{row.name:44}{row.budget:7.2f}{median:8.2f}   {each}   {verdict}: {row.meaning}")
     return 1 if late else 0
 
 

@@ -288,22 +288,22 @@ def test_an_unknown_device_fails_with_the_valid_ones_and_changes_nothing(
 @pytest.mark.parametrize("mode", ["sleep", "crash", "lie-uuid", "lie-count"])
 @pytest.mark.parametrize("asked", ["0", "all", "0:1", "MIG-GPU", "GPU-", "none"])
 def test_a_start_that_needs_no_nvml_never_asks_it(mode: str, asked: str, double: NvmlDouble, tmp_path: Path) -> None:
-    double.set(mode)
+    double.set_mode(mode)
     gpu = double.report.gpus[0]
     word = {"MIG-GPU": f"MIG-{gpu.uuid}/7/0", "GPU-": gpu.uuid}.get(asked, asked)
     began = time.monotonic()
     given(tmp_path / "b", container_spec(f"NVIDIA_VISIBLE_DEVICES={word}"), double.report.directory)
     assert time.monotonic() - began < 5
-    assert double.called == 0
+    assert double.call_count == 0
 
 
 @pytest.mark.parametrize("mode", ["sleep", "crash", "lie-uuid"])
 def test_a_known_uuid_starts_whatever_has_become_of_nvml(mode: str, double: NvmlDouble, tmp_path: Path) -> None:
     word = double.report.gpus[2].mig[0].uuid
     first = given(tmp_path / "a", container_spec(f"NVIDIA_VISIBLE_DEVICES={word}"), double.report.directory)
-    double.set(mode)
+    double.set_mode(mode)
     assert given(tmp_path / "b", container_spec(f"NVIDIA_VISIBLE_DEVICES={word}"), double.report.directory) == first
-    assert double.called == 1
+    assert double.call_count == 1
 
 
 @pytest.mark.parametrize(
@@ -314,7 +314,7 @@ def test_a_start_that_needs_nvml_fails_within_the_limit_by_name(
     mode: str, words: str, double: NvmlDouble, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(mig_devices.MigDevices.__init__.__kwdefaults__, "timeout", 1.0)
-    double.set(mode)
+    double.set_mode(mode)
     made = make_bundle(tmp_path / "b", container_spec(f"NVIDIA_VISIBLE_DEVICES={double.report.gpus[2].mig[0].uuid}"))
     before = snapshot_tree(made)
     began = time.monotonic()
@@ -338,7 +338,7 @@ def test_requirements_are_asked_of_the_hosts_own_nvml(tmp_path: Path) -> None:
         inject_in_process(made, host_config(host.directory))
     double = NvmlDouble(host)
     inject_in_process(made, host_config(host.directory))
-    assert double.called == 1
+    assert double.call_count == 1
 
 
 # --- list and explain --------------------------------------------------------------------------------
@@ -384,7 +384,7 @@ def test_list_shows_what_nvml_knows_and_leaves_no_trace(double: NvmlDouble, ask:
 
 @pytest.mark.parametrize("mode", ["crash", "lie-count"])
 def test_list_shows_the_rest_when_nvml_fails_and_says_why(mode: str, double: NvmlDouble, ask: Ask) -> None:
-    double.set(mode)
+    double.set_mode(mode)
     document = ask("list", "--root", double.report.directory)
     assert document["nvml"]["answers"] is False
     assert "NVML" in document["nvml"]["reason"]
@@ -396,7 +396,7 @@ def test_list_shows_the_rest_when_nvml_fails_and_says_why(mode: str, double: Nvm
 
 
 def test_list_shows_what_nvml_knows_of_the_gpus_that_it_knows(double: NvmlDouble, ask: Ask) -> None:
-    double.set("lost")
+    double.set_mode("lost")
     document = ask("list", "--root", double.report.directory)
     assert document["nvml"] == {"answers": True, "reason": "answers, but not for GPU 1 (GPU is lost)"}
     assert [gpu["memory"] for gpu in document["gpus"]] == [None, None, None]
@@ -409,7 +409,7 @@ def test_list_does_not_ask_nvml_when_told_not_to(double: NvmlDouble, ask: Ask) -
     document = ask("list", "--root", double.report.directory, "--no-nvml")
     assert document["nvml"] == {"answers": False, "reason": "not queried"}
     assert len(document["gpus"][0]["mig"]) == 7
-    assert double.called == 0
+    assert double.call_count == 0
 
 
 def test_explain_tells_of_each_mig_device_whether_and_why(
@@ -475,4 +475,4 @@ def test_the_shim_asks_once_for_many_starts_and_then_never(double: NvmlDouble, t
         done = shim.create(made)
         assert (done.returncode, done.stderr) == (0, "")
         assert set(list_device_numbers(shim.spec())) - CONTROL == {"/dev/nvidia1", cap(1, 13), cap(1, 13, 0)}
-    assert double.called == 1
+    assert double.call_count == 1

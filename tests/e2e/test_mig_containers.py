@@ -91,7 +91,7 @@ def test_one_of_two_compute_instances_does_not_open_the_other(hand: BareRuntime,
 def test_a_uuid_that_nvml_knows_gives_the_same(hand: BareRuntime, double: NvmlDouble) -> None:
     gpu = double.report.gpus[1]
     probed(hand, double, gpu.mig[0].uuid, {cap(gpu.minor, 1), cap(gpu.minor, 1, 0)})
-    assert double.called >= 1
+    assert double.call_count >= 1
 
 
 def test_a_whole_gpu_in_mig_mode_opens_none_of_its_parts(hand: BareRuntime, double: NvmlDouble) -> None:

@@ -186,15 +186,15 @@ def test_nvml_gives_the_uuids_once_and_they_are_remembered(machine: Machine) -> 
     double = machine.double()
     expected = {one.uuid for gpu in machine.report.gpus for one in gpu.mig}
     assert {one.uuid for one in machine.instances().list_with_uuids()} == expected
-    assert double.called == 1
-    double.set("crash")
+    assert double.call_count == 1
+    double.set_mode("crash")
     again = machine.instances()
     assert {one.uuid for one in again.list_with_uuids()} == expected
     last = machine.report.gpus[2].mig[2]
     found = machine.instances().find_cached_device(last.uuid.upper().replace("MIG", "mig"))
     assert found is not None
     assert (found.name, found.gi, found.ci) == ("2:2", last.gi, last.ci)
-    assert double.called == 1
+    assert double.call_count == 1
 
 
 def test_the_order_is_nvmls_where_nvml_was_asked(machine: Machine) -> None:
@@ -223,12 +223,12 @@ def test_a_change_of_one_gpus_tree_asks_again_about_that_gpu(machine: Machine, c
         (machine.tree(0) / "gi7/ci0").mkdir()
         parts = (type(parts[0])(7, 0, "MIG-abcd0000-0000-0000-0000-000000000000"), *parts[1:])
     cards[0] = kernel.SimulatedGpu(**{**vars(cards[0]), "mig": parts})
-    double.set("normal", gpus=tuple(cards))
+    double.set_mode("normal", gpus=tuple(cards))
     fresh = machine.instances()
     assert all(not one.uuid for one in fresh.list_for_gpu(machine.gpus[0]))
     assert all(one.uuid for one in fresh.list_for_gpu(machine.gpus[2]))
     assert [one.uuid for one in fresh.list_with_uuids()][: len(parts)] == [one.uuid for one in parts]
-    assert double.called == 2
+    assert double.call_count == 2
 
 
 def test_what_is_forgotten_is_asked_anew_though_it_is_still_in_the_memory(machine: Machine) -> None:
@@ -238,27 +238,27 @@ def test_what_is_forgotten_is_asked_anew_though_it_is_still_in_the_memory(machin
     cards = list(machine.report.gpus)
     new = "MIG-abcd0000-0000-0000-0000-000000000000"
     cards[0] = kernel.SimulatedGpu(**{**vars(cards[0]), "mig": (type(cards[0].mig[0])(7, 0, new), *cards[0].mig[1:])})
-    double.set("normal", gpus=tuple(cards))
+    double.set_mode("normal", gpus=tuple(cards))
     both = machine.instances(), machine.instances()
     for one in both:
         assert new not in [part.uuid for part in one.list_with_uuids()]
     for one in both:
         one.discard_cached_uuids()
         assert new in [part.uuid for part in one.list_with_uuids()]
-    assert double.called == 2, "the second one takes what the first one has learnt"
+    assert double.call_count == 2, "the second one takes what the first one has learnt"
 
 
 def test_another_driver_or_damaged_memory_only_costs_a_question(machine: Machine) -> None:
     double = machine.double()
     machine.instances().list_with_uuids()
     machine.instances(version="580.65.06").list_with_uuids()
-    assert double.called == 2
+    assert double.call_count == 2
     for count, blob in enumerate(
         (b"", b"x", marshal.dumps(1), marshal.dumps((gpu_oci_hook.VERSION, VERSION, {"a": 1})))
     ):
         machine.memory.blobs["mig"] = blob
         assert machine.instances().list_with_uuids()
-        assert double.called == 3 + count
+        assert double.call_count == 3 + count
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_whatever_nvml_does_is_one_sentence_within_the_limit_and_not_remembered(
     machine: Machine, mode: str, words: str
 ) -> None:
     double = machine.double()
-    double.set(mode)
+    double.set_mode(mode)
     began = time.monotonic()
     with pytest.raises(Fault) as caught:
         machine.instances(limit=1.0).list_with_uuids()
@@ -292,14 +292,14 @@ def test_whatever_nvml_does_is_one_sentence_within_the_limit_and_not_remembered(
 
 
 def test_a_name_that_is_no_utf8_is_left_out_and_nothing_else_with_it(machine: Machine) -> None:
-    machine.double().set("latin-name")
+    machine.double().set_mode("latin-name")
     cards = query.query_nvml_gpus([gpu.pci for gpu in machine.gpus], library=machine.library)
     assert [(card.name, card.uuid) for card in cards] == [("", gpu.uuid) for gpu in machine.gpus]
     assert all(one.uuid for one in machine.instances().list_with_uuids())
 
 
 def test_a_gpu_that_is_lost_takes_no_other_gpus_answer_with_it(machine: Machine) -> None:
-    machine.double().set("lost")
+    machine.double().set_mode("lost")
     cards = query.query_nvml_gpus([gpu.pci for gpu in machine.gpus], library=machine.library)
     assert [card.error for card in cards] == ["", "GPU is lost", ""]
     assert all(one.uuid for one in machine.instances().list_with_uuids())
@@ -309,7 +309,7 @@ def test_a_gpu_that_is_lost_takes_no_other_gpus_answer_with_it(machine: Machine)
 
 
 def test_the_limit_is_told_without_the_microseconds_that_are_gone_already(machine: Machine) -> None:
-    machine.double().set("sleep")
+    machine.double().set_mode("sleep")
     with pytest.raises(Fault, match=r"within 0\.3 seconds"):
         query.query_nvml_gpus([machine.gpus[0].pci], library=machine.library, timeout=0.29977)
 

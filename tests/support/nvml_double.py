@@ -56,9 +56,9 @@ class NvmlDouble:
         fresh.write_bytes(compile_library())
         fresh.chmod(0o755)
         os.replace(fresh, self.path)
-        self.set("normal")
+        self.set_mode("normal")
 
-    def set(self, mode: str, *, gpus: tuple[kernel.SimulatedGpu, ...] | None = None) -> None:
+    def set_mode(self, mode: str, *, gpus: tuple[kernel.SimulatedGpu, ...] | None = None) -> None:
         """What it does from now on; `gpus` in place of those of the host."""
         assert mode in MODES
         lines = [f"mode {mode}", f"driver {self.report.driver}"]
@@ -71,6 +71,6 @@ class NvmlDouble:
         self.path.with_name("nvml-double").write_text("\n".join(lines) + "\n")
 
     @property
-    def called(self) -> int:
+    def call_count(self) -> int:
         """How often it was asked."""
         return self.called_file.stat().st_size if self.called_file.exists() else 0
