@@ -340,7 +340,7 @@ DOUBTFUL: dict[str, tuple[Spec, str, str]] = {
     "group 0": (
         minimal_spec("0.7.0", additionalGids=[0]),
         f"{EDITS}.additionalGids[0]",
-        "0 is not another group than 0",
+        "0 is not a group other than 0",
     ),
     "a mode that looks octal": (
         device(fileMode=666),

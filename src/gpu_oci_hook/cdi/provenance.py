@@ -1,4 +1,4 @@
-"""Recognise CDI files that gpu-oci-hook wrote, and build the command that writes a CDI file again.
+"""Recognise CDI files that gpu-oci-hook wrote, and build the command that regenerates a CDI file.
 
 A CDI file is written once, and the host changes afterwards. `cdi refresh` therefore needs the options that the file
 was written with. A YAML file records them in comments at its head. The arguments of our hook record them in YAML and
@@ -37,7 +37,7 @@ INCOMPLETE_ANNOTATION = "gpu-oci-hook/incomplete"
 """Annotation of a file that lacks device nodes which the host did not have."""
 
 REGENERATE_HINT_PREFIX = "Regenerate it"
-"""Start of every hint that writes a whole file again."""
+"""Start of every hint with a command that regenerates a whole file."""
 
 _MAX_FILE_SIZE = 64 << 20
 
@@ -69,7 +69,7 @@ def format_cdi_command(arguments: Iterable[str]) -> str:
 
 
 def build_refresh_command(path: str, *options: str) -> str:
-    """Build the command that writes a file of ours again with its recorded options and these."""
+    """Build the command that regenerates a file from its recorded options and these."""
     return " ".join((HOOK_PROGRAM, "cdi", "refresh", *options, "--output", path))
 
 
@@ -107,12 +107,12 @@ def build_generate_hint(kind: str, path: str, *options: str) -> str:
 
 
 def build_lost_options_hint(path: str) -> str:
-    """Build the hint for a file of ours whose recorded command cannot be used."""
+    """Build the hint for a file whose recorded command cannot be used."""
     return f"{REGENERATE_HINT_PREFIX} with its options: {build_generate_command(path)}"
 
 
 def read_recorded_options(path: str) -> tuple[list[str], bool]:
-    """Read the options that a file of ours records, and whether this user may trust them.
+    """Read the options that a file of gpu-oci-hook records, and whether this user may trust them.
 
     A file that other users can write is not trusted: the configuration file that it names decides what runs as root.
 
@@ -120,7 +120,7 @@ def read_recorded_options(path: str) -> tuple[list[str], bool]:
         The arguments after `gpu-oci-hook cdi refresh`, empty if the file records nothing.
 
     Raises:
-        Fault: the file records something else than a command of ours.
+        Fault: the file records something else than a `gpu-oci-hook cdi` command.
     """
     data, trusted = _read_with_trust(path)
     if not is_own_spec_data(data):

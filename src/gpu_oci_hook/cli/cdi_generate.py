@@ -45,7 +45,7 @@ def generate(context: click.Context, /, path: str | None, force: bool, **_: Any)
         return
     if not force:
         _refuse_foreign_file(path, spec.spec["kind"])
-    print_line(f"{write_spec_file(path, spec.data)} {path}: {spec.summarise()}")
+    print_line(f"{write_spec_file(path, spec.data)} {path}: {spec.summarise_spec()}")
 
 
 def _refuse_foreign_file(path: str, kind: str) -> None:

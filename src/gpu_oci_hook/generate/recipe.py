@@ -65,7 +65,7 @@ class BuiltSpec:
     warnings: tuple[str, ...]
     unreadable_warning: str = ""
 
-    def summarise(self) -> str:
+    def summarise_spec(self) -> str:
         """Summarise the file: kind, devices, CDI version, engines."""
         names = get_device_names(self.spec)
         more = f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""

@@ -75,7 +75,7 @@ def refresh_spec_file(
             hint="Choose another --output, or replace it with --force",
         )
     action = write_spec_file(path, built.data)
-    return RefreshResult(action, f"{action} {path}: {built.summarise()}", built.warnings, built.unreadable_warning)
+    return RefreshResult(action, f"{action} {path}: {built.summarise_spec()}", built.warnings, built.unreadable_warning)
 
 
 def watch_spec_file(
