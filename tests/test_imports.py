@@ -1,12 +1,14 @@
-"""What is loaded and what is read, on the way of every call and on the way of a GPU container: allow-lists.
+"""Import budgets: which modules each kind of call may load, and which files it may read.
 
-Started as the installed launcher starts: the real interpreter, -ISXutf8, our package's directory and nothing else.
+Calls start as from the installed launcher: the real interpreter with -ISXutf8, and our package's directory in sys.path.
 """
 
 from __future__ import annotations
 
+import ast
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,8 +25,8 @@ from support.bundles import DEV, PROC, Spec, container_spec, make_bundle, skip_o
 
 SOURCE = Path(gpu_oci_hook.__file__).resolve().parents[1]
 
-# As `gpu-oci-hook install` writes it, but for the place of the memory and, where asked, a look at what is loaded
-# in the place of exec.
+# As `gpu-oci-hook install` writes it, but with a state directory of its own. With `dump` it writes the loaded modules
+# into that file instead of exec.
 LAUNCHER = """#!{python} -ISXutf8
 import sys
 sys.path += [{source!r}]
@@ -43,7 +45,7 @@ main()
 
 
 def modules(names: str) -> set[str]:
-    """Modules of ours by their names below the package, and the packages that they lie in."""
+    """Expand names below our package to full module names, with the packages that contain them."""
     found = {"gpu_oci_hook"}
     for name in names.split():
         parts = name.split(".")
@@ -77,10 +79,10 @@ INJECTION |= modules(
     """
 )
 
-# Beside those, where a container or a GPU of its has to do with MIG.
+# In addition, if a container requests MIG devices or one of its GPUs is in MIG mode.
 MIG = modules("host.mig.mig_devices host.mig.mig_nodes model.mig request.mig_selectors")
 
-# Beside those, where a CDI name is used; for another vendor's device the files that define it are remembered.
+# In addition, if a container names a CDI device whose files are cached.
 CDI = modules(
     """
     inject.cdi_devices request.cdi_requests
@@ -90,7 +92,7 @@ CDI = modules(
     """
 )
 
-# Each costs as much as a good part of the interpreter's own start.
+# Each takes a good part of the time of the interpreter's own start.
 FORBIDDEN = {
     "argparse", "click", "collections", "contextlib", "ctypes", "dataclasses", "enum", "functools", "json",
     "jsonschema", "logging", "pathlib", "re", "rich", "structlog", "subprocess", "tomllib", "typing", "yaml",
@@ -98,7 +100,7 @@ FORBIDDEN = {
 
 
 class Machine:
-    """A simulated host, a memory of its own, and the shim as engines call it."""
+    """A simulated host, a state directory of its own, and the shim as engines call it."""
 
     def __init__(self, root: Path, *, mig: tuple[str, ...] = ()) -> None:
         root.mkdir(exist_ok=True)
@@ -184,7 +186,8 @@ def test_the_way_of_a_gpu_container_loads_the_allow_list_and_nothing_else(
         assert "libcuda.so" in (made / "config.json").read_text()
 
 
-BESIDES = {
+# In addition, for each of these variables of a container.
+OPTIONAL = {
     "NVIDIA_GDRCOPY=enabled": "request.feature_requests host.optional.features",
     "NVIDIA_IMEX_CHANNELS=0": "request.feature_requests host.optional.features",
     "CUDA_MPS_PIPE_DIRECTORY=/x": "host.optional.mps files.trust",
@@ -192,13 +195,11 @@ BESIDES = {
 }
 
 
-@pytest.mark.parametrize("word", [user_namespace_param(word) for word in BESIDES])
-def test_what_goes_in_beside_gpus_loads_its_own_module_and_no_other(
-    word: str, machine: Machine, tmp_path: Path
-) -> None:
+@pytest.mark.parametrize("word", [user_namespace_param(word) for word in OPTIONAL])
+def test_an_optional_item_loads_its_own_module_and_no_other(word: str, machine: Machine, tmp_path: Path) -> None:
     made = make_bundle(tmp_path / "b", container_spec("NVIDIA_VISIBLE_DEVICES=0", word))
     found = machine.loaded("create", "--bundle", made, "x")
-    assert found - INJECTION == modules(BESIDES[word]) - INJECTION
+    assert found - INJECTION == modules(OPTIONAL[word]) - INJECTION
 
 
 GRAPHICS = {"gpu_oci_hook.host.optional.graphics", "gpu_oci_hook.plan.links"}
@@ -237,7 +238,7 @@ def with_files(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     devices = [{"name": "n", "containerEdits": edits}]
     text = json.dumps({"cdiVersion": "0.5.0", "kind": "vendor.com/nic", "devices": devices})
     (machine.host / "etc/cdi/nic.json").write_text(text)
-    time.sleep(0.1)  # what was written this very moment is not remembered
+    time.sleep(0.1)  # what was written this very moment is not cached
     machine.call("state", "x")
     machine.call("create", "--bundle", make_bundle(machine.root / "warm", container_spec(NAMED["env"])), "x")
     return machine
@@ -285,7 +286,7 @@ def test_a_second_create_of_the_same_bundle_loads_no_more(machine: Machine, tmp_
     assert machine.loaded("create", "--bundle", made, "x") <= first
 
 
-def test_the_allow_lists_name_nothing_dear_and_nothing_that_is_gone() -> None:
+def test_the_allow_lists_name_no_forbidden_module_and_no_missing_one() -> None:
     assert not (INJECTION | MIG | CDI) & FORBIDDEN
     ours = {name for name in INJECTION | MIG | CDI if name.startswith("gpu_oci_hook.")}
     for name in ours:
@@ -294,7 +295,7 @@ def test_the_allow_lists_name_nothing_dear_and_nothing_that_is_gone() -> None:
 
 
 def test_the_way_of_a_gpu_container_uses_its_whole_allow_list(machine: Machine, tmp_path: Path) -> None:
-    """An entry that nobody needs any more would let something slip in unseen."""
+    """An entry that is not needed any more would hide a later import."""
     found = machine.loaded("create", "--bundle", make_bundle(tmp_path / "b", REQUESTS["rich"]), "x")
     assert {name for name in INJECTION if name.startswith("gpu_oci_hook.")} <= found
 
@@ -322,7 +323,7 @@ def opened(machine: Machine, *words: str | Path, bare: bool = False) -> tuple[li
     return found, False
 
 
-def test_a_call_reads_nothing_but_our_own_code_and_the_one_remembered_file(machine: Machine) -> None:
+def test_a_call_reads_nothing_but_our_own_code_and_the_one_cached_file(machine: Machine) -> None:
     bare, _ = opened(machine, bare=True)
     found, became = opened(machine, "kill", "x", "9")
     assert became
@@ -381,7 +382,7 @@ from gpu_oci_hook.cli import main
 main()
 """
 
-# What our hook loads in every container.
+# Loaded by our hook for every container.
 HOOK = {name for name in INJECTION if not name.startswith("gpu_oci_hook")} | modules(
     """
     cli
@@ -396,8 +397,8 @@ HOOK = {name for name in INJECTION if not name.startswith("gpu_oci_hook")} | mod
 )
 _GPUS = "hook.device_steps host.gpus model.machine formats.proc plan.driver_params"
 _REQUIREMENTS = "request.require_expressions"
-# Beside those, what a container, or the file, asks for.
-HOOK_BESIDES = {
+# In addition, for each step that a container or a CDI file asks for.
+HOOK_STEPS = {
     "hide": "hook.device_steps formats.proc plan.driver_params",
     "profile": f"{_GPUS} host.device_nodes host.optional.graphics",
     "links": f"{_GPUS} host.device_nodes host.optional.graphics",
@@ -409,7 +410,7 @@ HOOK_BESIDES = {
 
 
 class Hook:
-    """A bundle with the edits of a file of ours, and the hook."""
+    """A bundle with the edits of a CDI file of ours, and the hook."""
 
     def __init__(self, root: Path, host: Path, *env: str, compat: str = "") -> None:
         root.mkdir()
@@ -421,10 +422,10 @@ class Hook:
         self.program.write_text(text)
         self.program.chmod(0o755)
         self.bundle = make_bundle(root / "b", container_spec(*env))
-        self.errand = cdi_edits.build_hook_arguments(host)
+        self.arguments = cdi_edits.build_hook_arguments(host)
         config = json.loads((self.bundle / "config.json").read_text())
         cdi_edits.add_devices(config, {"/dev/nvidia0": (195, 0)})
-        cdi_edits.add_our_edits(config, host, self.program, self.errand)
+        cdi_edits.add_our_edits(config, host, self.program, self.arguments)
         (self.bundle / "config.json").write_text(json.dumps(config))
         cdi_edits.make_mount_points(self.bundle, config)
         if compat:
@@ -436,35 +437,109 @@ class Hook:
         assert done.returncode == 0, done.stderr
         return set(self.dump.read_text().split("\n")) - BARE
 
-    def errands(self) -> set[str]:
-        return self.loaded("hook", "create-container", *self.errand.to_command_line())
+    def load_steps(self) -> set[str]:
+        return self.loaded("hook", "create-container", *self.arguments.to_command_line())
 
 
 def test_the_hook_loads_its_allow_list_and_uses_all_of_it(machine: Machine, tmp_path: Path) -> None:
-    found = Hook(tmp_path / "hook", machine.host, "NVIDIA_VISIBLE_DEVICES=void").errands()
+    found = Hook(tmp_path / "hook", machine.host, "NVIDIA_VISIBLE_DEVICES=void").load_steps()
     assert found <= HOOK
     assert {name for name in HOOK if name.startswith("gpu_oci_hook")} <= found
     assert not HOOK & FORBIDDEN
 
 
-@pytest.mark.parametrize("what", HOOK_BESIDES)
+@pytest.mark.parametrize("what", HOOK_STEPS)
 def test_the_hook_loads_for_each_step_what_that_needs(what: str, machine: Machine, tmp_path: Path) -> None:
     env = ["NVIDIA_REQUIRE_CUDA=cuda>=12.4"] if what == "requirements" else []
     compat = {"old compat": "525.60.13", "new compat": "999.1"}.get(what, "")
     hook = Hook(tmp_path / "hook", machine.host, *env, compat=compat)
-    hook.errand.hide_device_files = what == "hide"
-    hook.errand.egl_profile = what == "profile"
-    hook.errand.drm_links = what == "links"
-    hook.errand.requirements = True  # by itself it costs nothing
-    found = hook.errands()
+    hook.arguments.hide_device_files = what == "hide"
+    hook.arguments.egl_profile = what == "profile"
+    hook.arguments.drm_links = what == "links"
+    hook.arguments.requirements = True  # without a requirement this loads nothing
+    found = hook.load_steps()
     if what == "new compat":
         found -= {"gpu_oci_hook.reporting.failure", "time"}  # it is not for this GPU, which is said
-    assert found - HOOK == modules(HOOK_BESIDES[what]) - HOOK
+    assert found - HOOK == modules(HOOK_STEPS[what]) - HOOK
 
 
 @pytest.mark.parametrize("words", cdi_edits.list_nvidia_hooks(), ids=lambda words: words[0])
-def test_each_of_nvidias_hooks_loads_nothing_dear(words: list[str], machine: Machine, tmp_path: Path) -> None:
+def test_each_of_nvidias_hooks_loads_no_forbidden_module(words: list[str], machine: Machine, tmp_path: Path) -> None:
     found = Hook(tmp_path / "hook", machine.host).loaded("hook", *words)
     assert not found & FORBIDDEN
     standard = {name for name in found - HOOK if not name.startswith("gpu_oci_hook.")}
     assert standard <= {"struct", "_struct"}
+
+
+# --- the line in each module's docstring -----------------------------------------------------------------
+
+# Modules of a budget that is not "cold" and that no test above loads, by what loads them.
+RARE = {
+    "pass-through": "runtime",  # launchers that earlier versions installed
+    # management containers; [[inject.extra]]; images with CUDA forward-compatibility libraries
+    "GPU container": "host.optional.management host.optional.user_files plan.compat",
+    "hook": "files.mounts hook.nvidia_hooks",  # a root that crun has made read-only; files of NVIDIA's generator
+}
+
+
+def join_modules(*sets: set[str] | str) -> set[str]:
+    """Join sets of modules and lists of names below our package."""
+    return set().union(*(modules(names) if isinstance(names, str) else names for names in sets))
+
+
+# Budget to its modules; a module that is in several has the first.
+BUDGETS = {
+    "pass-through": join_modules(CREATE, RARE["pass-through"]),
+    "GPU container": join_modules(INJECTION, MIG, *OPTIONAL.values(), RARE["GPU container"]),
+    "CDI": CDI,
+    "hook": join_modules(HOOK, *HOOK_STEPS.values(), RARE["hook"]),
+}
+# The budgets of modules that a module of each budget may import when it is loaded.
+IMPORTABLE = {
+    "pass-through": {"pass-through"},
+    "GPU container": {"pass-through", "GPU container"},
+    "CDI": {"pass-through", "GPU container", "CDI"},
+    "hook": {"pass-through", "GPU container", "CDI", "hook"},
+}
+PACKAGE = SOURCE / "gpu_oci_hook"
+SOURCES = {
+    ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): path
+    for path in sorted(PACKAGE.rglob("*.py"))
+}
+
+
+def find_budget(name: str) -> str:
+    """The budget of a module by the allow-lists."""
+    return next((budget for budget, names in BUDGETS.items() if name in names), "cold")
+
+
+def list_loaded_imports(tree: ast.Module) -> set[str]:
+    """The modules that a module imports when it is loaded: not in functions, and not for type checkers."""
+    found = set()
+    for statement in tree.body:
+        if isinstance(statement, ast.Import):
+            found |= {alias.name for alias in statement.names}
+        elif isinstance(statement, ast.ImportFrom):
+            names = [f"{statement.module}.{alias.name}" for alias in statement.names]
+            found |= {name if name in SOURCES else str(statement.module) for name in names}
+    return found
+
+
+@pytest.mark.parametrize("name", SOURCES)
+def test_each_module_names_its_import_budget_in_the_last_line_of_its_docstring(name: str) -> None:
+    tree = ast.parse(SOURCES[name].read_text())
+    text = ast.get_docstring(tree) or ""
+    budgets = re.findall(r"^Import budget: (.*)\.$", text, re.MULTILINE)
+    if SOURCES[name].name == "__init__.py" and len(tree.body) == 1 and not budgets:
+        return  # a package without code belongs to every budget of its modules
+    assert budgets == [find_budget(name)]
+    assert text.endswith(f"Import budget: {budgets[0]}.")
+
+
+@pytest.mark.parametrize("name", [name for name in SOURCES if find_budget(name) != "cold"])
+def test_a_module_imports_only_modules_of_its_budget_when_it_is_loaded(name: str) -> None:
+    imports = list_loaded_imports(ast.parse(SOURCES[name].read_text()))
+    assert not imports & FORBIDDEN
+    budgets = {other: find_budget(other) for other in imports if SOURCES.get(other, PACKAGE).name != "__init__.py"}
+    dear = {other for other in budgets if other in SOURCES and budgets[other] not in IMPORTABLE[find_budget(name)]}
+    assert not dear

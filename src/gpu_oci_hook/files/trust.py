@@ -6,7 +6,7 @@ mounted, and the places of the installation: `describe_foreign_access`. Two thin
 bundle and the compiled catalogue are not checked: they lie among the package's compiled modules, where a user who can
 write could change the code itself.
 
-Import budget: cold.
+Import budget: GPU container.
 """
 
 from __future__ import annotations
