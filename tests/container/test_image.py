@@ -13,11 +13,11 @@ from gpu_oci_hook.files.rootfs import Rootfs
 from gpu_oci_hook.formats.driver_version import is_driver_version
 
 
-def make(place: Path, *entries: str) -> None:
+def make(image_dir: Path, *entries: str) -> None:
     """Entries: "dir/", "file", "link -> text"."""
     for entry in entries:
         name, arrow, text = entry.partition(" -> ")
-        path = place / name.rstrip("/")
+        path = image_dir / name.rstrip("/")
         path.parent.mkdir(parents=True, exist_ok=True)
         if arrow:
             path.symlink_to(text)
@@ -27,10 +27,10 @@ def make(place: Path, *entries: str) -> None:
             path.write_text("x")
 
 
-def look(place: Path, *entries: str, arch: str = "x86_64") -> Image:
-    make(place, *entries)
-    with Rootfs(str(place)) as root:
-        return inspect_image(root, arch)
+def look(image_dir: Path, *entries: str, arch: str = "x86_64") -> Image:
+    make(image_dir, *entries)
+    with Rootfs(str(image_dir)) as container_root:
+        return inspect_image(container_root, arch)
 
 
 @pytest.mark.parametrize(
@@ -65,48 +65,50 @@ def look(place: Path, *entries: str, arch: str = "x86_64") -> Image:
          "debian with musl", "static", "other machine", "linked usr", "file in the way", "loops in the way"],
 )  # fmt: skip
 def test_libc_and_library_directories(
-    place: Path, entries: list[str], arch: str, libc: str, directory: str, directory32: str
+    image_dir: Path, entries: list[str], arch: str, libc: str, directory: str, directory32: str
 ) -> None:
-    image = look(place, *entries, arch=arch)
+    image = look(image_dir, *entries, arch=arch)
     assert (image.libc, image.library_dir, image.library_dir32) == (libc, directory, directory32)
 
 
-def test_an_escaping_multiarch_directory_is_no_directory(place: Path, tmp_path: Path) -> None:
+def test_an_escaping_multiarch_directory_is_no_directory(image_dir: Path, tmp_path: Path) -> None:
     (tmp_path / "escape").mkdir()
-    image = look(place, "etc/ld.so.conf", f"usr/lib/x86_64-linux-gnu -> /../../../../..{tmp_path}/escape", "usr/lib64/")
+    image = look(
+        image_dir, "etc/ld.so.conf", f"usr/lib/x86_64-linux-gnu -> /../../../../..{tmp_path}/escape", "usr/lib64/"
+    )
     assert image.library_dir == "/usr/lib64"
 
 
-def test_no_place_for_libraries_is_a_fault(place: Path) -> None:
+def test_no_place_for_libraries_is_a_fault(image_dir: Path) -> None:
     with pytest.raises(Fault, match="/usr/local/nvidia/lib64"):
-        look(place, "usr")
+        look(image_dir, "usr")
 
 
-def test_the_loaders_files(place: Path) -> None:
-    image = look(place, "lib/ld-musl-x86_64.so.1", "etc/")
+def test_the_loaders_files(image_dir: Path) -> None:
+    image = look(image_dir, "lib/ld-musl-x86_64.so.1", "etc/")
     assert (image.ld_cache, image.ld_cache_unreadable, image.has_ld_conf, image.musl_path_content) == (
         None,
         False,
         False,
         None,
     )
-    (place / "etc/ld-musl-x86_64.path").write_bytes(b"/lib\n/\xff\n")
-    image = look(place, "etc/real", "etc/ld.so.cache -> real", "etc/ld.so.conf")
+    (image_dir / "etc/ld-musl-x86_64.path").write_bytes(b"/lib\n/\xff\n")
+    image = look(image_dir, "etc/real", "etc/ld.so.cache -> real", "etc/ld.so.conf")
     assert (image.ld_cache, image.ld_cache_unreadable, image.has_ld_conf) == (b"x", False, True)
     assert image.musl_path_content is not None and os.fsencode(image.musl_path_content) == b"/lib\n/\xff\n"
 
 
-def test_a_cache_that_is_a_directory_or_dangling_is_odd(place: Path) -> None:
-    image = look(place, "etc/ld.so.cache/")
+def test_a_cache_that_is_a_directory_or_dangling_is_odd(image_dir: Path) -> None:
+    image = look(image_dir, "etc/ld.so.cache/")
     assert image.ld_cache is None and image.ld_cache_unreadable
-    (place / "etc/ld.so.cache").rmdir()
-    image = look(place, "etc/ld.so.cache -> nowhere")
+    (image_dir / "etc/ld.so.cache").rmdir()
+    image = look(image_dir, "etc/ld.so.cache -> nowhere")
     assert image.ld_cache is None and image.ld_cache_unreadable
 
 
-def test_compat_is_found_through_links_of_alternatives(place: Path) -> None:
+def test_compat_is_found_through_links_of_alternatives(image_dir: Path) -> None:
     image = look(
-        place,
+        image_dir,
         "usr/local/cuda -> /etc/alternatives/cuda",
         "etc/alternatives/cuda -> /usr/local/cuda-12.4",
         "usr/local/cuda-12.4/compat/libcuda.so.560.35.03",
@@ -119,12 +121,12 @@ def test_compat_is_found_through_links_of_alternatives(place: Path) -> None:
     assert image.compat_names == ("libcuda.so.1", "libcuda.so.560.35.03", "libnvidia-ptxjitcompiler.so.1")
 
 
-def test_compat_takes_full_regular_files_of_real_versions_newest_first(place: Path) -> None:
+def test_compat_takes_full_regular_files_of_real_versions_newest_first(image_dir: Path) -> None:
     compat = "usr/local/cuda/compat"
-    (place / compat).mkdir(parents=True)
-    (place / compat / "libcuda.so.570.1").write_bytes(b"")
+    (image_dir / compat).mkdir(parents=True)
+    (image_dir / compat / "libcuda.so.570.1").write_bytes(b"")
     image = look(
-        place, f"{compat}/libcuda.so.1.1", f"{compat}/libcuda.so.99.1", f"{compat}/libcuda.so.535.183.06",
+        image_dir, f"{compat}/libcuda.so.1.1", f"{compat}/libcuda.so.99.1", f"{compat}/libcuda.so.535.183.06",
         f"{compat}/libcuda.so.560.35.03", f"{compat}/libcuda.so.580.1/", f"{compat}/libcuda.so.590.1 -> x",
     )  # fmt: skip
     assert [version for _, version in image.compat_libcudas] == ["560.35.03", "535.183.06"]
@@ -137,8 +139,8 @@ def test_driver_versions_are_told_from_other_numbers() -> None:
         assert not is_driver_version(text)
 
 
-def test_looking_leaves_no_trace(place: Path) -> None:
-    make(place, "etc/debian_version", "usr/lib/x86_64-linux-gnu/")
-    before = {path: path.lstat().st_mtime_ns for path in [place, *place.rglob("*")]}
-    look(place)
-    assert {path: path.lstat().st_mtime_ns for path in [place, *place.rglob("*")]} == before
+def test_looking_leaves_no_trace(image_dir: Path) -> None:
+    make(image_dir, "etc/debian_version", "usr/lib/x86_64-linux-gnu/")
+    before = {path: path.lstat().st_mtime_ns for path in [image_dir, *image_dir.rglob("*")]}
+    look(image_dir)
+    assert {path: path.lstat().st_mtime_ns for path in [image_dir, *image_dir.rglob("*")]} == before

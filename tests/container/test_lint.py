@@ -28,107 +28,113 @@ FILES = [
 ]  # fmt: skip
 
 
-def findings(root: Rootfs, files: list[DriverFile] | None = None, env: dict[str, str] | None = None) -> list[str]:
-    return lint.lint_image(root, image.inspect_image(root, "x86_64"), FILES if files is None else files, env or {})
+def findings(
+    container_root: Rootfs, files: list[DriverFile] | None = None, env: dict[str, str] | None = None
+) -> list[str]:
+    return lint.lint_image(
+        container_root, image.inspect_image(container_root, "x86_64"), FILES if files is None else files, env or {}
+    )
 
 
-def test_a_clean_image_has_no_findings(root: Rootfs, debian: Path) -> None:
-    (debian / MULTIARCH / "libc.so.6").write_bytes(b"\x7fELF GLIBC_2.2.5\0GLIBC_2.36\0GLIBC_PRIVATE\0")
-    (debian / MULTIARCH / "libcudart.so.12.4.127").write_text("not the driver's")
-    (debian / MULTIARCH / "libnvidia-container.so.1.17.0").write_text("not the driver's")
-    assert findings(root, env={"LD_LIBRARY_PATH": "/usr/local/cuda/lib64"}) == []
-    assert findings(root, files=[]) == []
+def test_a_clean_image_has_no_findings(container_root: Rootfs, debian_image: Path) -> None:
+    (debian_image / MULTIARCH / "libc.so.6").write_bytes(b"\x7fELF GLIBC_2.2.5\0GLIBC_2.36\0GLIBC_PRIVATE\0")
+    (debian_image / MULTIARCH / "libcudart.so.12.4.127").write_text("not the driver's")
+    (debian_image / MULTIARCH / "libnvidia-container.so.1.17.0").write_text("not the driver's")
+    assert findings(container_root, env={"LD_LIBRARY_PATH": "/usr/local/cuda/lib64"}) == []
+    assert findings(container_root, files=[]) == []
 
 
-def test_an_empty_root_has_no_findings(root: Rootfs) -> None:
-    assert findings(root) == []
+def test_an_empty_root_has_no_findings(container_root: Rootfs) -> None:
+    assert findings(container_root) == []
 
 
-def test_leftovers_are_counted_and_named(root: Rootfs, debian: Path) -> None:
+def test_leftovers_are_counted_and_named(container_root: Rootfs, debian_image: Path) -> None:
     for name in (f"{MULTIARCH}/libnvidia-ml.so.1", f"{MULTIARCH}/libcuda.so.418.56", "usr/bin/nvidia-smi"):
-        (debian / name).write_bytes(b"")
-    (text,) = findings(root)
+        (debian_image / name).write_bytes(b"")
+    (text,) = findings(container_root)
     assert text == (
         "image contains 3 leftover driver files (committed from a GPU container?): "
         f"/{MULTIARCH}/libcuda.so.418.56, /{MULTIARCH}/libnvidia-ml.so.1, /usr/bin/nvidia-smi"
     )
 
 
-def test_what_the_bundle_mounts_is_no_leftover(root: Rootfs, debian: Path) -> None:
-    (debian / "usr/bin/nvidia-smi").write_bytes(b"")
-    found = image.inspect_image(root, "x86_64")
-    assert lint.lint_image(root, found, FILES, {}, ["/bin/nvidia-smi", "/usr/bin/nvidia-smi", "/nowhere"]) == []
-    assert len(lint.lint_image(root, found, FILES, {}, ["/usr/bin/other"])) == 1
+def test_what_the_bundle_mounts_is_no_leftover(container_root: Rootfs, debian_image: Path) -> None:
+    (debian_image / "usr/bin/nvidia-smi").write_bytes(b"")
+    found = image.inspect_image(container_root, "x86_64")
+    assert (
+        lint.lint_image(container_root, found, FILES, {}, ["/bin/nvidia-smi", "/usr/bin/nvidia-smi", "/nowhere"]) == []
+    )
+    assert len(lint.lint_image(container_root, found, FILES, {}, ["/usr/bin/other"])) == 1
 
 
-def test_links_and_files_of_the_same_version_are_no_leftovers(root: Rootfs, debian: Path) -> None:
-    (debian / MULTIARCH / f"libnvidia-ml.so.{VERSION}").write_text("the same")
-    (debian / MULTIARCH / "libnvidia-ml.so.1").symlink_to(f"libnvidia-ml.so.{VERSION}")
-    assert findings(root) == []
+def test_links_and_files_of_the_same_version_are_no_leftovers(container_root: Rootfs, debian_image: Path) -> None:
+    (debian_image / MULTIARCH / f"libnvidia-ml.so.{VERSION}").write_text("the same")
+    (debian_image / MULTIARCH / "libnvidia-ml.so.1").symlink_to(f"libnvidia-ml.so.{VERSION}")
+    assert findings(container_root) == []
 
 
-def test_a_libcuda_of_another_version_is_an_803_risk(root: Rootfs, debian: Path) -> None:
-    (debian / MULTIARCH / "libcuda.so.450.80.02").write_text("x")
-    texts = findings(root)
+def test_a_libcuda_of_another_version_is_an_803_risk(container_root: Rootfs, debian_image: Path) -> None:
+    (debian_image / MULTIARCH / "libcuda.so.450.80.02").write_text("x")
+    texts = findings(container_root)
     assert len(texts) == 2 and "1 leftover driver file (" in texts[0]
     assert f"/{MULTIARCH}/libcuda.so.450.80.02 of driver 450.80.02, the host has {VERSION}" in texts[1]
     assert "error 803 risk" in texts[1]
 
 
-def test_several_libcudas_are_listed(root: Rootfs, debian: Path) -> None:
-    compat = debian / "usr/local/cuda/compat"
+def test_several_libcudas_are_listed(container_root: Rootfs, debian_image: Path) -> None:
+    compat = debian_image / "usr/local/cuda/compat"
     compat.mkdir(parents=True)
     for version in ("560.35.03", "535.183.06"):
         (compat / f"libcuda.so.{version}").write_text("x")
-    texts = findings(root)
+    texts = findings(container_root)
     assert any("ambiguous" in t and "560.35.03" in t and "535.183.06" in t for t in texts)
     assert any("2 libcudas" in t for t in texts)
 
 
-def test_stubs_on_the_library_path_are_an_error_34_risk(root: Rootfs, debian: Path) -> None:
-    (text,) = findings(root, env={"LD_LIBRARY_PATH": "/x:/usr/local/cuda/lib64/stubs:/stubsy"})
+def test_stubs_on_the_library_path_are_an_error_34_risk(container_root: Rootfs, debian_image: Path) -> None:
+    (text,) = findings(container_root, env={"LD_LIBRARY_PATH": "/x:/usr/local/cuda/lib64/stubs:/stubsy"})
     assert "/usr/local/cuda/lib64/stubs" in text and "error 34 risk" in text
 
 
-def test_stubs_are_harmless_until_the_loader_can_find_them(root: Rootfs, debian: Path) -> None:
-    stubs = debian / "usr/local/cuda/lib64/stubs"
+def test_stubs_are_harmless_until_the_loader_can_find_them(container_root: Rootfs, debian_image: Path) -> None:
+    stubs = debian_image / "usr/local/cuda/lib64/stubs"
     stubs.mkdir(parents=True)
     (stubs / "libcuda.so").write_text("stub")
-    assert findings(root) == []
+    assert findings(container_root) == []
     (stubs / "libcuda.so.1").symlink_to("libcuda.so")
-    (debian / "etc/ld.so.cache").write_bytes(b"libcuda.so.1\0/usr/local/cuda/lib64/stubs/libcuda.so.1\0")
-    texts = findings(root)
+    (debian_image / "etc/ld.so.cache").write_bytes(b"libcuda.so.1\0/usr/local/cuda/lib64/stubs/libcuda.so.1\0")
+    texts = findings(container_root)
     assert len(texts) == 2 and all("error 34 risk" in t for t in texts)
 
 
-def test_a_libc_too_old_is_named_for_each_library(root: Rootfs, debian: Path) -> None:
-    (debian / MULTIARCH / "libc-2.31.so").write_bytes(b"GLIBC_2.4\0GLIBC_2.31\0GLIBC_2.9\0 GLIBC_2.99 no end")
-    (debian / MULTIARCH / "libc.so.6").symlink_to("libc-2.31.so")
+def test_a_libc_too_old_is_named_for_each_library(container_root: Rootfs, debian_image: Path) -> None:
+    (debian_image / MULTIARCH / "libc-2.31.so").write_bytes(b"GLIBC_2.4\0GLIBC_2.31\0GLIBC_2.9\0 GLIBC_2.99 no end")
+    (debian_image / MULTIARCH / "libc.so.6").symlink_to("libc-2.31.so")
     files = [library("libcuda", glibc="2.34"), library("libnvidia-ml", glibc="2.31"),
              library("libx", glibc="2.34", arch="i386")]  # fmt: skip
-    assert findings(root, files) == ["libcuda.so.1 needs GLIBC_2.34, image provides 2.31: will not load"]
+    assert findings(container_root, files) == ["libcuda.so.1 needs GLIBC_2.34, image provides 2.31: will not load"]
 
 
-def test_a_huge_or_missing_libc_says_nothing(root: Rootfs, debian: Path) -> None:
+def test_a_huge_or_missing_libc_says_nothing(container_root: Rootfs, debian_image: Path) -> None:
     files = [library("libcuda", glibc="2.34")]
-    assert findings(root, files) == []
-    with open(debian / MULTIARCH / "libc.so.6", "wb") as libc:
+    assert findings(container_root, files) == []
+    with open(debian_image / MULTIARCH / "libc.so.6", "wb") as libc:
         libc.write(b"GLIBC_2.2\0")
         libc.truncate(1 << 30)
-    assert findings(root, files) == []
+    assert findings(container_root, files) == []
 
 
-def test_musl_needs_gcompat(root: Rootfs, place: Path) -> None:
-    (place / "lib").mkdir()
-    (place / "lib/ld-musl-x86_64.so.1").write_text("x")
-    texts = findings(root)
+def test_musl_needs_gcompat(container_root: Rootfs, image_dir: Path) -> None:
+    (image_dir / "lib").mkdir()
+    (image_dir / "lib/ld-musl-x86_64.so.1").write_text("x")
+    texts = findings(container_root)
     assert texts[0] == "nvidia-smi is a glibc binary; needs gcompat" and len(texts) == 2
-    (place / "lib/libgcompat.so.0").write_text("x")
-    assert findings(root) == []
+    (image_dir / "lib/libgcompat.so.0").write_text("x")
+    assert findings(container_root) == []
 
 
-def test_names_of_the_image_stay_on_one_line_and_lists_short(root: Rootfs, debian: Path) -> None:
+def test_names_of_the_image_stay_on_one_line_and_lists_short(container_root: Rootfs, debian_image: Path) -> None:
     for number in range(30):
-        (debian / MULTIARCH / f"libnvidia-{number}\n.so.1").write_bytes(b"")
-    (text,) = findings(root)
+        (debian_image / MULTIARCH / f"libnvidia-{number}\n.so.1").write_bytes(b"")
+    (text,) = findings(container_root)
     assert "\n" not in text and "30 leftover" in text and text.endswith("and 20 more")

@@ -32,41 +32,41 @@ def test_a_root_that_is_missing_or_a_file_is_a_fault(tmp_path: Path) -> None:
             Rootfs(str(tmp_path / name))
 
 
-def test_resolve_follows_links_inside_the_root(root: Rootfs, place: Path) -> None:
-    (place / "usr/lib").mkdir(parents=True)
-    (place / "usr/lib64").symlink_to("lib")
-    (place / "lib64").symlink_to("/usr/lib64")
-    (place / "usr/lib/x").write_text("")
-    assert root.resolve_path("/lib64/x") == "/usr/lib/x"
-    assert root.resolve_path("lib64/./x") == "/usr/lib/x"
-    assert root.resolve_path("/lib64/../lib64//x/") == "/usr/lib/x"
-    assert root.resolve_path("/lib64/y") is None
-    assert root.resolve_path("/lib64/x/y") is None
-    assert root.resolve_path("/lib64/x/..") is None
-    assert root.resolve_path("/") == "/"
-    assert root.resolve_path("/../../..") == "/"
+def test_resolve_follows_links_inside_the_root(container_root: Rootfs, image_dir: Path) -> None:
+    (image_dir / "usr/lib").mkdir(parents=True)
+    (image_dir / "usr/lib64").symlink_to("lib")
+    (image_dir / "lib64").symlink_to("/usr/lib64")
+    (image_dir / "usr/lib/x").write_text("")
+    assert container_root.resolve_path("/lib64/x") == "/usr/lib/x"
+    assert container_root.resolve_path("lib64/./x") == "/usr/lib/x"
+    assert container_root.resolve_path("/lib64/../lib64//x/") == "/usr/lib/x"
+    assert container_root.resolve_path("/lib64/y") is None
+    assert container_root.resolve_path("/lib64/x/y") is None
+    assert container_root.resolve_path("/lib64/x/..") is None
+    assert container_root.resolve_path("/") == "/"
+    assert container_root.resolve_path("/../../..") == "/"
 
 
-def test_two_dots_go_back_from_where_a_link_led(root: Rootfs, place: Path) -> None:
-    (place / "a/b").mkdir(parents=True)
-    (place / "a/file").write_text("")
-    (place / "short").symlink_to("a/b")
-    assert root.resolve_path("/short/../file") == "/a/file"
+def test_two_dots_go_back_from_where_a_link_led(container_root: Rootfs, image_dir: Path) -> None:
+    (image_dir / "a/b").mkdir(parents=True)
+    (image_dir / "a/file").write_text("")
+    (image_dir / "short").symlink_to("a/b")
+    assert container_root.resolve_path("/short/../file") == "/a/file"
 
 
-def test_destination_keeps_what_is_missing(root: Rootfs, place: Path) -> None:
-    (place / "real").mkdir()
-    (place / "usr").symlink_to("real")
-    (place / "away").symlink_to("/not/there")
-    assert root.resolve_destination("/usr/lib/x") == "/real/lib/x"
-    assert root.resolve_destination("/away/x") == "/not/there/x"
-    assert root.resolve_destination("/no/../usr/x") == "/real/x"
-    assert root.resolve_destination("/") == "/"
+def test_destination_keeps_what_is_missing(container_root: Rootfs, image_dir: Path) -> None:
+    (image_dir / "real").mkdir()
+    (image_dir / "usr").symlink_to("real")
+    (image_dir / "away").symlink_to("/not/there")
+    assert container_root.resolve_destination("/usr/lib/x") == "/real/lib/x"
+    assert container_root.resolve_destination("/away/x") == "/not/there/x"
+    assert container_root.resolve_destination("/no/../usr/x") == "/real/x"
+    assert container_root.resolve_destination("/") == "/"
 
 
-def test_destination_says_what_is_wrong(root: Rootfs, place: Path) -> None:
-    (place / "file").write_text("")
-    (place / "round").symlink_to("round")
+def test_destination_says_what_is_wrong(container_root: Rootfs, image_dir: Path) -> None:
+    (image_dir / "file").write_text("")
+    (image_dir / "round").symlink_to("round")
     for path, words in (
         ("/file/x", "not a directory"),
         ("/round/x", "round in a circle"),
@@ -76,87 +76,87 @@ def test_destination_says_what_is_wrong(root: Rootfs, place: Path) -> None:
         ("/new/\ud800", "no file can have this name"),
     ):
         with pytest.raises(Fault, match=words):
-            root.resolve_destination(path)
-        assert root.resolve_path(path) is None
+            container_root.resolve_destination(path)
+        assert container_root.resolve_path(path) is None
 
 
-def test_forty_links_are_followed_and_no_more(root: Rootfs, place: Path) -> None:
-    (place / "0").write_text("end")
+def test_forty_links_are_followed_and_no_more(container_root: Rootfs, image_dir: Path) -> None:
+    (image_dir / "0").write_text("end")
     for number in range(1, 42):
-        (place / str(number)).symlink_to(str(number - 1))
-    assert root.read_file("/40", 10) == b"end"
-    assert root.read_file("/41", 10) is None
+        (image_dir / str(number)).symlink_to(str(number - 1))
+    assert container_root.read_file("/40", 10) == b"end"
+    assert container_root.read_file("/41", 10) is None
 
 
-def test_status_follows_the_last_link_on_request_only(root: Rootfs, place: Path) -> None:
-    (place / "file").write_text("12345")
-    (place / "link").symlink_to("/file")
-    plain, followed = root.stat_path("/link"), root.stat_path("/link", follow=True)
+def test_status_follows_the_last_link_on_request_only(container_root: Rootfs, image_dir: Path) -> None:
+    (image_dir / "file").write_text("12345")
+    (image_dir / "link").symlink_to("/file")
+    plain, followed = container_root.stat_path("/link"), container_root.stat_path("/link", follow=True)
     assert plain is not None and stat.S_ISLNK(plain.st_mode)
     assert followed is not None and followed.st_size == 5
-    assert root.stat_path("/nope") is None and root.stat_path("/nope", follow=True) is None
+    assert container_root.stat_path("/nope") is None and container_root.stat_path("/nope", follow=True) is None
     for path in ("/", "", "/file/..", ".", "/x/."):
-        info = root.stat_path(path)
+        info = container_root.stat_path(path)
         assert (info is None) == (path in ("/file/..", "/x/.")), path
 
 
-def test_readlink_gives_the_text_and_none_for_anything_else(root: Rootfs, place: Path) -> None:
-    (place / "link").symlink_to("/text/../x")
-    assert root.readlink("/link") == "/text/../x"
-    assert root.readlink("/") is None
-    assert root.readlink("/missing") is None
+def test_readlink_gives_the_text_and_none_for_anything_else(container_root: Rootfs, image_dir: Path) -> None:
+    (image_dir / "link").symlink_to("/text/../x")
+    assert container_root.readlink("/link") == "/text/../x"
+    assert container_root.readlink("/") is None
+    assert container_root.readlink("/missing") is None
 
 
-def test_names_are_sorted_and_bounded(root: Rootfs, place: Path) -> None:
-    (place / "d").mkdir()
+def test_names_are_sorted_and_bounded(container_root: Rootfs, image_dir: Path) -> None:
+    (image_dir / "d").mkdir()
     for name in "cab":
-        (place / "d" / name).write_text("")
-    assert root.list_names("/d") == ["a", "b", "c"]
-    assert len(root.list_names("/d", limit=2)) == 2
-    assert root.list_names("/d/a") == [] and root.list_names("/none") == []
+        (image_dir / "d" / name).write_text("")
+    assert container_root.list_names("/d") == ["a", "b", "c"]
+    assert len(container_root.list_names("/d", limit=2)) == 2
+    assert container_root.list_names("/d/a") == [] and container_root.list_names("/none") == []
 
 
-def test_read_gives_regular_files_up_to_the_limit(root: Rootfs, place: Path) -> None:
-    (place / "file").write_bytes(b"12345")
-    (place / "empty").write_bytes(b"")
-    assert root.read_file("/file", 5) == b"12345"
-    assert root.read_file("/file", 4) is None
-    assert root.read_file("/empty", 0) == b""
-    assert root.read_file("/", 10) is None
+def test_read_gives_regular_files_up_to_the_limit(container_root: Rootfs, image_dir: Path) -> None:
+    (image_dir / "file").write_bytes(b"12345")
+    (image_dir / "empty").write_bytes(b"")
+    assert container_root.read_file("/file", 5) == b"12345"
+    assert container_root.read_file("/file", 4) is None
+    assert container_root.read_file("/empty", 0) == b""
+    assert container_root.read_file("/", 10) is None
 
 
-def test_read_works_without_proc(root: Rootfs, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_read_works_without_proc(container_root: Rootfs, image_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(read_regular, "PROC_SELF_FD", "/nowhere/fd")
-    (place / "file").write_bytes(b"12345")
-    (place / "link").symlink_to("file")
-    assert root.read_file("/link", 5) == b"12345"
-    os.mkfifo(place / "fifo")
-    assert root.read_file("/fifo", 5) is None
-    assert root.write_file("/file", b"12345") is False
+    (image_dir / "file").write_bytes(b"12345")
+    (image_dir / "link").symlink_to("file")
+    assert container_root.read_file("/link", 5) == b"12345"
+    os.mkfifo(image_dir / "fifo")
+    assert container_root.read_file("/fifo", 5) is None
+    assert container_root.write_file("/file", b"12345") is False
 
 
-def test_link_makes_directories_and_leaves_the_right_link_alone(root: Rootfs, place: Path) -> None:
+def test_link_makes_directories_and_leaves_the_right_link_alone(container_root: Rootfs, image_dir: Path) -> None:
     old = os.umask(0o077)
     try:
-        assert root.make_symlink("/usr/lib/libcuda.so.1", "libcuda.so.550.54") is True
+        assert container_root.make_symlink("/usr/lib/libcuda.so.1", "libcuda.so.550.54") is True
     finally:
         os.umask(old)
-    assert os.readlink(place / "usr/lib/libcuda.so.1") == "libcuda.so.550.54"
-    assert stat.S_IMODE((place / "usr/lib").stat().st_mode) == 0o755
-    before = (place / "usr/lib/libcuda.so.1").lstat()
-    assert root.make_symlink("/usr/lib/libcuda.so.1", "libcuda.so.550.54") is False
-    assert (place / "usr/lib/libcuda.so.1").lstat() == before
+    assert os.readlink(image_dir / "usr/lib/libcuda.so.1") == "libcuda.so.550.54"
+    assert stat.S_IMODE((image_dir / "usr/lib").stat().st_mode) == 0o755
+    before = (image_dir / "usr/lib/libcuda.so.1").lstat()
+    assert container_root.make_symlink("/usr/lib/libcuda.so.1", "libcuda.so.550.54") is False
+    assert (image_dir / "usr/lib/libcuda.so.1").lstat() == before
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling", "file", "fifo", "socket", "empty", "full"])
-def test_link_and_write_replace_whatever_is_there(root: Rootfs, place: Path, kind: str) -> None:
+def test_link_and_write_replace_whatever_is_there(container_root: Rootfs, image_dir: Path, kind: str) -> None:
     for name in ("one", "two"):
-        put(place / name, kind)
-    assert root.make_symlink("/one", "target") is True
-    assert root.write_file("/two", b"data") is True
-    assert os.readlink(place / "one") == "target"
-    assert (place / "two").read_bytes() == b"data" and not (place / "two").is_symlink()
-    rest = {n for n in os.listdir(place) if n not in ("one", "two", "elsewhere")}
+        put(image_dir / name, kind)
+    assert container_root.make_symlink("/one", "target") is True
+    assert container_root.write_file("/two", b"data") is True
+    assert os.readlink(image_dir / "one") == "target"
+    assert (image_dir / "two").read_bytes() == b"data" and not (image_dir / "two").is_symlink()
+    rest = {n for n in os.listdir(image_dir) if n not in ("one", "two", "elsewhere")}
     wanted = {"one.gpu-oci-hook-aside", "two.gpu-oci-hook-aside"} if kind in ("empty", "full") else set()
     assert rest == wanted
 
@@ -183,76 +183,76 @@ def put(path: Path, kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling", "fifo", "socket", "empty", "full"])
-def test_clear_leaves_nothing_that_a_mount_could_follow(root: Rootfs, place: Path, kind: str) -> None:
-    put(place / "x", kind)
-    assert root.clear_mount_point("/x") is True
-    assert not os.path.lexists(place / "x")
+def test_clear_leaves_nothing_that_a_mount_could_follow(container_root: Rootfs, image_dir: Path, kind: str) -> None:
+    put(image_dir / "x", kind)
+    assert container_root.clear_mount_point("/x") is True
+    assert not os.path.lexists(image_dir / "x")
     if kind == "full":
-        assert (place / "x.gpu-oci-hook-aside/inside").read_text() == "precious"
+        assert (image_dir / "x.gpu-oci-hook-aside/inside").read_text() == "precious"
     if kind == "link":
-        assert (place / "elsewhere").read_text() == "kept"
+        assert (image_dir / "elsewhere").read_text() == "kept"
 
 
-def test_clear_leaves_files_and_nothing_alone(root: Rootfs, place: Path) -> None:
-    (place / "x").write_text("kept")
-    assert root.clear_mount_point("/x") is False
-    assert root.clear_mount_point("/missing") is False
-    assert root.clear_mount_point("/missing/too") is False
-    assert (place / "x").read_text() == "kept"
-    assert os.listdir(place) == ["x"]
+def test_clear_leaves_files_and_nothing_alone(container_root: Rootfs, image_dir: Path) -> None:
+    (image_dir / "x").write_text("kept")
+    assert container_root.clear_mount_point("/x") is False
+    assert container_root.clear_mount_point("/missing") is False
+    assert container_root.clear_mount_point("/missing/too") is False
+    assert (image_dir / "x").read_text() == "kept"
+    assert os.listdir(image_dir) == ["x"]
     with pytest.raises(Fault, match="not a directory"):
-        root.clear_mount_point("/x/y")
+        container_root.clear_mount_point("/x/y")
 
 
-def test_directories_aside_get_a_number_when_the_name_is_taken(root: Rootfs, place: Path) -> None:
+def test_directories_aside_get_a_number_when_the_name_is_taken(container_root: Rootfs, image_dir: Path) -> None:
     for _ in range(3):
-        put(place / "x", "full")
-        assert root.clear_mount_point("/x")
-    (place / "x.gpu-oci-hook-aside-3").symlink_to("dangling")
-    put(place / "x", "empty")
-    assert root.clear_mount_point("/x")
-    numbers = sorted(n.removeprefix("x.gpu-oci-hook-aside") for n in os.listdir(place))
+        put(image_dir / "x", "full")
+        assert container_root.clear_mount_point("/x")
+    (image_dir / "x.gpu-oci-hook-aside-3").symlink_to("dangling")
+    put(image_dir / "x", "empty")
+    assert container_root.clear_mount_point("/x")
+    numbers = sorted(n.removeprefix("x.gpu-oci-hook-aside") for n in os.listdir(image_dir))
     assert numbers == ["", "-1", "-2", "-3", "-4"]
 
 
-def test_a_name_of_255_bytes_can_be_moved_aside_too(root: Rootfs, place: Path) -> None:
+def test_a_name_of_255_bytes_can_be_moved_aside_too(container_root: Rootfs, image_dir: Path) -> None:
     name = "ü" * 127 + "x"
-    (place / name).mkdir()
-    assert root.make_symlink("/" + name, "target") is True
-    assert os.readlink(place / name) == "target"
-    assert len(os.listdir(place)) == 2
+    (image_dir / name).mkdir()
+    assert container_root.make_symlink("/" + name, "target") is True
+    assert os.readlink(image_dir / name) == "target"
+    assert len(os.listdir(image_dir)) == 2
 
 
-def test_write_says_false_when_the_same_is_there(root: Rootfs, place: Path) -> None:
-    assert root.write_file("/etc/ld.so.cache", b"\0" * 5000) is True
-    before = (place / "etc/ld.so.cache").stat()
-    assert root.write_file("/etc/ld.so.cache", b"\0" * 5000) is False
-    assert (place / "etc/ld.so.cache").stat().st_ino == before.st_ino
+def test_write_says_false_when_the_same_is_there(container_root: Rootfs, image_dir: Path) -> None:
+    assert container_root.write_file("/etc/ld.so.cache", b"\0" * 5000) is True
+    before = (image_dir / "etc/ld.so.cache").stat()
+    assert container_root.write_file("/etc/ld.so.cache", b"\0" * 5000) is False
+    assert (image_dir / "etc/ld.so.cache").stat().st_ino == before.st_ino
     assert stat.S_IMODE(before.st_mode) == 0o644
-    os.chmod(place / "etc/ld.so.cache", 0o600)
-    assert root.write_file("/etc/ld.so.cache", b"\0" * 5000) is True
-    assert stat.S_IMODE((place / "etc/ld.so.cache").stat().st_mode) == 0o644
-    assert root.write_file("/etc/ld.so.cache", b"\1" * 5000) is True
-    assert os.listdir(place / "etc") == ["ld.so.cache"]
+    os.chmod(image_dir / "etc/ld.so.cache", 0o600)
+    assert container_root.write_file("/etc/ld.so.cache", b"\0" * 5000) is True
+    assert stat.S_IMODE((image_dir / "etc/ld.so.cache").stat().st_mode) == 0o644
+    assert container_root.write_file("/etc/ld.so.cache", b"\1" * 5000) is True
+    assert os.listdir(image_dir / "etc") == ["ld.so.cache"]
 
 
-def test_mode_is_exact_whatever_the_umask(root: Rootfs, place: Path) -> None:
+def test_mode_is_exact_whatever_the_umask(container_root: Rootfs, image_dir: Path) -> None:
     old = os.umask(0o077)
     try:
-        root.write_file("/tool", b"x", 0o755)
+        container_root.write_file("/tool", b"x", 0o755)
     finally:
         os.umask(old)
-    assert stat.S_IMODE((place / "tool").stat().st_mode) == 0o755
+    assert stat.S_IMODE((image_dir / "tool").stat().st_mode) == 0o755
 
 
-def test_writing_to_no_name_is_a_fault(root: Rootfs, place: Path) -> None:
+def test_writing_to_no_name_is_a_fault(container_root: Rootfs, image_dir: Path) -> None:
     for path in ("/", "", "/..", "/x/..", "/.", "/nul\0", "/\ud800", "/" + "n" * 256):
-        for act in (lambda p: root.make_symlink(p, "t"), lambda p: root.write_file(p, b"")):
+        for act in (lambda p: container_root.make_symlink(p, "t"), lambda p: container_root.write_file(p, b"")):
             with pytest.raises(Fault):
                 act(path)
     with pytest.raises(Fault, match="no file can have this name"):
-        root.make_symlink("/link", "nul\0")
-    where = root.open_directory("/")
+        container_root.make_symlink("/link", "nul\0")
+    where = container_root.open_directory("/")
     for name in ("", ".", "..", "a/b", "/etc"):
         with pytest.raises(Fault, match="no file can have this name"):
             where.make_symlink(name, "t")
@@ -261,106 +261,112 @@ def test_writing_to_no_name_is_a_fault(root: Rootfs, place: Path) -> None:
         with pytest.raises(Fault):
             where.clear_mount_point(name)
         assert where.stat_name(name) is None and where.readlink(name) is None
-    assert [n for n in os.listdir(place) if n != "x"] == []
+    assert [n for n in os.listdir(image_dir) if n != "x"] == []
 
 
-def test_a_failed_write_leaves_nothing_behind(root: Rootfs, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (place / "file").write_text("old")
+def test_a_failed_write_leaves_nothing_behind(
+    container_root: Rootfs, image_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (image_dir / "file").write_text("old")
 
     def full(fd: int, data: bytes) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "write", full)
     with pytest.raises(Fault, match=r"/file: .*the disk is full"):
-        root.write_file("/file", b"new")
-    assert os.listdir(place) == ["file"] and (place / "file").read_text() == "old"
+        container_root.write_file("/file", b"new")
+    assert os.listdir(image_dir) == ["file"] and (image_dir / "file").read_text() == "old"
 
 
-def test_a_short_write_is_continued(root: Rootfs, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_short_write_is_continued(container_root: Rootfs, image_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write = os.write
     monkeypatch.setattr(os, "write", lambda fd, data: write(fd, data[:3]))
-    root.write_file("/file", b"0123456789")
-    assert (place / "file").read_bytes() == b"0123456789"
+    container_root.write_file("/file", b"0123456789")
+    assert (image_dir / "file").read_bytes() == b"0123456789"
 
 
-def test_a_directory_handle_does_it_all_in_one_place(root: Rootfs, place: Path) -> None:
-    (place / "usr").mkdir()
-    (place / "lib").symlink_to("usr/lib")
-    where = root.open_directory("/lib")
+def test_a_directory_handle_does_it_all_in_one_place(container_root: Rootfs, image_dir: Path) -> None:
+    (image_dir / "usr").mkdir()
+    (image_dir / "lib").symlink_to("usr/lib")
+    where = container_root.open_directory("/lib")
     assert where.path == "/usr/lib"
     assert where.make_symlink("a", "b") and where.write_file("c", b"d") and not where.clear_mount_point("c")
     assert where.list_names() == ["a", "c"] and where.readlink("a") == "b"
-    assert (place / "usr/lib/c").read_bytes() == b"d"
+    assert (image_dir / "usr/lib/c").read_bytes() == b"d"
     with pytest.raises(Fault, match=r"/none: .*missing"):
-        root.open_directory("/none", create=False)
+        container_root.open_directory("/none", create=False)
     with pytest.raises(Fault, match="not a directory"):
-        root.open_directory("/lib/c")
+        container_root.open_directory("/lib/c")
 
 
-def test_a_replaced_link_leads_to_its_new_place_at_once(root: Rootfs, place: Path) -> None:
-    (place / "a").mkdir()
-    (place / "b").mkdir()
-    root.make_symlink("/way", "a")
-    root.write_file("/way/1", b"")
-    root.make_symlink("/way", "b")
-    root.write_file("/way/2", b"")
-    assert os.listdir(place / "a") == ["1"] and os.listdir(place / "b") == ["2"]
-    put(place / "c", "full")
-    root.write_file("/c/3", b"")
-    root.clear_mount_point("/c")
-    root.write_file("/c/4", b"")
-    assert os.listdir(place / "c") == ["4"]
+def test_a_replaced_link_leads_to_its_new_place_at_once(container_root: Rootfs, image_dir: Path) -> None:
+    (image_dir / "a").mkdir()
+    (image_dir / "b").mkdir()
+    container_root.make_symlink("/way", "a")
+    container_root.write_file("/way/1", b"")
+    container_root.make_symlink("/way", "b")
+    container_root.write_file("/way/2", b"")
+    assert os.listdir(image_dir / "a") == ["1"] and os.listdir(image_dir / "b") == ["2"]
+    put(image_dir / "c", "full")
+    container_root.write_file("/c/3", b"")
+    container_root.clear_mount_point("/c")
+    container_root.write_file("/c/4", b"")
+    assert os.listdir(image_dir / "c") == ["4"]
 
 
-def test_many_names_in_one_directory_walk_once(root: Rootfs, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root.make_symlink("/usr/lib/x86_64-linux-gnu/0", "t")
+def test_many_names_in_one_directory_walk_once(
+    container_root: Rootfs, image_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    container_root.make_symlink("/usr/lib/x86_64-linux-gnu/0", "t")
     calls = []
     real = os.open
     monkeypatch.setattr(os, "open", lambda *a, **k: (calls.append(a), real(*a, **k))[1])
     for number in range(60):
-        root.make_symlink(f"/usr/lib/x86_64-linux-gnu/{number}", "t")
-        root.clear_mount_point(f"/usr/lib/x86_64-linux-gnu/file{number}")
-        root.stat_path(f"/usr/lib/x86_64-linux-gnu/file{number}")
+        container_root.make_symlink(f"/usr/lib/x86_64-linux-gnu/{number}", "t")
+        container_root.clear_mount_point(f"/usr/lib/x86_64-linux-gnu/file{number}")
+        container_root.stat_path(f"/usr/lib/x86_64-linux-gnu/file{number}")
     assert calls == []
 
 
-def test_no_descriptor_is_lost(place: Path) -> None:
+def test_no_descriptor_is_lost(image_dir: Path) -> None:
     before = open_files()
-    with Rootfs(str(place)) as root:
+    with Rootfs(str(image_dir)) as container_root:
         for number in range(3 * MAX_CACHED_DIRECTORIES):
-            root.write_file(f"/{number}/x", b"x")
-            root.read_file(f"/{number}/x", 5)
-            root.resolve_path(f"/{number}/../x/y")
-            root.stat_path(f"/{number}/x/../y", follow=True)
+            container_root.write_file(f"/{number}/x", b"x")
+            container_root.read_file(f"/{number}/x", 5)
+            container_root.resolve_path(f"/{number}/../x/y")
+            container_root.stat_path(f"/{number}/x/../y", follow=True)
             with pytest.raises(Fault):
-                root.resolve_destination(f"/{number}/x/y")
+                container_root.resolve_destination(f"/{number}/x/y")
             assert open_files() <= before + MAX_CACHED_DIRECTORIES + 2
     assert open_files() == before
-    root.close()
+    container_root.close()
     assert open_files() == before
 
 
-def test_no_descriptor_reaches_the_program_that_we_become(root: Rootfs, place: Path) -> None:
-    root.write_file("/etc/x", b"")
-    root.open_directory("/etc")
+def test_no_descriptor_reaches_the_program_that_we_become(container_root: Rootfs, image_dir: Path) -> None:
+    container_root.write_file("/etc/x", b"")
+    container_root.open_directory("/etc")
     held = []
     for fd in os.listdir("/proc/self/fd"):
         try:
-            if os.readlink(f"/proc/self/fd/{fd}").startswith(str(place)):
+            if os.readlink(f"/proc/self/fd/{fd}").startswith(str(image_dir)):
                 held.append(os.get_inheritable(int(fd)))
         except FileNotFoundError:
             pass  # the listing's own
     assert len(held) >= 2 and not any(held)
 
 
-def test_a_writable_root_is_told_without_a_trace(root: Rootfs, place: Path) -> None:
-    os.utime(place, ns=(5, 5))
-    assert root.is_writable() is True
-    assert os.listdir(place) == []
-    assert place.stat().st_mtime_ns == 5
+def test_a_writable_root_is_told_without_a_trace(container_root: Rootfs, image_dir: Path) -> None:
+    os.utime(image_dir, ns=(5, 5))
+    assert container_root.is_writable() is True
+    assert os.listdir(image_dir) == []
+    assert image_dir.stat().st_mtime_ns == 5
 
 
-def test_writable_works_where_nameless_files_do_not(root: Rootfs, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writable_works_where_nameless_files_do_not(
+    container_root: Rootfs, image_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     real = os.open
 
     def no_tmpfile(path: str, flags: int, *rest: int, **names: int) -> int:
@@ -369,8 +375,8 @@ def test_writable_works_where_nameless_files_do_not(root: Rootfs, place: Path, m
         return real(path, flags, *rest, **names)
 
     monkeypatch.setattr(os, "open", no_tmpfile)
-    assert root.is_writable() is True
-    assert os.listdir(place) == []
+    assert container_root.is_writable() is True
+    assert os.listdir(image_dir) == []
 
 
 def test_only_light_modules_are_imported() -> None:
@@ -393,32 +399,36 @@ def test_only_light_modules_are_imported() -> None:
 
 
 @pytest.mark.root
-def test_what_is_made_belongs_to_the_owner_of_its_directory(root: Rootfs, place: Path) -> None:
-    os.chown(place, 100000, 100001)
-    root.make_symlink("/usr/lib/link", "target")
-    root.make_symlink("/usr/lib/link", "other")
-    root.write_file("/etc/file", b"x")
+def test_what_is_made_belongs_to_the_owner_of_its_directory(container_root: Rootfs, image_dir: Path) -> None:
+    os.chown(image_dir, 100000, 100001)
+    container_root.make_symlink("/usr/lib/link", "target")
+    container_root.make_symlink("/usr/lib/link", "other")
+    container_root.write_file("/etc/file", b"x")
     for name in ("usr", "usr/lib", "usr/lib/link", "etc", "etc/file"):
-        info = (place / name).lstat()
+        info = (image_dir / name).lstat()
         assert (info.st_uid, info.st_gid) == (100000, 100001), name
 
 
 @pytest.mark.root
-def test_devices_give_way(root: Rootfs, place: Path) -> None:
+def test_devices_give_way(container_root: Rootfs, image_dir: Path) -> None:
     for name in ("one", "two", "three"):
-        put(place / name, "char")
-    assert root.read_file("/one", 100) is None
-    assert root.make_symlink("/one", "t") and root.write_file("/two", b"x") and root.clear_mount_point("/three")
-    assert sorted(os.listdir(place)) == ["one", "two"]
+        put(image_dir / name, "char")
+    assert container_root.read_file("/one", 100) is None
+    assert (
+        container_root.make_symlink("/one", "t")
+        and container_root.write_file("/two", b"x")
+        and container_root.clear_mount_point("/three")
+    )
+    assert sorted(os.listdir(image_dir)) == ["one", "two"]
 
 
 @pytest.mark.root
 def test_without_privilege_nothing_is_given_away_and_nothing_fails(tmp_path: Path) -> None:
     """In a child that is nobody: a directory of another owner that everybody may write to."""
-    place = tmp_path / "open"
-    place.mkdir()
-    place.chmod(0o777)
-    (place / "closed").mkdir(mode=0o700)
+    image_dir = tmp_path / "open"
+    image_dir.mkdir()
+    image_dir.chmod(0o777)
+    (image_dir / "closed").mkdir(mode=0o700)
     for above in tmp_path.parents:
         if above.stat().st_uid == 0 and above.is_relative_to("/tmp"):
             above.chmod(above.stat().st_mode | 0o011)
@@ -430,44 +440,48 @@ def test_without_privilege_nothing_is_given_away_and_nothing_fails(tmp_path: Pat
             os.setgroups([])
             os.setresgid(65534, 65534, 65534)
             os.setresuid(65534, 65534, 65534)
-            with Rootfs(str(place)) as root:
-                assert root.make_symlink("/a/b", "t") and root.write_file("/c", b"x") and root.is_writable()
-                assert root.resolve_path("/closed/x") is None and root.list_names("/closed") == []
+            with Rootfs(str(image_dir)) as container_root:
+                assert (
+                    container_root.make_symlink("/a/b", "t")
+                    and container_root.write_file("/c", b"x")
+                    and container_root.is_writable()
+                )
+                assert container_root.resolve_path("/closed/x") is None and container_root.list_names("/closed") == []
                 try:
-                    root.write_file("/closed/x", b"")
+                    container_root.write_file("/closed/x", b"")
                 except Fault as fault:
                     assert "may not" in str(fault)
                     code = 0
         finally:
             os._exit(code)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert (place / "c").stat().st_uid == 65534
+    assert (image_dir / "c").stat().st_uid == 65534
 
 
-def test_what_a_guard_refuses_stays_as_it_is(root: Rootfs, place: Path) -> None:
-    (place / "ours").mkdir()
-    (place / "theirs").mkdir()
-    (place / "theirs/file").write_text("there")
-    before = snapshot_tree(place)
-    root.restrict_writes(lambda directory: directory.path == "/ours")
+def test_what_a_guard_refuses_stays_as_it_is(container_root: Rootfs, image_dir: Path) -> None:
+    (image_dir / "ours").mkdir()
+    (image_dir / "theirs").mkdir()
+    (image_dir / "theirs/file").write_text("there")
+    before = snapshot_tree(image_dir)
+    container_root.restrict_writes(lambda directory: directory.path == "/ours")
     steps: list[Callable[[], object]] = [
-        lambda: root.make_symlink("/theirs/link", "t"),
-        lambda: root.make_symlink("/theirs/new/link", "t"),
-        lambda: root.write_file("/theirs/file", b"x"),
-        lambda: root.clear_mount_point("/theirs/file"),
-        lambda: root.chmod("/theirs/file", 0o600),
-        lambda: root.open_directory("/theirs/deep/er"),
-        lambda: root.write_file("/file", b"x"),
+        lambda: container_root.make_symlink("/theirs/link", "t"),
+        lambda: container_root.make_symlink("/theirs/new/link", "t"),
+        lambda: container_root.write_file("/theirs/file", b"x"),
+        lambda: container_root.clear_mount_point("/theirs/file"),
+        lambda: container_root.chmod("/theirs/file", 0o600),
+        lambda: container_root.open_directory("/theirs/deep/er"),
+        lambda: container_root.write_file("/file", b"x"),
     ]
     for step in steps:
         with pytest.raises(CrossMountError, match="it is in another mount"):
             step()
-    assert snapshot_tree(place) == before
-    assert root.make_symlink("/ours/link", "t") and root.write_file("/ours/file", b"x")
+    assert snapshot_tree(image_dir) == before
+    assert container_root.make_symlink("/ours/link", "t") and container_root.write_file("/ours/file", b"x")
 
 
-def test_thousands_of_missing_directories_hold_few_descriptors(root: Rootfs) -> None:
+def test_thousands_of_missing_directories_hold_few_descriptors(container_root: Rootfs) -> None:
     before = open_files()
     for number in range(3000):
-        assert root.resolve_destination(f"/missing/{number}/name") == f"/missing/{number}/name"
+        assert container_root.resolve_destination(f"/missing/{number}/name") == f"/missing/{number}/name"
     assert open_files() - before <= 2 * MAX_CACHED_DIRECTORIES

@@ -131,24 +131,24 @@ def test_ldconfig_reads_what_we_write(tmp_path: Path) -> None:
 
 
 @pytest.mark.root
-def test_a_later_ldconfig_keeps_our_directories_first(debian: Path) -> None:
+def test_a_later_ldconfig_keeps_our_directories_first(debian_image: Path) -> None:
     """The system's own ldconfig over a root (-r) with two libcudas, after our files were written."""
     for directory in ("opt/gpu", "usr/lib/x86_64-linux-gnu"):
-        (debian / directory).mkdir(parents=True, exist_ok=True)
-        (debian / directory / "libcuda.so.550.54").write_bytes(
+        (debian_image / directory).mkdir(parents=True, exist_ok=True)
+        (debian_image / directory / "libcuda.so.550.54").write_bytes(
             elf_builder.build_shared_object(soname="libcuda.so.1", symbols=["cuInit"])
         )
-    (debian / "etc/ld.so.conf").write_text("include /etc/ld.so.conf.d/*.conf\n/usr/lib/x86_64-linux-gnu\n")
-    with Rootfs(str(debian)) as root:
-        facts = inspect_image(root, "x86_64")
+    (debian_image / "etc/ld.so.conf").write_text("include /etc/ld.so.conf.d/*.conf\n/usr/lib/x86_64-linux-gnu\n")
+    with Rootfs(str(debian_image)) as container_root:
+        facts = inspect_image(container_root, "x86_64")
         for path, content in loader_files.build_loader_files(
             facts, [("libcuda.so.1", "/opt/gpu/libcuda.so.1", "x86_64")], ["/opt/gpu"]
         ).files:
-            assert root.write_file(path, content) is True
-        root.make_symlink("/opt/gpu/libcuda.so.1", "libcuda.so.550.54")
-    before = entries((debian / "etc/ld.so.cache").read_bytes())
-    subprocess.run(["/sbin/ldconfig", "-r", str(debian)], check=True, capture_output=True)
-    after = ldcache.parse_ld_cache((debian / "etc/ld.so.cache").read_bytes()).entries
+            assert container_root.write_file(path, content) is True
+        container_root.make_symlink("/opt/gpu/libcuda.so.1", "libcuda.so.550.54")
+    before = entries((debian_image / "etc/ld.so.cache").read_bytes())
+    subprocess.run(["/sbin/ldconfig", "-r", str(debian_image)], check=True, capture_output=True)
+    after = ldcache.parse_ld_cache((debian_image / "etc/ld.so.cache").read_bytes()).entries
     first = next(entry.path for entry in after if entry.name == "libcuda.so.1")
     assert before["libcuda.so.1"] == first == "/opt/gpu/libcuda.so.1"
-    assert os.readlink(debian / "opt/gpu/libcuda.so.1") == "libcuda.so.550.54"
+    assert os.readlink(debian_image / "opt/gpu/libcuda.so.1") == "libcuda.so.550.54"

@@ -91,16 +91,18 @@ def inject_in_process(directory: Path, config: Config) -> Spec:
     return read_spec(directory)
 
 
-def snapshot_tree(top: Path, *, times: bool = True) -> dict[str, tuple[object, ...]]:
-    """Everything that could change below a directory, by relative path; the litter of the killed left out.
+def snapshot_tree(top: Path, *, times: bool = True, temporaries: bool = False) -> dict[str, tuple[object, ...]]:
+    """Return everything that could change below a directory, by relative path.
 
-    Without `times`: only what makes a result, so that two trees can be compared.
+    Arguments:
+        times: False leaves out inodes and times, so that two trees can be compared.
+        temporaries: include temporary files, which a killed process may leave behind.
     """
     seen: dict[str, tuple[object, ...]] = {}
     for where, directories, files in os.walk(top):
         for name in [".", *directories, *files]:
             path = os.path.join(where, name)
-            if f"/{TEMPORARY_PREFIX}" in path:
+            if f"/{TEMPORARY_PREFIX}" in path and not temporaries:
                 continue
             info = os.lstat(path)
             content: object = None

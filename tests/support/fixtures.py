@@ -56,9 +56,9 @@ def shared_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedHost
         if key not in hosts:
             hosts[key] = tmp_path_factory.mktemp("shared-host")
             host_tree.build_host(hosts[key], **options)
-            snapshots[hosts[key]] = snapshot_tree(hosts[key])
+            snapshots[hosts[key]] = snapshot_tree(hosts[key], temporaries=True)
         return hosts[key]
 
     yield build
     for directory, before in snapshots.items():
-        assert snapshot_tree(directory) == before, f"a test changed the shared host {directory}"
+        assert snapshot_tree(directory, temporaries=True) == before, f"a test changed the shared host {directory}"

@@ -1,76 +1,52 @@
-"""A root to attack from, and a host that must not notice."""
+"""Fixtures for tests of container roots: an image, a held root, and a host that nothing may change."""
 
 from __future__ import annotations
 
-import hashlib
-import os
-import stat
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from gpu_oci_hook.files.rootfs import Rootfs
-
-Tree = dict[str, tuple[object, ...]]
-
-
-def look(top: Path) -> Tree:
-    """Everything that could change below a directory: names, types, modes, owners, times, contents."""
-    seen: Tree = {}
-    for where, directories, files in os.walk(top):
-        for name in [".", *directories, *files]:
-            path = os.path.join(where, name)
-            info = os.lstat(path)
-            content: object = None
-            if stat.S_ISLNK(info.st_mode):
-                content = os.readlink(path)
-            elif stat.S_ISREG(info.st_mode):
-                content = hashlib.sha256(Path(path).read_bytes()).hexdigest()
-            seen[path] = (info.st_ino, info.st_mode, info.st_uid, info.st_gid, info.st_mtime_ns, content)
-    return seen
+from support.bundles import snapshot_tree
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Path:
-    """The root on the host."""
-    place = tmp_path / "rootfs"
-    place.mkdir()
-    return place
+def image_dir(tmp_path: Path) -> Path:
+    """An empty image: the directory on the host that becomes a container's root."""
+    directory = tmp_path / "rootfs"
+    directory.mkdir()
+    return directory
 
 
 @pytest.fixture
-def root(place: Path) -> Iterator[Rootfs]:
-    with Rootfs(str(place)) as root:
+def container_root(image_dir: Path) -> Iterator[Rootfs]:
+    """The image as the code under test holds it."""
+    with Rootfs(str(image_dir)) as root:
         yield root
 
 
 @pytest.fixture
-def host(tmp_path: Path) -> Iterator[Path]:
-    """A piece of the host that has all names that we touch; the test fails when anything in it changes."""
+def debian_image(image_dir: Path) -> Path:
+    """The image with Debian's directories, as far as the loader needs them."""
+    for name in ("usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/bin", "etc/ld.so.conf.d"):
+        (image_dir / name).mkdir(parents=True)
+    for name in ("lib", "lib64", "bin"):
+        (image_dir / name).symlink_to(f"usr/{name}")
+    (image_dir / "etc/debian_version").write_text("12.0\n")
+    (image_dir / "etc/ld.so.conf").write_text("include /etc/ld.so.conf.d/*.conf\n")
+    return image_dir
+
+
+@pytest.fixture
+def untouched_host(tmp_path: Path) -> Iterator[Path]:
+    """A directory outside the image with every name that we write; the test fails when anything in it changes."""
     host = tmp_path / "host"
     for name in ("lib", "bin", "ld.so.conf.d", "libcuda.so.1.d", "compat"):
         (host / name).mkdir(parents=True)
     for name in ("ld.so.cache", "ld.so.conf", "ld-musl-x86_64.path", "ld.so.conf.d/00-gpu-oci-hook.conf",
                  "lib/libcuda.so.1", "lib/libc.so.6", "bin/nvidia-smi", "compat/libcuda.so.999.1"):  # fmt: skip
         (host / name).write_text("host's secret\n")
-    before = look(host)
+    before = snapshot_tree(host, temporaries=True)
     yield host
-    assert look(host) == before, "the host was touched"
-
-
-@pytest.fixture
-def debian(place: Path) -> Path:
-    """A root like Debian's, as far as the loader cares."""
-    for name in ("usr/lib/x86_64-linux-gnu", "usr/lib64", "usr/bin", "etc/ld.so.conf.d"):
-        (place / name).mkdir(parents=True)
-    for name in ("lib", "lib64", "bin"):
-        (place / name).symlink_to(f"usr/{name}")
-    (place / "etc/debian_version").write_text("12.0\n")
-    (place / "etc/ld.so.conf").write_text("include /etc/ld.so.conf.d/*.conf\n")
-    return place
-
-
-@pytest.fixture
-def watch() -> Callable[[Path], Tree]:
-    return look
+    assert snapshot_tree(host, temporaries=True) == before, "a file of the host was changed"
