@@ -44,7 +44,7 @@ def add_host_path_libraries(
                     continue
                 taken.add(path)
                 if layout.writable and layout.classify_path(path) == "image":
-                    plan.edits.append(AddLink(path, target, "the name that it is loaded by"))
+                    plan.edits.append(AddLink(path, target, "the name by which programs load it"))
                 else:
                     obstacle = "it would lie in another mount, or the root cannot be written"
                     plan.withheld.append(WithheldItem("link", path, obstacle))

@@ -103,7 +103,7 @@ def _place_libraries(
             if "/" in name:  # a plug-in, searched in a subdirectory of the image's own library directory
                 image_directory = search.get_image_directory(file.arch)
                 link = AddLink(
-                    f"{image_directory}/{name}", f"{directory}/{file.soname}", "the name that it is loaded by"
+                    f"{image_directory}/{name}", f"{directory}/{file.soname}", "the name by which programs load it"
                 )
                 placement.plugin_links.setdefault(image_directory, []).append(link)
             else:

@@ -216,7 +216,7 @@ def choose_library_links(
     for name in names:
         status = existing.get(name)
         if native and name in MAIN_LIBRARIES:
-            links.append((name, "for programs that do not ask the loader"))
+            links.append((name, "compatibility symlink: some programs open it by this path"))
         elif status is not None and (status.st_mode & 0o170000 != 0o100000 or status.st_size == 0):
             links.append((name, "the image has a leftover there"))
     return links
