@@ -14,6 +14,10 @@ if TYPE_CHECKING:
     from gpu_oci_hook.container.spec_edits import SpecEditor
     from gpu_oci_hook.generate.content import ContentBuilder
 
+    EditKind = Literal[
+        "device", "rule", "mount", "directory", "link", "file", "group", "env", "hook", "drop-hook", "drop-mount",
+        "order", "net-device", "rdt",
+    ]  # fmt: skip
     PlanState = Literal["inject", "nothing", "done"]
 
 # The environment of a hook that has none of its own.
@@ -30,7 +34,7 @@ class Edit:
     """
 
     __slots__ = ("reason",)
-    kind = ""
+    kind: EditKind
 
     def __init__(self, reason: str) -> None:
         self.reason = reason
@@ -87,14 +91,8 @@ class AddDeviceNode(Edit):
 
     def to_data(self) -> dict[str, object]:
         """See `Edit.to_data`."""
-        return {
-            "path": self.path,
-            "major": self.major,
-            "minor": self.minor,
-            "mode": f"{self.mode:04o}",
-            "uid": self.uid,
-            "gid": self.gid,
-        }
+        owner = {"uid": self.uid, "gid": self.gid}
+        return {"path": self.path, "major": self.major, "minor": self.minor, "mode": f"{self.mode:04o}", **owner}
 
     def apply_to_spec(self, editor: SpecEditor) -> None:
         """See `Edit.apply_to_spec`."""

@@ -75,7 +75,7 @@ class DriverFile:
     """One file, socket or directory of the driver.
 
     Attributes:
-        kind: "library", "binary", "socket", "firmware", "config" or "directory"; optional files also "tree" (a
+        kind: the catalogue's "library", "binary", "socket", "firmware", "config" or "directory"; also "tree" (a
             read-only directory) and "shm" (a directory that replaces /dev/shm).
         capability: "utility", "compute", "video", "graphics", "display", "ngx", or "" for always. A 32-bit library
             has the capability of its 64-bit sister; its `arch` differs, and "compat32" must be requested for it.
