@@ -416,6 +416,16 @@ def test_a_command_in_the_file_that_is_none_of_ours_is_a_sentence(
     assert path.read_text() == "".join(lines)
 
 
+def test_a_file_of_an_earlier_version_keeps_its_options(command: Command, host: Path, tmp_path: Path) -> None:
+    path = tmp_path / "x.yaml"
+    command("cdi", "generate", "--root", host, "--output", path, "--no-hook", "--name", "uuid")
+    text = path.read_text()
+    assert "--name uuid" in text
+    path.write_text(text.replace("# Regenerate with: ", "# This writes it anew: "))
+    assert command("cdi", "refresh", "--output", path).status == 0
+    assert path.read_text() == text
+
+
 def test_the_cure_of_a_stale_file_of_ours_is_a_refresh_that_keeps_its_options(command: Command, tmp_path: Path) -> None:
     host_tree.build_host(tmp_path / "h", gpus=1)
     path = tmp_path / "x.yaml"

@@ -31,6 +31,8 @@ PROVENANCE_MARK = "# Written by gpu-oci-hook"
 """Start of the second line of a YAML file that we wrote. A JSON file is recognised by our hook alone."""
 REGENERATE_COMMENT = "Regenerate with: "
 """Start of the comment that records the command."""
+EARLIER_REGENERATE_COMMENT = "This writes it anew: "
+"""The same in files that versions up to 0.1.0 wrote; they keep their options."""
 INCOMPLETE_COMMENT = "incomplete: "
 """Start of a comment that names a device node missing at the time of writing."""
 INCOMPLETE_ANNOTATION = "gpu-oci-hook/incomplete"
@@ -125,8 +127,10 @@ def read_recorded_options(path: str) -> tuple[list[str], bool]:
     data, trusted = _read_with_trust(path)
     if not is_own_spec_data(data):
         return [], trusted
-    command = next(_iterate_head_comments(data, REGENERATE_COMMENT), "") or next(
-        _iterate_hook_flag_values(_parse_spec_data(data, path), "--made-by"), ""
+    command = (
+        next(_iterate_head_comments(data, REGENERATE_COMMENT), "")
+        or next(_iterate_head_comments(data, EARLIER_REGENERATE_COMMENT), "")
+        or next(_iterate_hook_flag_values(_parse_spec_data(data, path), "--made-by"), "")
     )
     if not command:
         return [], trusted
