@@ -48,7 +48,7 @@ def with_file(workspace: Path) -> host.SimulatedHost:
 
 
 @pytest.fixture(params=[("runc", "v1"), ("runc", "v2"), ("crun", "v1"), ("crun", "v2")], ids="-".join)
-def hand(
+def bare_runtime(
     request: pytest.FixtureRequest, workspace: Path, image: Path, runtime: InstalledRuntime, with_file: host.SimulatedHost,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[BareRuntime]:  # fmt: skip
@@ -63,7 +63,7 @@ def hand(
 
 
 @pytest.mark.parametrize("more", ["", "nvidia.com/gpu=0,"], ids=["alone", "with-a-gpu"])
-def test_a_vendors_device_by_name(hand: BareRuntime, with_file: host.SimulatedHost, more: str) -> None:
+def test_a_vendors_device_by_name(bare_runtime: BareRuntime, with_file: host.SimulatedHost, more: str) -> None:
     witness = with_file.root / "hook-has-run"
     witness.unlink(missing_ok=True)
     script = (
@@ -71,7 +71,7 @@ def test_a_vendors_device_by_name(hand: BareRuntime, with_file: host.SimulatedHo
         "touch /etc/nic 2>/dev/null && echo writable; "
         "ls /dev | grep nvidia | head -n 1"
     )
-    done = hand.run(ContainerRequest(["/bin/sh", "-c", script], [f"NVIDIA_VISIBLE_DEVICES={more}{KIND}=n"]))
+    done = bare_runtime.run(ContainerRequest(["/bin/sh", "-c", script], [f"NVIDIA_VISIBLE_DEVICES={more}{KIND}=n"]))
     assert done.status in (0, 1), done
     lines = done.stdout.split("\n")
     assert lines[:3] == ["yes", "of the host", "opened"], done
@@ -80,8 +80,8 @@ def test_a_vendors_device_by_name(hand: BareRuntime, with_file: host.SimulatedHo
     assert witness.read_text() == "1\n"
 
 
-def test_a_name_that_nobody_has_is_told(hand: BareRuntime) -> None:
-    done = hand.run(ContainerRequest(["/bin/true"], [f"NVIDIA_VISIBLE_DEVICES={KIND}=other"]))
+def test_a_name_that_nobody_has_is_told(bare_runtime: BareRuntime) -> None:
+    done = bare_runtime.run(ContainerRequest(["/bin/true"], [f"NVIDIA_VISIBLE_DEVICES={KIND}=other"]))
     assert done.status != 0
     assert f"{KIND}=other is unresolvable" in done.text
     assert f"Use {KIND}=n" in done.text
@@ -89,7 +89,7 @@ def test_a_name_that_nobody_has_is_told(hand: BareRuntime) -> None:
 
 @pytest.mark.parametrize("way", SPEC_MAKERS)
 def test_a_file_of_a_generator_goes_through_our_resolver_and_its_hooks_through_our_program(
-    hand: BareRuntime, with_file: host.SimulatedHost, runtime: InstalledRuntime, tmp_path: Path, way: str
+    bare_runtime: BareRuntime, with_file: host.SimulatedHost, runtime: InstalledRuntime, tmp_path: Path, way: str
 ) -> None:
     """The file as NVIDIA's generator writes it ("theirs"), of a kind that is not planned in memory."""
     program = HookProgram(tmp_path / "program", runtime, with_file)
@@ -99,7 +99,7 @@ def test_a_file_of_a_generator_goes_through_our_resolver_and_its_hooks_through_o
     path.chmod(0o644)
     try:
         words = [*PROBE, "--node", "/dev/nvidia0", "--node", "/dev/nvidia1"]
-        done = hand.run(ContainerRequest(words, ["NVIDIA_VISIBLE_DEVICES=acme.com/gpu=gpu0"]))
+        done = bare_runtime.run(ContainerRequest(words, ["NVIDIA_VISIBLE_DEVICES=acme.com/gpu=gpu0"]))
         answer = json.loads(done.check().stdout)
     finally:
         path.unlink()
@@ -122,16 +122,16 @@ def test_a_file_of_a_generator_goes_through_our_resolver_and_its_hooks_through_o
     ids=str,
 )
 def test_runtimes_make_a_mount_that_says_bind_in_its_options_and_no_other_of_the_hosts(
-    hand: BareRuntime, more: dict[str, object], starts: bool
+    bare_runtime: BareRuntime, more: dict[str, object], starts: bool
 ) -> None:
     """The runtime alone, without ours: what `apply.is_unmade` says of it."""
-    bundle = hand.bundle(ContainerRequest(["/bin/true"]))
+    bundle = bare_runtime.bundle(ContainerRequest(["/bin/true"]))
     path = bundle / "config.json"
     spec = json.loads(path.read_text())
     mount = {"destination": "/made", "source": str(bundle), **more}
     spec["mounts"].append(mount)
     path.write_text(json.dumps(spec))
-    done = hand.start_bundle(bundle)
+    done = bare_runtime.start_bundle(bundle)
     assert (done.status == 0) == starts, done.text
     assert mount_options.is_missing_bind_option({"hostPath": str(bundle), "containerPath": "/made", **more}) == (
         not starts

@@ -24,7 +24,7 @@ SHOW = "cat /proc/version; echo x >> /proc/version || echo closed; grep -c ' /pr
 
 
 @pytest.fixture(scope="module", params=["runc", "crun"])
-def hand(request: pytest.FixtureRequest, workspace: Path, image: Path) -> Iterator[BareRuntime]:
+def bare_runtime(request: pytest.FixtureRequest, workspace: Path, image: Path) -> Iterator[BareRuntime]:
     require_programs(request.param)
     engine = BareRuntime(request.param, "v1", "run")
     directory = workspace / f"params-test-{request.param}"
@@ -36,10 +36,10 @@ def hand(request: pytest.FixtureRequest, workspace: Path, image: Path) -> Iterat
 
 @pytest.mark.parametrize("remapped", [False, True], ids=["plain", "user namespace"])
 def test_the_container_sees_our_parameters_and_cannot_change_them(
-    hand: BareRuntime, remapped: bool, monkeypatch: pytest.MonkeyPatch
+    bare_runtime: BareRuntime, remapped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "DRIVER_PARAMS", "/proc/version")
-    bundle = hand.bundle(ContainerRequest(["/bin/sh", "-c", SHOW]))
+    bundle = bare_runtime.bundle(ContainerRequest(["/bin/sh", "-c", SHOW]))
     spec = json.loads((bundle / "config.json").read_text())
     if remapped:
         spec["linux"]["namespaces"].append({"type": "user"})
@@ -57,7 +57,7 @@ def test_the_container_sees_our_parameters_and_cannot_change_them(
         rootfs_edits.apply_to_rootfs(rootfs, plan.edits, container.generated_dir)
     spec_edits.apply_to_spec(spec, plan.edits)
     (bundle / "config.json").write_text(json.dumps(spec))
-    done = hand.start_bundle(bundle).check()
+    done = bare_runtime.start_bundle(bundle).check()
     lines = done.stdout.splitlines()
     assert lines[:2] == ["A: 1", "ModifyDeviceFiles: 0"]
     assert lines[-1] == "1"

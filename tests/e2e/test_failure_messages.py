@@ -50,9 +50,9 @@ def test_the_engine_user_sees_our_sentence(engine: Engine, case: str) -> None:
 
 def failing_bundle(place: engines.EngineHome) -> tuple[BareRuntime, Path]:
     """A bundle that asks for a GPU that does not exist."""
-    hand = BareRuntime("runc", "v1", "run")
-    hand.start(place)
-    return hand, hand.bundle(ContainerRequest(["/bin/true"], ["NVIDIA_VISIBLE_DEVICES=9"]))
+    bare_runtime = BareRuntime("runc", "v1", "run")
+    bare_runtime.start(place)
+    return bare_runtime, bare_runtime.bundle(ContainerRequest(["/bin/true"], ["NVIDIA_VISIBLE_DEVICES=9"]))
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ def test_everything_else_is_the_low_level_runtime(place: engines.EngineHome, wor
 
 
 def test_silence_on_success(place: engines.EngineHome, simulated: SimulatedHost) -> None:
-    hand = BareRuntime("runc", "v1", "run")
-    hand.start(place)
-    done = hand.run(ContainerRequest(["/bin/echo", "alone"], ["NVIDIA_VISIBLE_DEVICES=all"]))
+    bare_runtime = BareRuntime("runc", "v1", "run")
+    bare_runtime.start(place)
+    done = bare_runtime.run(ContainerRequest(["/bin/echo", "alone"], ["NVIDIA_VISIBLE_DEVICES=all"]))
     assert (done.status, done.stdout, done.stderr) == (0, "alone\n", "")

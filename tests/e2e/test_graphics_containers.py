@@ -22,32 +22,32 @@ DENIED = "EPERM"
 
 
 @pytest.fixture(params=[("runc", "v1"), ("runc", "v2"), ("crun", "v1")], ids="-".join)
-def hand(
+def bare_runtime(
     request: pytest.FixtureRequest, tmp_path: Path, image: Path, runtime: InstalledRuntime, simulated: SimulatedHost
 ) -> BareRuntime:
     """Bundles by hand, given to each runtime through the shim."""
     require_programs("runc", request.param[0])
     low_level, cgroup = request.param
-    hand = BareRuntime(low_level, cgroup, "run")
-    hand.start(engines.EngineHome(tmp_path, image, lambda name: runtime.wrapper(name, simulated.root)))
-    request.addfinalizer(hand.stop)
-    return hand
+    bare_runtime = BareRuntime(low_level, cgroup, "run")
+    bare_runtime.start(engines.EngineHome(tmp_path, image, lambda name: runtime.wrapper(name, simulated.root)))
+    request.addfinalizer(bare_runtime.stop)
+    return bare_runtime
 
 
 def asked(
-    hand: BareRuntime, words: list[str], env: list[str], *, user: int = 0, root: Path | None = None
+    bare_runtime: BareRuntime, words: list[str], env: list[str], *, user: int = 0, root: Path | None = None
 ) -> dict[str, object]:
-    done = hand.run(ContainerRequest(["/probe", *words], env, user=user, root=root)).check()
+    done = bare_runtime.run(ContainerRequest(["/probe", *words], env, user=user, root=root)).check()
     answer: dict[str, object] = json.loads(done.stdout)
     return answer
 
 
-def test_a_graphics_container_sees_its_own_drm_nodes_and_nobody_else_s(hand: BareRuntime) -> None:
+def test_a_graphics_container_sees_its_own_drm_nodes_and_nobody_else_s(bare_runtime: BareRuntime) -> None:
     own, other = (dict(list_drm_names(gpu)) for gpu in build_simulated_gpus(2, "x"))
     board = 0  # the display controller of the board
     words = [word for name in [*own, *other, "card0"] for word in ("--node", f"/dev/dri/{name}")]
     words += [word for number in [*other.values(), board, *own.values()] for word in ("--make", f"226:{number}")]
-    answer = asked(hand, words, GRAPHICS)
+    answer = asked(bare_runtime, words, GRAPHICS)
     nodes, made = answer["nodes"], answer["made"]
     assert isinstance(nodes, dict) and isinstance(made, dict)
     assert {name: nodes[f"/dev/dri/{name}"] in OPEN for name in own} == dict.fromkeys(own, True), nodes
@@ -56,18 +56,18 @@ def test_a_graphics_container_sees_its_own_drm_nodes_and_nobody_else_s(hand: Bar
     assert all(made[f"226:{number}"] in OPEN for number in own.values()), made
 
 
-def test_a_compute_container_may_open_none_of_them(hand: BareRuntime) -> None:
+def test_a_compute_container_may_open_none_of_them(bare_runtime: BareRuntime) -> None:
     own = dict(list_drm_names(build_simulated_gpus(2, "x")[0]))
     words = [word for number in own.values() for word in ("--make", f"226:{number}")]
-    answer = asked(hand, [*words, "--node", "/dev/dri"], ["NVIDIA_VISIBLE_DEVICES=0"])
+    answer = asked(bare_runtime, [*words, "--node", "/dev/dri"], ["NVIDIA_VISIBLE_DEVICES=0"])
     assert answer["made"] == {f"226:{number}": DENIED for number in own.values()}
     assert answer["nodes"] == {"/dev/dri": "ENOENT"}
 
 
-def test_names_by_path_are_links_to_the_nodes(hand: BareRuntime, simulated: SimulatedHost) -> None:
+def test_names_by_path_are_links_to_the_nodes(bare_runtime: BareRuntime, simulated: SimulatedHost) -> None:
     show = 'echo "$name $(readlink "$name") $(test -c "$name" && echo node)"'
     script = f"cd /dev/dri/by-path && for name in *; do {show}; done"
-    done = hand.run(ContainerRequest(["/bin/sh", "-c", script], GRAPHICS)).check()
+    done = bare_runtime.run(ContainerRequest(["/bin/sh", "-c", script], GRAPHICS)).check()
     gpu = build_simulated_gpus(2, "x")[0]
     kinds = {"card": "card", "renderD": "render"}
     assert sorted(done.stdout.splitlines()) == sorted(
@@ -79,20 +79,20 @@ def test_names_by_path_are_links_to_the_nodes(hand: BareRuntime, simulated: Simu
 
 
 def test_an_unprivileged_user_of_the_container_may_draw_as_on_the_host(
-    hand: BareRuntime, simulated: SimulatedHost
+    bare_runtime: BareRuntime, simulated: SimulatedHost
 ) -> None:
     own = [name for name, _ in list_drm_names(build_simulated_gpus(2, "x")[0])]
     words = [word for name in own for word in ("--node", f"/dev/dri/{name}")]
-    answer = asked(hand, words, GRAPHICS, user=1000)
+    answer = asked(bare_runtime, words, GRAPHICS, user=1000)
     nodes, groups = answer["nodes"], answer["groups"]
     assert isinstance(nodes, dict) and isinstance(groups, list)
     assert all(nodes[f"/dev/dri/{name}"] in OPEN for name in own), nodes
     assert {(simulated.root / f"dev/dri/{name}").stat().st_gid for name in own} <= set(groups)
 
 
-def test_the_profile_for_egl_lies_where_the_driver_reads_it(hand: BareRuntime) -> None:
+def test_the_profile_for_egl_lies_where_the_driver_reads_it(bare_runtime: BareRuntime) -> None:
     script = "cat /etc/nvidia/nvidia-application-profiles-rc.d/10-container.conf"
-    done = hand.run(ContainerRequest(["/bin/sh", "-c", script], GRAPHICS)).check()
+    done = bare_runtime.run(ContainerRequest(["/bin/sh", "-c", script], GRAPHICS)).check()
     assert '"EGLVisibleDGPUDevices", 0x2]' in done.stdout  # GPU 0 has the minor 1
 
 
@@ -147,13 +147,15 @@ def test_a_32_bit_program_finds_the_32_bit_driver_with_compat32_alone(
     tmp_path: Path, image: Path, runtime: InstalledRuntime, simulated: SimulatedHost, *, small: bool
 ) -> None:
     need_32_bit_compiler(tmp_path)
-    hand = BareRuntime("runc", "v1", "run")
-    hand.start(engines.EngineHome(tmp_path, image, lambda name: runtime.wrapper(name, simulated.root)))
+    bare_runtime = BareRuntime("runc", "v1", "run")
+    bare_runtime.start(engines.EngineHome(tmp_path, image, lambda name: runtime.wrapper(name, simulated.root)))
     root = small_image(image, tmp_path / "small")
     words = "compute,utility" + ",compat32" * small
     env = ["NVIDIA_VISIBLE_DEVICES=0", f"NVIDIA_DRIVER_CAPABILITIES={words}"]
     libraries = ["--library", "libcuda.so.1", "--library", "libnvidia-ml.so.1"]
-    done = hand.run(ContainerRequest(["/probe32", "--node", "/dev/nvidiactl", *libraries], env, root=root)).check()
+    done = bare_runtime.run(
+        ContainerRequest(["/probe32", "--node", "/dev/nvidiactl", *libraries], env, root=root)
+    ).check()
     answer = json.loads(done.stdout)
     assert answer["nodes"] == {"/dev/nvidiactl": "ENXIO"}
     if small:
@@ -162,9 +164,9 @@ def test_a_32_bit_program_finds_the_32_bit_driver_with_compat32_alone(
         assert (
             "cannot open" in answer["libraries"]["libcuda.so.1"] or "wrong ELF" in answer["libraries"]["libcuda.so.1"]
         )
-    done = hand.run(ContainerRequest(["/probe", *libraries], env, root=root)).check()
+    done = bare_runtime.run(ContainerRequest(["/probe", *libraries], env, root=root)).check()
     assert json.loads(done.stdout)["libraries"] == {"libcuda.so.1": "ok", "libnvidia-ml.so.1": "ok"}
     # The image's own ldconfig, later, agrees.
     script = "ldconfig && exec /probe32 --library libcuda.so.1"
-    done = hand.run(ContainerRequest(["/bin/sh", "-c", script], env, root=root)).check()
+    done = bare_runtime.run(ContainerRequest(["/bin/sh", "-c", script], env, root=root)).check()
     assert (json.loads(done.stdout)["libraries"]["libcuda.so.1"] == "ok") is small

@@ -36,7 +36,7 @@ def program(tmp_path: Path, runtime: InstalledRuntime, simulated: SimulatedHost)
 
 
 @pytest.fixture(scope="module", params=["runc", "crun"])
-def hand(request: pytest.FixtureRequest, workspace: Path, image: Path) -> Iterator[BareRuntime]:
+def bare_runtime(request: pytest.FixtureRequest, workspace: Path, image: Path) -> Iterator[BareRuntime]:
     """The runtime itself, without the shim."""
     require_programs(request.param)
     engine = BareRuntime(request.param, "v1", "run")
@@ -48,11 +48,11 @@ def hand(request: pytest.FixtureRequest, workspace: Path, image: Path) -> Iterat
 
 
 def prepared(
-    hand: BareRuntime, program: HookProgram, way: str, request: ContainerRequest, nodes: dict[str, tuple[int, int]] | None = None,
+    bare_runtime: BareRuntime, program: HookProgram, way: str, request: ContainerRequest, nodes: dict[str, tuple[int, int]] | None = None,
     change: Callable[[dict[str, Any]], None] | None = None,
 ) -> Path:  # fmt: skip
     """A bundle with the edits in it."""
-    bundle = hand.bundle(request)
+    bundle = bare_runtime.bundle(request)
     spec = json.loads((bundle / "config.json").read_text())
     program.edit(spec, way, nodes)
     if change is not None:
@@ -61,9 +61,9 @@ def prepared(
     return bundle
 
 
-def libraries(hand: BareRuntime, bundle: Path) -> dict[str, str]:
+def libraries(bare_runtime: BareRuntime, bundle: Path) -> dict[str, str]:
     """What dlopen answers in the container."""
-    found: dict[str, str] = json.loads(hand.start_bundle(bundle).check().stdout)["libraries"]
+    found: dict[str, str] = json.loads(bare_runtime.start_bundle(bundle).check().stdout)["libraries"]
     return found
 
 
@@ -78,41 +78,48 @@ IMAGES: dict[str, Callable[[Path], Path]] = {
 @pytest.mark.parametrize("kind", IMAGES)
 @pytest.mark.parametrize("way", SPEC_MAKERS)
 def test_the_loader_of_each_image_finds_the_libraries(
-    hand: BareRuntime, program: HookProgram, tmp_path: Path, way: str, kind: str, read_only: bool
+    bare_runtime: BareRuntime, program: HookProgram, tmp_path: Path, way: str, kind: str, read_only: bool
 ) -> None:
     if kind == "musl":
         require_programs("musl-gcc")
     root = IMAGES[kind](tmp_path / kind)
-    assert libraries(hand, prepared(hand, program, way, ContainerRequest(PROBE, read_only=read_only, root=root))) == OK
+    assert (
+        libraries(
+            bare_runtime, prepared(bare_runtime, program, way, ContainerRequest(PROBE, read_only=read_only, root=root))
+        )
+        == OK
+    )
 
 
 @pytest.mark.parametrize("way", SPEC_MAKERS)
-def test_a_later_ldconfig_in_the_container_does_no_harm(hand: BareRuntime, program: HookProgram, way: str) -> None:
+def test_a_later_ldconfig_in_the_container_does_no_harm(
+    bare_runtime: BareRuntime, program: HookProgram, way: str
+) -> None:
     script = f"/usr/sbin/ldconfig && exec {' '.join(PROBE)}"
-    bundle = prepared(hand, program, way, ContainerRequest(["/bin/sh", "-c", script]))
-    assert libraries(hand, bundle) == OK
+    bundle = prepared(bare_runtime, program, way, ContainerRequest(["/bin/sh", "-c", script]))
+    assert libraries(bare_runtime, bundle) == OK
 
 
 @pytest.mark.parametrize("way", SPEC_MAKERS)
-def test_a_second_start_changes_nothing(hand: BareRuntime, program: HookProgram, way: str) -> None:
-    bundle = prepared(hand, program, way, ContainerRequest(PROBE))
-    assert libraries(hand, bundle) == OK
+def test_a_second_start_changes_nothing(bare_runtime: BareRuntime, program: HookProgram, way: str) -> None:
+    bundle = prepared(bare_runtime, program, way, ContainerRequest(PROBE))
+    assert libraries(bare_runtime, bundle) == OK
     before = snapshot_tree(bundle / "rootfs")
-    assert libraries(hand, bundle) == OK
+    assert libraries(bare_runtime, bundle) == OK
     assert snapshot_tree(bundle / "rootfs") == before
 
 
 @pytest.mark.parametrize("way", SPEC_MAKERS)
 def test_the_nodes_given_can_be_opened_and_others_not(
-    hand: BareRuntime, program: HookProgram, simulated: SimulatedHost, way: str
+    bare_runtime: BareRuntime, program: HookProgram, simulated: SimulatedHost, way: str
 ) -> None:
     """Profile and rights agree: the mask has the GPU whose node opens."""
     program.hook_arguments.egl_profile = True
     first, second = simulated.cards
     major, minor = (int(part) for part in first.numbers.split(":"))
     words = ["/probe", "--node", first.node, "--make", second.numbers, "--library", "libcuda.so.1"]
-    bundle = prepared(hand, program, way, ContainerRequest(words), {first.node: (major, minor)})
-    answer = json.loads(hand.start_bundle(bundle).check().stdout)
+    bundle = prepared(bare_runtime, program, way, ContainerRequest(words), {first.node: (major, minor)})
+    answer = json.loads(bare_runtime.start_bundle(bundle).check().stdout)
     assert answer["nodes"] == {first.node: "ENXIO"}
     assert answer["made"] == {second.numbers: "EPERM"}
     assert answer["libraries"] == {"libcuda.so.1": "ok"}
@@ -121,14 +128,16 @@ def test_the_nodes_given_can_be_opened_and_others_not(
 
 
 def test_links_by_path_lie_in_the_containers_own_dev(
-    hand: BareRuntime, program: HookProgram, simulated: SimulatedHost
+    bare_runtime: BareRuntime, program: HookProgram, simulated: SimulatedHost
 ) -> None:
     program.hook_arguments.drm_links = True
     drm = next((simulated.root / "sys/bus/pci/devices").glob("*/drm/card*/dev"))
     minor = int(drm.read_text().partition(":")[2])
     words = ["/bin/sh", "-c", "cd /dev/dri/by-path && for x in *; do echo $x $(readlink $x); done"]
-    bundle = prepared(hand, program, "ours", ContainerRequest(words), {f"/dev/dri/{drm.parent.name}": (226, minor)})
-    done = hand.start_bundle(bundle).check()
+    bundle = prepared(
+        bare_runtime, program, "ours", ContainerRequest(words), {f"/dev/dri/{drm.parent.name}": (226, minor)}
+    )
+    done = bare_runtime.start_bundle(bundle).check()
     assert done.stdout == f"pci-{drm.parents[2].name}-card ../{drm.parent.name}\n"
     assert os.listdir(bundle / "rootfs/dev") == []
 
@@ -138,18 +147,18 @@ def test_links_by_path_lie_in_the_containers_own_dev(
 
 @pytest.mark.parametrize("way", SPEC_MAKERS)
 def test_nothing_of_the_images_environment_reaches_the_hook(
-    hand: BareRuntime, program: HookProgram, tmp_path: Path, way: str
+    bare_runtime: BareRuntime, program: HookProgram, tmp_path: Path, way: str
 ) -> None:
     marker = tmp_path / "marker"
     env = ["PYTHONPATH=evil", "LD_PRELOAD=/x.so", "PROBE=1", "PYTHONHOME=/evil", "GPU_OCI_HOOK_CONFIG=/evil/c.toml"]
-    bundle = prepared(hand, program, way, ContainerRequest(["/bin/true"], env))
+    bundle = prepared(bare_runtime, program, way, ContainerRequest(["/bin/true"], env))
     evil = bundle / "rootfs/evil"
     evil.mkdir()
     code = f"open({str(marker)!r}, 'w').close()\n"
     for name in ("sitecustomize", "usercustomize", "os", "errno", "gpu_oci_hook", "_signal", "encodings"):
         (evil / f"{name}.py").write_text(code)
         (bundle / f"rootfs/{name}.py").write_text(code)  # the current directory under runc
-    hand.start_bundle(bundle).check()
+    bare_runtime.start_bundle(bundle).check()
     assert not marker.exists()
     spec = json.loads((bundle / "config.json").read_text())
     for hook in spec["hooks"]["createContainer"]:
@@ -177,7 +186,7 @@ def hiding(tmp_path: Path, runtime: InstalledRuntime, simulated: SimulatedHost) 
 @pytest.mark.parametrize("remapped", [False, True], ids=["plain", "user namespace"])
 @pytest.mark.parametrize("way", SPEC_MAKERS)
 def test_the_container_sees_our_parameters_and_cannot_change_them(
-    hand: BareRuntime, hiding: HookProgram, way: str, remapped: bool
+    bare_runtime: BareRuntime, hiding: HookProgram, way: str, remapped: bool
 ) -> None:
     def change(spec: dict[str, Any]) -> None:
         if remapped:
@@ -185,9 +194,9 @@ def test_the_container_sees_our_parameters_and_cannot_change_them(
             whole = [{"containerID": 0, "hostID": 0, "size": 65536}]
             spec["linux"] |= {"uidMappings": whole, "gidMappings": whole}
 
-    bundle = prepared(hand, hiding, way, ContainerRequest(["/bin/sh", "-c", SHOW]), change=change)
+    bundle = prepared(bare_runtime, hiding, way, ContainerRequest(["/bin/sh", "-c", SHOW]), change=change)
     for _ in range(2):
-        lines = hand.start_bundle(bundle).check().stdout.splitlines()
+        lines = bare_runtime.start_bundle(bundle).check().stdout.splitlines()
         assert lines == ["A: 1", "ModifyDeviceFiles: 0", "closed", "1"]
         text = (bundle / "gpu-oci-hook/proc-version").read_bytes()
         assert text == b"A: 1\nModifyDeviceFiles: 0\n"
@@ -261,7 +270,7 @@ def test_a_user_without_the_right_to_mount_is_told(hiding: HookProgram, tmp_path
 
 
 def test_a_requirement_stops_the_container_in_the_words_of_the_shim(
-    hand: BareRuntime, program: HookProgram, runtime: InstalledRuntime, simulated: SimulatedHost, tmp_path: Path
+    bare_runtime: BareRuntime, program: HookProgram, runtime: InstalledRuntime, simulated: SimulatedHost, tmp_path: Path
 ) -> None:
     """runc quotes the hook's stderr; crun drops it, and the log has it."""
     require = "NVIDIA_REQUIRE_CUDA=cuda>=12.8 brand=tesla,driver>=535,driver<536"
@@ -269,28 +278,36 @@ def test_a_requirement_stops_the_container_in_the_words_of_the_shim(
     first = simulated.cards[0]
     numbers = tuple(int(part) for part in first.numbers.split(":"))
     bundle = prepared(
-        hand, program, "ours", ContainerRequest(["/bin/true"], [require]), {first.node: (numbers[0], numbers[1])}
+        bare_runtime,
+        program,
+        "ours",
+        ContainerRequest(["/bin/true"], [require]),
+        {first.node: (numbers[0], numbers[1])},
     )
-    done = hand.start_bundle(bundle)
+    done = bare_runtime.start_bundle(bundle)
     assert done.status != 0
     logged = re.search(r'msg="gpu-oci-hook: (.*)"$', (tmp_path / "log").read_text())
     assert logged is not None
     sentence = logged[1].replace('\\"', '"')
-    shim = runtime.wrapper(hand.low_level, simulated.root)
-    other = hand.bundle(ContainerRequest(["/bin/true"], ["NVIDIA_VISIBLE_DEVICES=0", require]))
+    shim = runtime.wrapper(bare_runtime.low_level, simulated.root)
+    other = bare_runtime.bundle(ContainerRequest(["/bin/true"], ["NVIDIA_VISIBLE_DEVICES=0", require]))
     refused = machine.run_command([str(shim), "create", "--bundle", str(other), "r22"])
     assert refused.stderr == f"gpu-oci-runtime: {sentence}\n"
-    if hand.low_level == "runc":
+    if bare_runtime.low_level == "runc":
         assert "the requirement" in done.stderr and "is not met" in done.stderr
 
 
-def test_a_broken_command_line_stops_the_container_with_a_sentence(hand: BareRuntime, program: HookProgram) -> None:
+def test_a_broken_command_line_stops_the_container_with_a_sentence(
+    bare_runtime: BareRuntime, program: HookProgram
+) -> None:
     def change(spec: dict[str, Any]) -> None:
         spec["hooks"]["createContainer"][0]["args"].append("--nope")
 
-    done = hand.start_bundle(prepared(hand, program, "ours", ContainerRequest(["/bin/true"]), change=change))
+    done = bare_runtime.start_bundle(
+        prepared(bare_runtime, program, "ours", ContainerRequest(["/bin/true"]), change=change)
+    )
     assert done.status != 0 and "Traceback" not in done.text
-    if hand.low_level == "runc":
+    if bare_runtime.low_level == "runc":
         assert "--nope: unknown flag" in done.stderr
 
 
@@ -310,8 +327,8 @@ def test_the_host_stays_untouched(
     watched.mkdir()
     for name, text in WATCHED.items():
         (watched / name).write_text(text)
-    hand = BareRuntime("runc", "v1", "run")
-    hand.start(EngineHome(tmp_path, image, lambda name: Path(machine.find_program(name))))
+    bare_runtime = BareRuntime("runc", "v1", "run")
+    bare_runtime.start(EngineHome(tmp_path, image, lambda name: Path(machine.find_program(name))))
     root = images.copy_image(image, tmp_path / "spoilt")
     images.copy_static_program(root / "busybox")
     env = list(ATTACKS[attack](root, watched, simulated.version) or ())
@@ -319,9 +336,11 @@ def test_the_host_stays_untouched(
     nodes = {"/dev/nvidia0": (195, 0)}
     before = fingerprint(watched, simulated)
     if attack not in _BEFORE_US:
-        bundle = prepared(hand, program, "ours", ContainerRequest(["/busybox", "echo", "alive"], env, root=root), nodes)
+        bundle = prepared(
+            bare_runtime, program, "ours", ContainerRequest(["/busybox", "echo", "alive"], env, root=root), nodes
+        )
         begin = time.monotonic()
-        done = hand.start_bundle(bundle)
+        done = bare_runtime.start_bundle(bundle)
         took = time.monotonic() - begin
         assert fingerprint(watched, simulated) == before
         assert took < PATIENCE, done
@@ -329,7 +348,7 @@ def test_the_host_stays_untouched(
         if done.status == 0:
             assert done.stdout == "alive\n", done
     for way in SPEC_MAKERS:
-        bundle = hand.bundle(ContainerRequest(["/busybox", "true"], env, root=root))
+        bundle = bare_runtime.bundle(ContainerRequest(["/busybox", "true"], env, root=root))
         spec = json.loads((bundle / "config.json").read_text())
         program.edit(spec, way, nodes)
         (bundle / "config.json").write_text(json.dumps(spec))
@@ -370,11 +389,12 @@ def test_a_second_process_exchanges_directories_and_links(
     watched.mkdir()
     for name, text in WATCHED.items():
         (watched / name).write_text(text)
-    hand = BareRuntime("runc", "v1", "run")
-    hand.start(EngineHome(tmp_path, image, lambda name: Path(machine.find_program(name))))
+    bare_runtime = BareRuntime("runc", "v1", "run")
+    bare_runtime.start(EngineHome(tmp_path, image, lambda name: Path(machine.find_program(name))))
     program.hook_arguments.egl_profile = True
     bundles = [
-        prepared(hand, program, way, ContainerRequest(["/bin/true"]), {"/dev/nvidia0": (195, 0)}) for way in SPEC_MAKERS
+        prepared(bare_runtime, program, way, ContainerRequest(["/bin/true"]), {"/dev/nvidia0": (195, 0)})
+        for way in SPEC_MAKERS
     ]
     root = bundles[0] / "rootfs"
     (root / place).mkdir(parents=True, exist_ok=True)
@@ -449,8 +469,8 @@ def test_what_the_container_mounts_is_not_written_however_it_came_there(
 ) -> None:
     watched = tmp_path / "watched"
     watched.mkdir()
-    hand = BareRuntime("runc", "v1", "run")
-    hand.start(EngineHome(tmp_path, image, lambda name: Path(machine.find_program(name))))
+    bare_runtime = BareRuntime("runc", "v1", "run")
+    bare_runtime.start(EngineHome(tmp_path, image, lambda name: Path(machine.find_program(name))))
     root = images.copy_image(image, tmp_path / "root")
     (root / "opt").mkdir(exist_ok=True)
     mounts, links = MOUNTED[mounted](watched)
@@ -462,7 +482,9 @@ def test_what_the_container_mounts_is_not_written_however_it_came_there(
         places = [at for at, mount in enumerate(spec["mounts"]) if mount["destination"] in own]
         spec["mounts"][places[-1] + 1 : places[-1] + 1] = mounts
 
-    done = hand.start_bundle(prepared(hand, program, way, ContainerRequest(["/bin/true"], root=root), change=change))
+    done = bare_runtime.start_bundle(
+        prepared(bare_runtime, program, way, ContainerRequest(["/bin/true"], root=root), change=change)
+    )
     assert done.status == 0, done
     # The mount points are the runtime's own.
     assert [path for path in watched.rglob("*") if path.is_symlink() or path.name.startswith("ld.so")] == []

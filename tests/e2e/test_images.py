@@ -22,16 +22,16 @@ GPU = ["NVIDIA_VISIBLE_DEVICES=0"]
 
 
 @pytest.fixture
-def hand(tmp_path: Path, image: Path, runtime: InstalledRuntime, simulated: SimulatedHost) -> BareRuntime:
+def bare_runtime(tmp_path: Path, image: Path, runtime: InstalledRuntime, simulated: SimulatedHost) -> BareRuntime:
     """Bundles by hand, given to runc through the shim."""
-    hand = BareRuntime("runc", "v1", "run")
-    hand.start(engines.EngineHome(tmp_path, image, lambda name: runtime.wrapper(name, simulated.root)))
-    return hand
+    bare_runtime = BareRuntime("runc", "v1", "run")
+    bare_runtime.start(engines.EngineHome(tmp_path, image, lambda name: runtime.wrapper(name, simulated.root)))
+    return bare_runtime
 
 
-def libraries(hand: BareRuntime, root: Path, *, read_only: bool = False) -> dict[str, str]:
+def libraries(bare_runtime: BareRuntime, root: Path, *, read_only: bool = False) -> dict[str, str]:
     """What dlopen answers in the image."""
-    done = hand.run(ContainerRequest(PROBE, GPU, root=root, read_only=read_only)).check()
+    done = bare_runtime.run(ContainerRequest(PROBE, GPU, root=root, read_only=read_only)).check()
     answer: dict[str, str] = json.loads(done.stdout)["libraries"]
     return answer
 
@@ -46,12 +46,12 @@ KINDS: dict[str, Callable[[Path], Path]] = {
 @pytest.mark.parametrize("read_only", [False, True], ids=["writable", "read-only"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_loader_of_each_kind_of_image_finds_the_libraries(
-    hand: BareRuntime, tmp_path: Path, kind: str, read_only: bool
+    bare_runtime: BareRuntime, tmp_path: Path, kind: str, read_only: bool
 ) -> None:
     if kind == "musl":
         require_programs("musl-gcc")
     root = KINDS[kind](tmp_path / kind)
-    assert libraries(hand, root, read_only=read_only) == dict.fromkeys(LIBRARIES, "ok")
+    assert libraries(bare_runtime, root, read_only=read_only) == dict.fromkeys(LIBRARIES, "ok")
 
 
 def no_cache(root: Path) -> None:
@@ -103,27 +103,27 @@ def stale_cache(root: Path) -> None:
 @pytest.mark.parametrize(
     "change", [no_cache, fedora, leftovers, directory_in_the_way, no_conf, stale_cache], ids=lambda f: f.__name__
 )
-def test_odd_images(hand: BareRuntime, image: Path, tmp_path: Path, change: Callable[[Path], None]) -> None:
+def test_odd_images(bare_runtime: BareRuntime, image: Path, tmp_path: Path, change: Callable[[Path], None]) -> None:
     root = images.copy_image(image, tmp_path / "odd")
     change(root)
-    assert libraries(hand, root) == dict.fromkeys(LIBRARIES, "ok")
+    assert libraries(bare_runtime, root) == dict.fromkeys(LIBRARIES, "ok")
 
 
-def test_a_second_start_from_the_same_root_is_as_good(hand: BareRuntime) -> None:
+def test_a_second_start_from_the_same_root_is_as_good(bare_runtime: BareRuntime) -> None:
     """Engines restart containers on the very root file system that we wrote to, with the old config.json or a
     new one.
     """
-    bundle = hand.bundle(ContainerRequest(PROBE, GPU))
+    bundle = bare_runtime.bundle(ContainerRequest(PROBE, GPU))
     config = bundle / "config.json"
     asked = config.read_bytes()
-    first = hand.start_bundle(bundle).check()
+    first = bare_runtime.start_bundle(bundle).check()
     assert json.loads(first.stdout)["libraries"] == dict.fromkeys(LIBRARIES, "ok")
     applied = config.read_bytes()
     assert applied != asked
-    assert hand.start_bundle(bundle).check().stdout == first.stdout
+    assert bare_runtime.start_bundle(bundle).check().stdout == first.stdout
     assert config.read_bytes() == applied
     config.write_bytes(asked)
-    assert hand.start_bundle(bundle).check().stdout == first.stdout
+    assert bare_runtime.start_bundle(bundle).check().stdout == first.stdout
     assert config.read_bytes() == applied
 
 
@@ -138,10 +138,10 @@ def test_nodes_of_a_group_are_open_to_an_unprivileged_container_user(
             os.chown(path, 0, 4321)
             path.chmod(0o660)
     wrapper = runtime.wrapper("runc", grouped.root, name=f"-{tmp_path.name}")
-    hand = BareRuntime("runc", "v1", "run")
-    hand.start(engines.EngineHome(tmp_path, image, lambda _: wrapper))
+    bare_runtime = BareRuntime("runc", "v1", "run")
+    bare_runtime.start(engines.EngineHome(tmp_path, image, lambda _: wrapper))
     words = ["/probe", "--node", grouped.cards[0].node, "--node", "/dev/nvidiactl", "--library", "libcuda.so.1"]
-    done = hand.run(ContainerRequest(words, GPU, user=1000, read_only=read_only)).check()
+    done = bare_runtime.run(ContainerRequest(words, GPU, user=1000, read_only=read_only)).check()
     answer = json.loads(done.stdout)
     assert answer["euid"] == 1000
     assert answer["nodes"] == {grouped.cards[0].node: "ENXIO", "/dev/nvidiactl": "ENXIO"}

@@ -59,15 +59,15 @@ def test_64_creates_at_once_with_nothing_remembered(
 ) -> None:
     """All are right, and one of them learnt the inventory for all."""
     fresh = host.build_host(tmp_path / "never-seen")
-    hand = BareRuntime("runc", "v1", "run")
+    bare_runtime = BareRuntime("runc", "v1", "run")
     wrapper = runtime.wrapper("runc", fresh.root, name=f"-{tmp_path.name}")
-    hand.start(engines.EngineHome(tmp_path, image, lambda _: wrapper))
-    bundles = [hand.bundle(ContainerRequest(PROBE, ["NVIDIA_VISIBLE_DEVICES=all"])) for _ in range(MANY)]
+    bare_runtime.start(engines.EngineHome(tmp_path, image, lambda _: wrapper))
+    bundles = [bare_runtime.bundle(ContainerRequest(PROBE, ["NVIDIA_VISIBLE_DEVICES=all"])) for _ in range(MANY)]
     watch = Watch()
     watch.start()
     running = [
         subprocess.Popen(
-            hand.command("run", "--bundle", str(bundle), hand.fresh_name()),
+            bare_runtime.command("run", "--bundle", str(bundle), bare_runtime.fresh_name()),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -136,12 +136,12 @@ def test_an_image_committed_from_a_gpu_container(
 
     other = host.build_host(tmp_path / "other-driver", version="535.261.03")
     wrapper = runtime.wrapper("runc", other.root, name=f"-{tmp_path.name}")
-    hand = BareRuntime("runc", "v1", "run")
-    hand.start(engines.EngineHome(tmp_path, image, lambda _: wrapper))
-    plain = json.loads(hand.run(ContainerRequest(PROBE, root=root)).check().stdout)
+    bare_runtime = BareRuntime("runc", "v1", "run")
+    bare_runtime.start(engines.EngineHome(tmp_path, image, lambda _: wrapper))
+    plain = json.loads(bare_runtime.run(ContainerRequest(PROBE, root=root)).check().stdout)
     assert plain["nodes"] == {"/dev/nvidiactl": "ENOENT"}
     words = ["/bin/sh", "-c", f"{' '.join(PROBE)}; ldconfig -p; readlink /usr/lib/{images.TRIPLE}/libcuda.so.1"]
-    done = hand.run(ContainerRequest(words, ["NVIDIA_VISIBLE_DEVICES=all"], root=root)).check()
+    done = bare_runtime.run(ContainerRequest(words, ["NVIDIA_VISIBLE_DEVICES=all"], root=root)).check()
     lines = done.stdout.splitlines()
     assert json.loads(lines[0])["libraries"] == {"libcuda.so.1": "ok", "libcuda.so": "ok"}
     assert lines[-1] == "/usr/local/nvidia/lib64/libcuda.so.1"

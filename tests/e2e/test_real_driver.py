@@ -134,21 +134,21 @@ def test_nvidia_smi_finds_its_library(
     if cache:
         machine.run_command([machine.find_program("ldconfig"), "-r", str(root)]).check()
     wrapper = runtime.wrapper("runc", root, name=f"-{tmp_path.name}")
-    hand = BareRuntime("runc", "v1", "run")
-    hand.start(engines.EngineHome(tmp_path, image, lambda _: wrapper))
-    done = hand.run(ContainerRequest(["/usr/bin/nvidia-smi"], ["NVIDIA_VISIBLE_DEVICES=all"]))
+    bare_runtime = BareRuntime("runc", "v1", "run")
+    bare_runtime.start(engines.EngineHome(tmp_path, image, lambda _: wrapper))
+    done = bare_runtime.run(ContainerRequest(["/usr/bin/nvidia-smi"], ["NVIDIA_VISIBLE_DEVICES=all"]))
     assert done.status != NO_LIBRARY, done
     assert done.status == COULD_NOT_TALK, done
     libraries = ["libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1"]
     words = [word for name in libraries for word in ("--library", name)]
-    probed = hand.run(ContainerRequest(["/probe", *words], ["NVIDIA_VISIBLE_DEVICES=all"])).check()
+    probed = bare_runtime.run(ContainerRequest(["/probe", *words], ["NVIDIA_VISIBLE_DEVICES=all"])).check()
     assert [name for name in libraries if f'"{name}": "ok"' not in probed.stdout] == []
 
 
 def test_without_us_it_finds_none(packages: Path, image: Path, tmp_path: Path) -> None:
     """The control: the same binary in the same image, and no library."""
-    hand = BareRuntime("runc", "v1", "run")
-    hand.start(engines.EngineHome(tmp_path, image, lambda low_level: Path(machine.find_program(low_level))))
+    bare_runtime = BareRuntime("runc", "v1", "run")
+    bare_runtime.start(engines.EngineHome(tmp_path, image, lambda low_level: Path(machine.find_program(low_level))))
     bind = [(str(packages / "usr/lib/nvidia/current/nvidia-smi"), "/usr/bin/nvidia-smi")]
-    done = hand.run(ContainerRequest(["/usr/bin/nvidia-smi"], binds=bind))
+    done = bare_runtime.run(ContainerRequest(["/usr/bin/nvidia-smi"], binds=bind))
     assert done.status == NO_LIBRARY, done

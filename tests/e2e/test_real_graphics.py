@@ -65,7 +65,9 @@ def alternatives(root: Path) -> None:
 
 
 @pytest.fixture
-def hand(packages: tuple[Path, Path], image: Path, runtime: host.InstalledRuntime, tmp_path: Path) -> BareRuntime:
+def bare_runtime(
+    packages: tuple[Path, Path], image: Path, runtime: host.InstalledRuntime, tmp_path: Path
+) -> BareRuntime:
     """A host with Debian's driver packages and an image with Debian's loaders."""
     driver, own = packages
     root = tmp_path / "host"
@@ -88,9 +90,9 @@ def hand(packages: tuple[Path, Path], image: Path, runtime: host.InstalledRuntim
     machine.run_command([machine.find_program("gcc"), *words]).check()
     images.refresh_ld_cache(drawing)
     wrapper = runtime.wrapper("runc", root, name=f"-{tmp_path.name}")
-    hand = BareRuntime("runc", "v1", "run")
-    hand.start(engines.EngineHome(tmp_path, drawing, lambda _: wrapper))
-    return hand
+    bare_runtime = BareRuntime("runc", "v1", "run")
+    bare_runtime.start(engines.EngineHome(tmp_path, drawing, lambda _: wrapper))
+    return bare_runtime
 
 
 def loaded(text: str) -> set[str]:
@@ -98,26 +100,26 @@ def loaded(text: str) -> set[str]:
     return {os.path.basename(path) for path in re.findall(r"calling init: (\S+)", text)}
 
 
-def test_vulkan_s_loader_reads_the_manifest_and_opens_the_driver(hand: BareRuntime) -> None:
+def test_vulkan_s_loader_reads_the_manifest_and_opens_the_driver(bare_runtime: BareRuntime) -> None:
     env = [*ENV, "VK_LOADER_DEBUG=all", "LD_DEBUG=files"]
-    done = hand.run(ContainerRequest(["/graphics-probe", "vulkan"], env)).check()
+    done = bare_runtime.run(ContainerRequest(["/graphics-probe", "vulkan"], env)).check()
     assert "/etc/vulkan/icd.d/nvidia_icd.json" in done.stderr
     assert "/etc/vulkan/implicit_layer.d/nvidia_layers.json" in done.stderr
     assert "libGLX_nvidia.so.0" in loaded(done.stderr), done.stderr[-3000:]
     assert any(name.startswith("libnvidia-glcore.so.") for name in loaded(done.stderr))
 
 
-def test_egl_s_loader_reads_the_vendor_file_and_opens_the_driver(hand: BareRuntime) -> None:
-    done = hand.run(ContainerRequest(["/graphics-probe", "egl"], [*ENV, "LD_DEBUG=files"])).check()
+def test_egl_s_loader_reads_the_vendor_file_and_opens_the_driver(bare_runtime: BareRuntime) -> None:
+    done = bare_runtime.run(ContainerRequest(["/graphics-probe", "egl"], [*ENV, "LD_DEBUG=files"])).check()
     assert "libEGL_nvidia.so.0" in loaded(done.stderr), done.stderr[-3000:]
 
 
-def test_opencl_s_loader_reads_its_file_and_opens_the_driver(hand: BareRuntime) -> None:
-    done = hand.run(ContainerRequest(["/graphics-probe", "opencl"], [*ENV, "LD_DEBUG=files"]))
+def test_opencl_s_loader_reads_its_file_and_opens_the_driver(bare_runtime: BareRuntime) -> None:
+    done = bare_runtime.run(ContainerRequest(["/graphics-probe", "opencl"], [*ENV, "LD_DEBUG=files"]))
     assert "libnvidia-opencl.so.1" in loaded(done.stderr), done.stderr[-3000:]
 
 
-def test_the_other_files_end_where_their_loaders_look(hand: BareRuntime) -> None:
+def test_the_other_files_end_where_their_loaders_look(bare_runtime: BareRuntime) -> None:
     places = [
         "/usr/share/glvnd/egl_vendor.d/10_nvidia.json",
         "/usr/share/egl/egl_external_platform.d/10_nvidia_wayland.json",
@@ -128,14 +130,14 @@ def test_the_other_files_end_where_their_loaders_look(hand: BareRuntime) -> None
     ]
     script = "for path in " + " ".join(places) + '; do test -s "$path" && echo "$path"; done; true'
     env = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"]
-    done = hand.run(ContainerRequest(["/bin/sh", "-c", script], env)).check()
+    done = bare_runtime.run(ContainerRequest(["/bin/sh", "-c", script], env)).check()
     assert done.stdout.splitlines() == places
 
 
-def test_with_compute_alone_no_loader_of_graphics_finds_anything(hand: BareRuntime) -> None:
+def test_with_compute_alone_no_loader_of_graphics_finds_anything(bare_runtime: BareRuntime) -> None:
     """The control: the same image and host."""
     env = ["NVIDIA_VISIBLE_DEVICES=all", "LD_DEBUG=files", "VK_LOADER_DEBUG=all"]
     for what in ("vulkan", "egl"):
-        done = hand.run(ContainerRequest(["/graphics-probe", what], env)).check()
+        done = bare_runtime.run(ContainerRequest(["/graphics-probe", what], env)).check()
         assert f"{what}: " in done.stdout
         assert not [name for name in loaded(done.stderr) if "nvidia" in name.lower()]

@@ -1,4 +1,4 @@
-"""Bundles and images for tests that go the whole way, and what to compare of them afterwards."""
+"""Bundles and images for tests of the whole injection, and what to compare of them afterwards."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IMAGE_LIBRARY_DIR = "/usr/lib/x86_64-linux-gnu"
 PROC = {"destination": "/proc", "type": "proc", "source": "proc"}
 DEV = {"destination": "/dev", "type": "tmpfs", "source": "tmpfs", "options": ["nosuid", "mode=755"]}
 
-# Temporary names that a killed process may leave behind; nobody looks at them.
+# Temporary files, which a killed process may leave behind.
 TEMPORARY_PREFIX = ".gpu-oci-hook-"
 
 Spec = dict[str, Any]
@@ -49,7 +49,7 @@ def container_spec(*env: str, **more: Any) -> Spec:
 
 
 def make_debian_rootfs(rootfs: Path) -> Path:
-    """An image like Debian's, as far as the loader cares."""
+    """Create an image with Debian's directories, as far as the loader needs them."""
     for name in ("usr/lib/x86_64-linux-gnu", "usr/bin", "etc/ld.so.conf.d", "proc", "dev", "run", "var", "tmp"):
         (rootfs / name).mkdir(parents=True, exist_ok=True)
     for name in ("lib", "bin"):
@@ -61,7 +61,7 @@ def make_debian_rootfs(rootfs: Path) -> Path:
 
 
 def make_bundle(directory: Path, config: Spec) -> Path:
-    """A bundle with a Debian-like image; the directory is new, or has its image already."""
+    """Create a bundle with a Debian-like image, unless the directory has an image already."""
     if not (directory / "rootfs").exists():
         make_debian_rootfs(directory / "rootfs")
     write_spec(directory, config)
@@ -69,23 +69,23 @@ def make_bundle(directory: Path, config: Spec) -> Path:
 
 
 def write_spec(directory: Path, config: Spec) -> None:
-    """Puts a config.json into a bundle."""
+    """Write the config.json of a bundle."""
     (directory / "config.json").write_text(json.dumps(config))
 
 
 def read_spec(directory: Path) -> Spec:
-    """The config.json of a bundle."""
+    """Read the config.json of a bundle."""
     found: Spec = json.loads((directory / "config.json").read_text())
     return found
 
 
 def host_config(host: Path | str, **values: Any) -> Config:
-    """A configuration for a simulated host: nothing of this machine counts."""
+    """Build a configuration for a simulated host; nothing of this machine is used."""
     return Config(root=str(host), **{"load_modules": False, **values})
 
 
 def inject_in_process(directory: Path, config: Config) -> Spec:
-    """The shim's way on a bundle, in this process; the config.json as it is afterwards."""
+    """Inject GPUs into a bundle as the shim does, in this process; return the new config.json."""
     path = str(directory / "config.json")
     pipeline.inject_gpus(path, Path(path).read_bytes(), str(directory), config.to_data())
     return read_spec(directory)
@@ -123,30 +123,30 @@ def list_litter(made: Path) -> list[str]:
 
 
 def list_mount_destinations(config: Spec) -> list[str]:
-    """Where a spec mounts something."""
+    """Return the destinations of a spec's mounts."""
     return [mount["destination"] for mount in config["mounts"]]
 
 
 def list_device_numbers(config: Spec) -> dict[str, tuple[int, int]]:
-    """The device nodes of a spec: path to numbers."""
+    """Return the device nodes of a spec: path to numbers."""
     return {node["path"]: (node["major"], node["minor"]) for node in config["linux"].get("devices", [])}
 
 
 def list_allowed_numbers(config: Spec) -> list[tuple[int, int]]:
-    """The numbers that a spec's rules allow, in order."""
+    """Return the device numbers that a spec's rules allow, in order."""
     rules = config["linux"].get("resources", {}).get("devices", [])
     return [(rule["major"], rule["minor"]) for rule in rules if rule["allow"] and rule.get("type") == "c"]
 
 
 def skip_or_fail(what: str) -> None:
-    """Skips, loudly, what this machine cannot test; with GPU_OCI_HOOK_E2E=require that is a failure."""
+    """Skip, loudly, what this machine cannot test; with GPU_OCI_HOOK_E2E=require fail instead."""
     if os.environ.get("GPU_OCI_HOOK_E2E") == "require":
         pytest.fail(f"GPU_OCI_HOOK_E2E=require, but not tested: {what}", pytrace=False)
     pytest.skip(f"NOT TESTED: {what}")
 
 
 def user_namespace_param(kind: str) -> Any:
-    """A parameter that names a kind of container; in a user namespace the simulated host's nodes must be real."""
+    """Make a parameter of a kind of container; one in a user namespace needs real device nodes, which only root can create."""
     lack = kind == "user namespace" and os.geteuid() != 0
     return pytest.param(kind, marks=pytest.mark.skipif(lack, reason="NOT TESTED: only root can make device nodes"))
 
@@ -160,14 +160,14 @@ from gpu_oci_hook.shim.main import main
 main()
 """
 
-# Puts what it finds in the bundle aside, as the low-level runtime that would start it.
+# A low-level runtime that copies the config.json of the bundle and starts nothing.
 STUB = """#!/bin/sh
 while [ $# -gt 0 ]; do case "$1" in --bundle) cp "$2/config.json" "$0.spec"; esac; shift; done
 """
 
 
 class Shim:
-    """The shim as an engine calls it, with a memory of its own and a low-level runtime that dumps the spec.
+    """The shim as an engine calls it, with a state directory of its own and a low-level runtime that copies the spec.
 
     Arguments:
         root: a directory for its files. host: the simulated host. extra: more lines of config.toml.
@@ -190,7 +190,7 @@ class Shim:
         self.env = {"GPU_OCI_HOOK_CONFIG": str(self.config), "PATH": "/usr/bin:/bin"}
 
     def create(self, made: Path, *words: str, **more: Any) -> subprocess.CompletedProcess[str]:
-        """`create` of a bundle; the words come before the command."""
+        """Call `create` for a bundle; `words` are flags before the command."""
         Path(f"{self.stub}.spec").unlink(missing_ok=True)
         return subprocess.run(
             [self.path, *words, "create", "--bundle", made, "id"],
@@ -198,6 +198,6 @@ class Shim:
         )  # fmt: skip
 
     def spec(self) -> Spec:
-        """What the low-level runtime got."""
+        """Read the spec that the low-level runtime got."""
         found: Spec = json.loads(Path(f"{self.stub}.spec").read_text())
         return found

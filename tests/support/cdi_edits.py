@@ -1,6 +1,6 @@
-"""Bundles as they are when an engine has put a CDI file's edits into them: ours, and those of NVIDIA's generator.
+"""Bundles with the edits of a CDI file, as an engine puts them in: of our files, and of files of NVIDIA's generator.
 
-The files are not those of the generators (which have tests of their own) but what they are documented to be.
+The edits are written here by hand, after the generators' documentation; the generators have tests of their own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ NVIDIA_LIBRARY_DIR = "/usr/lib/x86_64-linux-gnu"
 VERSION = "550.163.01"
 READ_ONLY = ["ro", "nosuid", "nodev", "rbind", "rprivate"]
 HOOK_ENV = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]
-# Enough of a driver for what is tested: (SONAME, file); the version is put in.
+# As much of a driver as the tests need: SONAME to file name, with {} for the version.
 LIBRARIES = {
     "libcuda.so.1": "libcuda.so.{}",
     "libnvidia-ml.so.1": "libnvidia-ml.so.{}",
@@ -40,10 +40,10 @@ main()
 
 
 def write_hook_launcher(path: Path, prelude: str = "", source: Path | None = None) -> Path:
-    """A program that starts the hook as the installed launcher does, with its own memory, after a prelude in Python.
+    """Write a program that starts the hook as the installed launcher does, with a state directory of its own.
 
     Arguments:
-        source: the directory with our package; default: this checkout's.
+        prelude: Python to run first. source: the directory with our package; default: this checkout's.
     """
     code = source or Path(gpu_oci_hook.__file__).resolve().parents[1]
     paths = find_import_paths(code / "gpu_oci_hook")
@@ -56,7 +56,7 @@ def write_hook_launcher(path: Path, prelude: str = "", source: Path | None = Non
 def call_hook(
     program: Path | str, words: list[str], state: bytes | str, **more: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Calls a hook as a runtime does, with a state on stdin."""
+    """Call a hook as a runtime does, with a state on stdin."""
     data = state.encode() if isinstance(state, str) else state
     more = {"env": {"PATH": "/usr/bin:/bin"}, "timeout": 60, **more}
     done = subprocess.run([str(program), *words], input=data, capture_output=True, **more)
@@ -65,7 +65,7 @@ def call_hook(
 
 
 def add_devices(spec: Spec, nodes: dict[str, tuple[int, int]]) -> None:
-    """Device nodes with their rules."""
+    """Add device nodes with their rules to a spec."""
     linux = spec.setdefault("linux", {})
     for path, (major, minor) in nodes.items():
         linux.setdefault("devices", []).append({"path": path, "type": "c", "major": major, "minor": minor})
@@ -74,7 +74,7 @@ def add_devices(spec: Spec, nodes: dict[str, tuple[int, int]]) -> None:
 
 
 def add_driver_mounts(spec: Spec, host: Path, folder: str, version: str = VERSION) -> None:
-    """The driver's libraries, one bind mount each, and nvidia-smi."""
+    """Add the driver's libraries, one bind mount each, and nvidia-smi."""
     for name in LIBRARIES.values():
         file = name.format(version)
         source = f"{host}{NVIDIA_LIBRARY_DIR}/{file}"
@@ -88,7 +88,7 @@ def build_mount(source: str, destination: str) -> Spec:
 
 
 def build_hook_arguments(host: Path, version: str = VERSION) -> HookArguments:
-    """What our file tells our hook about these libraries."""
+    """Build the arguments that our file passes to our hook for these libraries."""
     made = HookArguments()
     for soname, name in LIBRARIES.items():
         if soname != name:
@@ -99,7 +99,7 @@ def build_hook_arguments(host: Path, version: str = VERSION) -> HookArguments:
 
 
 def build_hook(program: Path | str, words: list[str], env: list[str] | None = None) -> Spec:
-    """A createContainer hook."""
+    """Build a createContainer hook."""
     name = os.path.basename(program)
     return {"path": str(program), "args": [name, *words], "env": HOOK_ENV if env is None else env}
 
@@ -107,7 +107,7 @@ def build_hook(program: Path | str, words: list[str], env: list[str] | None = No
 def add_our_edits(
     spec: Spec, host: Path, program: Path | str, said: HookArguments | None = None, version: str = VERSION
 ) -> Spec:
-    """The edits of a file of ours, in place."""
+    """Add the edits of a file of ours to a spec, and return it."""
     add_driver_mounts(spec, host, OUR_LIBRARY_DIR, version)
     said = said or build_hook_arguments(host, version)
     spec.setdefault("hooks", {}).setdefault("createContainer", []).append(
@@ -118,10 +118,10 @@ def add_our_edits(
 
 
 def add_nvidia_edits(spec: Spec, host: Path, program: Path | str, version: str = VERSION) -> Spec:
-    """The edits of a file by NVIDIA's generator, in place.
+    """Add the edits of a file of NVIDIA's generator to a spec, and return it.
 
     Arguments:
-        program: what stands in for nvidia-cdi-hook.
+        program: called in place of nvidia-cdi-hook.
     """
     add_driver_mounts(spec, host, NVIDIA_LIBRARY_DIR, version)
     for words in list_nvidia_hooks(version):
@@ -133,7 +133,7 @@ def add_nvidia_edits(spec: Spec, host: Path, program: Path | str, version: str =
 
 
 def list_nvidia_hooks(version: str = VERSION) -> list[list[str]]:
-    """The hooks of NVIDIA's generator, in its order."""
+    """Return the hooks of NVIDIA's generator, in its order."""
     return [
         ["create-symlinks", "--link", f"libcuda.so.1::{NVIDIA_LIBRARY_DIR}/libcuda.so"],
         ["enable-cuda-compat", f"--host-driver-version={version}"],
@@ -144,7 +144,7 @@ def list_nvidia_hooks(version: str = VERSION) -> list[list[str]]:
 
 
 def make_mount_points(made: Path, spec: Spec) -> None:
-    """What a runtime makes below the root before hooks run: a place for each bind mount."""
+    """Create the mount points that a runtime creates before hooks run, one for each bind mount."""
     for item in spec["mounts"]:
         path = made / "rootfs" / item["destination"].lstrip("/")
         if item.get("type") == "bind" and not os.path.lexists(path):

@@ -1,4 +1,4 @@
-"""The command line in this process: exit status, stdout, stderr."""
+"""Run `gpu-oci-hook` in this process, and read the JSON that it prints."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Command = Callable[..., CommandResult]
 
 @pytest.fixture
 def command(capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs `gpu-oci-hook` with these words; a traceback fails the test by itself."""
+    """Run `gpu-oci-hook` with these arguments; a traceback fails the test."""
 
     def call(*words: str, name: str = "gpu-oci-hook") -> CommandResult:
         capsys.readouterr()

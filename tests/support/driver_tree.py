@@ -1,4 +1,4 @@
-"""A driver as a tree of files, small enough to say in a test what is odd about it."""
+"""A small driver as a tree of files, for tests of the search for driver files."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SONAMES = (
 def write_library(
     root: Path, directory: str, name: str, soname: str, *, arch: str = "x86_64", needed: tuple[str, ...] = ()
 ) -> Path:
-    """One shared object of ours."""
+    """Write a shared object of a few hundred bytes."""
     path = root / directory.lstrip("/") / name
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(elf_builder.build_shared_object(soname=soname, needed=needed, arch=arch))
@@ -37,7 +37,7 @@ def write_library(
 def write_driver(
     root: Path, directory: str = LIBRARY_DIR, version: str = VERSION, *, arch: str = "x86_64", links: bool = True
 ) -> None:
-    """A driver's libraries with their links in one directory."""
+    """Write a driver's libraries with their links into one directory."""
     for pattern in SONAMES:
         soname = pattern.replace("{v}", version)
         name = soname.split(".so.")[0] + ".so." + version
@@ -50,7 +50,7 @@ def write_driver(
 def write_ld_cache(
     root: Path, entries: list[tuple[str, str]], path: str = "/etc/ld.so.cache", flags: int = 0x303
 ) -> None:
-    """A loader's cache with these (SONAME, path)."""
+    """Write a loader cache with these entries (SONAME, path)."""
     place = root / path.lstrip("/")
     place.parent.mkdir(parents=True, exist_ok=True)
     made = ldcache.merge_ld_cache(None, [(soname, file, flags) for soname, file in entries])
@@ -60,16 +60,16 @@ def write_ld_cache(
 def search_inventory(
     root: Path, *, version: str | None = VERSION, paths: tuple[str, ...] = (), below: str = "/"
 ) -> Inventory:
-    """The inventory of a tree, nothing remembered."""
+    """Search the driver files of a tree, with an empty cache."""
     host = Host(str(root))
     return load_inventory(host, host.sub_host(below), paths, version, FakeCache())
 
 
 def index_libraries(found: Inventory) -> dict[tuple[str, str], DriverFile]:
-    """The libraries by (SONAME, architecture)."""
+    """Return the libraries by (SONAME, architecture)."""
     return {(file.soname, file.arch): file for file in found.files if file.kind == "library"}
 
 
 def find_report_line(found: Inventory, place: str) -> str:
-    """What the report says about a place."""
+    """Return the search report's text about a directory."""
     return next(text for label, text in found.search_report if label == place or label.startswith(place + " "))

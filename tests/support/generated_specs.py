@@ -1,4 +1,4 @@
-"""Simulated machines and what a CDI file says about them, told by meaning."""
+"""CDI files generated for simulated hosts, and what they contain."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ Spec = dict[str, Any]
 
 
 def plan_host_spec(host: Path, config: Config | None = None, **options: Any) -> PlannedSpec:
-    """What a file about a host is made of."""
+    """Plan a CDI file for a host."""
     return plan_spec(config or host_config(host), ContentOptions(**options), ReadOnlyCache())
 
 
 def build_host_spec(
     host: Path, config: Config | None = None, *, recipe: dict[str, Any] | None = None, **options: Any
 ) -> BuiltSpec:
-    """The file about a host; whatever it is, it must be one that the reference library accepts, without a warning."""
+    """Build the CDI file for a host; check that it is valid without a warning."""
     found = build_spec(
         SpecRecipe(ContentOptions(**options), **(recipe or {})), config or host_config(host), ReadOnlyCache()
     )
@@ -44,7 +44,7 @@ def build_host_spec(
 
 
 def check_main_rules(spec: Spec) -> None:
-    """The rules that matter most, once more and by nobody's schema."""
+    """Check the most important rules again, without our schema."""
     assert list(spec)[:2] == ["cdiVersion", "kind"]
     assert spec["devices"]
     names = [device["name"] for device in spec["devices"]]
@@ -70,21 +70,21 @@ def check_main_rules(spec: Spec) -> None:
 
 
 def index_devices(spec: Spec) -> dict[str, Spec]:
-    """Name to edits."""
+    """Return the edits of each device by its name."""
     return {device["name"]: device["containerEdits"] for device in spec["devices"]}
 
 
 def list_node_paths(edits: Spec) -> list[str]:
-    """Paths of device nodes."""
+    """Return the paths of device nodes."""
     return [node["path"] for node in edits.get("deviceNodes", [])]
 
 
 def index_mount_sources(spec: Spec) -> dict[str, str]:
-    """Place in the container to path on the host, of the common mounts."""
+    """Return the common mounts: path in the container to path on the host."""
     return {mount["containerPath"]: mount["hostPath"] for mount in spec["containerEdits"].get("mounts", [])}
 
 
 def read_hook_arguments(spec: Spec) -> arguments.HookArguments:
-    """What the file's hook is to do."""
+    """Parse the arguments of the file's hook."""
     (hook,) = spec["containerEdits"]["hooks"]
     return arguments.parse_hook_arguments(hook["args"][3:])

@@ -1,4 +1,4 @@
-"""A bundle with a CDI file's edits in it and the hook as a process, for the tests of all that the hook does."""
+"""A bundle with the edits of a CDI file, and the hook as a process."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ DATACENTRE_HOST: dict[str, Any] = {"gpus": 2, "driver": VERSION, "model": "NVIDI
 
 
 class HookScene:
-    """A bundle with a file's edits in it, and the hook."""
+    """A bundle with the edits of a file of ours, and the hook."""
 
     def __init__(self, directory: Path, host: Path, *env: str, source: Path | None = None, **more: Any) -> None:
         self.host = host
@@ -34,7 +34,7 @@ class HookScene:
         self.nodes: dict[str, tuple[int, int]] = {}
 
     def finish_bundle(self) -> None:
-        """Puts the edits into config.json and makes the mount points, as engine and runtime would."""
+        """Put the edits into config.json and create the mount points, as engine and runtime do."""
         config = read_spec(self.bundle)
         if "hooks" not in config:
             cdi_edits.add_devices(config, self.nodes)
@@ -43,7 +43,7 @@ class HookScene:
         cdi_edits.make_mount_points(self.bundle, config)
 
     def run(self, **more: Any) -> subprocess.CompletedProcess[str]:
-        """One call of the hook; nothing is ever said on stdout."""
+        """Call the hook; check that it prints nothing on stdout."""
         self.finish_bundle()
         words = ["hook", "create-container", *self.hook_arguments.to_command_line()]
         done = call_hook(self.program, words, json.dumps({"bundle": str(self.bundle)}), **more)
@@ -52,20 +52,20 @@ class HookScene:
         return done
 
     def run_successfully(self) -> str:
-        """A call that must end with 0; what it says."""
+        """Call the hook; check that it succeeds, and return what it prints."""
         done = self.run()
         assert done.returncode == 0, done.stderr
         return done.stderr
 
     def run_refused(self) -> str:
-        """A call that must end with 1 and one sentence."""
+        """Call the hook; check that it fails with one sentence, and return that."""
         done = self.run()
         assert done.returncode == 1
         assert done.stderr.startswith("gpu-oci-hook: ") and done.stderr.count("\n") == 1
         return done.stderr
 
     def read_ld_cache(self) -> dict[str, str]:
-        """Name to path, of the 64-bit libraries in the image's loader cache."""
+        """Return the 64-bit libraries of the image's loader cache: name to path."""
         return read_cache_entries(self.root)
 
 
@@ -75,7 +75,7 @@ def read_cache_entries(root: Path) -> dict[str, str]:
 
 
 class NvidiaHookScene(HookScene):
-    """A bundle as NVIDIA's generator wants it, and our program under NVIDIA's name."""
+    """A bundle with the edits of a file of NVIDIA's generator, and our program under NVIDIA's name."""
 
     def __init__(self, directory: Path, host: Path, *env: str, **more: Any) -> None:
         super().__init__(directory, host, *env, **more)

@@ -1,4 +1,4 @@
-"""A library with NVML's symbols in the place of a simulated host's, and what it shall answer."""
+"""A libnvidia-ml.so.1 for simulated hosts that answers, fails or hangs as a test wants (nvml_double.c)."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ MODES = (
 
 
 def find_compiler() -> str:
-    """The C compiler; empty when there is none."""
+    """Return the C compiler, or an empty string."""
     return shutil.which("gcc") or shutil.which("cc") or ""
 
 
 @functools.cache
 def compile_library() -> bytes:
-    """The compiled library; once in a process."""
+    """Compile the library, once in a process."""
     with tempfile.TemporaryDirectory() as directory:
         made = Path(directory) / "double.so"
         subprocess.run(
@@ -39,11 +39,11 @@ def compile_library() -> bytes:
 
 
 class NvmlDouble:
-    """The double in a simulated host.
+    """The library in a simulated host.
 
     Arguments:
         report: of the host.
-        reverse: MIG devices in the opposite order, to tell NVML's order from ours.
+        reverse: list MIG devices in the opposite order, which tells NVML's order from ours.
     """
 
     def __init__(self, report: host_tree.SimulatedHost, *, reverse: bool = False) -> None:
@@ -59,7 +59,7 @@ class NvmlDouble:
         self.set_mode("normal")
 
     def set_mode(self, mode: str, *, gpus: tuple[kernel.SimulatedGpu, ...] | None = None) -> None:
-        """What it does from now on; `gpus` in place of those of the host."""
+        """Choose what the library does from now on, and with other GPUs than the host's if `gpus` is given."""
         assert mode in MODES
         lines = [f"mode {mode}", f"driver {self.report.driver}"]
         cards = self.report.gpus if gpus is None else gpus
@@ -72,5 +72,5 @@ class NvmlDouble:
 
     @property
     def call_count(self) -> int:
-        """How often it was asked."""
+        """How often NVML was loaded and asked."""
         return self.called_file.stat().st_size if self.called_file.exists() else 0

@@ -1,4 +1,4 @@
-"""Facts made by hand: what a plan is made from, without a machine."""
+"""The input of a plan, built by hand: no machine is read."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DRIVER_LIBRARY_DIR = "/usr/local/nvidia/lib64"
 
 
 class FakeRootfs:
-    """A container's root without links, or with the few that are named; which directories and files exist is listed."""
+    """A container's root with the listed links, directories and files."""
 
     def __init__(
         self, links: dict[str, str] | None = None, there: tuple[str, ...] = (), files: tuple[str, ...] = ()
@@ -107,7 +107,7 @@ FILES = (
 
 
 def make_gpu(index: int) -> Gpu:
-    """GPU 0 has minor 1 and GPU 1 minor 0, as on real hosts."""
+    """Build a GPU; GPU 0 has minor 1 and GPU 1 minor 0, as real hosts may have."""
     minor = {0: 1, 1: 0}.get(index, index)
     uuid = f"GPU-00000000-0000-0000-0000-00000000000{index}"
     return Gpu(index=index, uuid=uuid, pci=f"0000:0{index + 1}:00.0", minor=minor, model="NVIDIA A100")
@@ -138,7 +138,7 @@ def make_plan_input(
     inside: bool = False,
     **config: Any,
 ) -> PlanInput:
-    """A machine with two GPUs and every kind of file; the container asks for `asked`."""
+    """Build the plan input of a machine with two GPUs and every kind of driver file."""
     words = [f"NVIDIA_VISIBLE_DEVICES={asked}", *env]
     if capabilities:
         words.append(f"NVIDIA_DRIVER_CAPABILITIES={capabilities}")

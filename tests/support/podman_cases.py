@@ -1,6 +1,6 @@
-"""What a real engine does with odd CDI files: recorded from podman 4.3; tests/e2e/test_podman_cases.py asks it again.
+"""What podman does with odd CDI files, as recorded; tests/e2e/test_podman_cases.py checks the record with a real podman.
 
-So the unit tests hold our reading against a real engine on machines that have none.
+With it, unit tests compare our reading with an engine's on machines without one.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Case(NamedTuple):
 
 
 def yaml_file(edits: str = "env: [A=b]", *, version: str = "0.5.0", name: str = '"dev"', more: str = "") -> str:
-    """A small file with these edits in its only device, and more lines at its end."""
+    """Build a small file with these edits in its only device, and more lines at its end."""
     return (
         f"cdiVersion: {version}\nkind: vendor.com/class\ndevices:\n- name: {name}\n"
         f"  containerEdits:\n    {edits}\n{more}"
@@ -36,17 +36,17 @@ def yaml_file(edits: str = "env: [A=b]", *, version: str = "0.5.0", name: str = 
 
 
 def json_file(env: str = "A=b", *, kind: str = "vendor.com/class") -> str:
-    """A small file with a variable, as JSON."""
+    """Build a small file with a variable, as JSON."""
     return f'{{"cdiVersion":"0.5.0","kind":"{kind}","devices":[{{"name":"dev","containerEdits":{{"env":["{env}"]}}}}]}}'
 
 
 def node_edits(more: str) -> str:
-    """The edits of a device node that needs nothing of the host."""
+    """Build the edits of a device node that needs nothing of the host."""
     return f"deviceNodes: [{{path: /dev/null, type: c, major: 1, minor: 3, {more}}}]"
 
 
 def named_case(name: str, read: str, *, engine: bool = True) -> Case:
-    """A device with a name that is no text until somebody wants one."""
+    """Build a case with a device name that YAML does not read as text."""
     return Case(yaml_file(name=name), engine, device=f"vendor.com/class={read}")
 
 
@@ -223,5 +223,5 @@ SCALARS = {
 
 
 def write_arguments(words: list[str]) -> str:
-    """A file whose hook has these words, as they are, as its arguments."""
+    """Build a file whose hook has these arguments, verbatim."""
     return yaml_file(f"hooks: [{{hookName: prestart, path: /bin/true, args: [{', '.join(words)}]}}]")

@@ -1,4 +1,4 @@
-"""A host made of files with spec directories, for tests of what is found in them."""
+"""CDI spec directories in a simulated host, and the registry that reads them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Spec = dict[str, Any]
 
 
 def make_spec(*names: str, kind: str = "vendor.com/dev", **edits: Any) -> Spec:
-    """A spec with these devices, each with the edits or a variable of its own."""
+    """Build a spec with these devices, each with the edits or a variable of its own."""
     return {
         "cdiVersion": "0.5.0",
         "kind": kind,
@@ -24,7 +24,7 @@ def make_spec(*names: str, kind: str = "vendor.com/dev", **edits: Any) -> Spec:
 
 
 def write_host_file(root: Path, path: str, content: Spec | str) -> Path:
-    """Writes a file below the root."""
+    """Write a file below the host's root."""
     place = root / path.lstrip("/")
     place.parent.mkdir(parents=True, exist_ok=True)
     place.write_text(content if isinstance(content, str) else json.dumps(content))
@@ -32,5 +32,5 @@ def write_host_file(root: Path, path: str, content: Spec | str) -> Path:
 
 
 def make_registry(root: Path, cache: FakeCache | None = None, directories: tuple[str, ...] = DIRECTORIES) -> Registry:
-    """The registry of the host."""
+    """Build the registry of the host."""
     return Registry(Host(str(root)), directories, cache or FakeCache(lockable=False))

@@ -1,4 +1,4 @@
-"""CDI files with small things wrong, as texts and as dicts: seeded, so that a failure comes again."""
+"""CDI files with random small errors, from a seeded generator."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ODD_VALUES: list[object] = [
 
 
 def mutate_spec(spec: Spec, chance: random.Random, most: int = 3) -> object:
-    """A copy of a file with one thing in it, or up to `most`, that is odd, gone, or somewhere else."""
+    """Return a copy of a file with one to `most` values replaced, removed or moved."""
     new: object = json.loads(json.dumps(spec))
     for _ in range(chance.randint(1, most)):
         places: list[tuple[Any, Any]] = []
@@ -47,7 +47,7 @@ def mutate_spec(spec: Spec, chance: random.Random, most: int = 3) -> object:
 
 
 def mutate_text(text: str, chance: random.Random, most: int = 4) -> str:
-    """The text with one small change, or up to `most`."""
+    """Return the text with one to `most` small changes."""
     pieces = [
         "[",
         "]",

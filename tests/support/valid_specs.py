@@ -1,4 +1,4 @@
-"""CDI files that are right, as dicts: one for each version, and one with every field."""
+"""Valid CDI files, as dicts: one for each version, and one with every field."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ Spec = dict[str, Any]
 
 
 def minimal_spec(version: str = "0.3.0", **edits: Any) -> Spec:
-    """A file with one device that has these edits (a variable by default)."""
+    """Build a file with one device that has these edits (a variable by default)."""
     device = {"name": "dev", "containerEdits": edits or {"env": ["A=b"]}}
     return {"cdiVersion": version, "kind": "vendor.com/class", "devices": [device]}
 
 
-# What each version brought, used.
+# By version: a file that uses what this version introduced.
 SPECS_BY_VERSION: dict[str, Spec] = {
     "0.3.0": minimal_spec("0.3.0"),
     "0.4.0": minimal_spec("0.4.0", mounts=[{"hostPath": "/a", "containerPath": "/b", "type": "bind"}]),
@@ -67,7 +67,7 @@ FULL_SPEC: Spec = {
 
 
 def with_change(spec: Spec, *way: Any, to: Any = None, remove: bool = False) -> Spec:
-    """A copy of a file where what lies at the end of the way is something else, or gone."""
+    """Return a copy of a file where the value at the end of the path is replaced or removed."""
     new = copy.deepcopy(spec)
     place: Any = new
     for step in way[:-1]:

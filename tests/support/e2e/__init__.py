@@ -1,1 +1,1 @@
-"""Helpers of the end-to-end tests: real engines and real containers; they need root and Debian's packages of the engines."""
+"""Helpers of tests with real engines and containers: they need root and Debian's packages of the engines."""

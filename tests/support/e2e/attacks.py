@@ -1,5 +1,4 @@
-"""Images that mean harm: each attack spoils a root file system so that a careless injector would reach the
-host.
+"""Hostile images: each attack changes a root file system so that a careless injector would reach the host.
 
 An attack is a function of the root file system, the watched host directory (its content must survive
 untouched), and the driver's version. It may return environment entries for the container.
@@ -16,7 +15,7 @@ from support.e2e.images import TRIPLE
 
 Attack = Callable[[Path, Path, str], Sequence[str] | None]
 
-# What lies in the watched directory before, and shall afterwards.
+# The files of the watched directory, before and after.
 WATCHED = {
     "precious": "precious\n",
     "libcuda.so.1": "the host's own\n",
@@ -35,7 +34,7 @@ COMPAT = "usr/local/cuda/compat"
 
 
 def make_room(path: Path) -> Path:
-    """Makes room for something else."""
+    """Remove what is at a path, and create the directories above it."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     elif path.is_symlink() or path.exists():
@@ -45,12 +44,12 @@ def make_room(path: Path) -> Path:
 
 
 def climbing_target(watched: Path) -> str:
-    """The watched directory by a relative link that climbs far above any root."""
+    """Return a relative link text to the watched directory that climbs far above any root."""
     return "../" * 40 + str(watched).lstrip("/")
 
 
 def link_attack(place: str, name: str = "", *, climb: bool = False) -> Attack:
-    """A link at this place to the watched directory, or to a name in it."""
+    """Put a link to the watched directory, or to a name in it, at this path."""
 
     def attack(root: Path, watched: Path, version: str) -> None:
         target = climbing_target(watched) if climb else str(watched)
@@ -60,7 +59,7 @@ def link_attack(place: str, name: str = "", *, climb: bool = False) -> Attack:
 
 
 def fifo_attack(place: str) -> Attack:
-    """A FIFO at this place: whoever opens it waits for ever."""
+    """Put a FIFO at this path: opening it blocks for ever."""
 
     def attack(root: Path, watched: Path, version: str) -> None:
         os.mkfifo(make_room(root / place.format(version=version)))
@@ -69,7 +68,7 @@ def fifo_attack(place: str) -> Attack:
 
 
 def device_attack(place: str, major: int, minor: int) -> Attack:
-    """A device at this place."""
+    """Put a device at this path."""
 
     def attack(root: Path, watched: Path, version: str) -> None:
         os.mknod(make_room(root / place.format(version=version)), 0o020666, os.makedev(major, minor))
@@ -78,7 +77,7 @@ def device_attack(place: str, major: int, minor: int) -> Attack:
 
 
 def directory_attack(place: str) -> Attack:
-    """A directory that is not empty at this place."""
+    """Put a directory that is not empty at this path."""
 
     def attack(root: Path, watched: Path, version: str) -> None:
         path = make_room(root / place.format(version=version))
@@ -89,7 +88,7 @@ def directory_attack(place: str) -> Attack:
 
 
 def content_attack(place: str, data: bytes) -> Attack:
-    """A file with this content."""
+    """Put a file with this content at this path."""
 
     def attack(root: Path, watched: Path, version: str) -> None:
         make_room(root / place.format(version=version)).write_bytes(data)
@@ -98,7 +97,7 @@ def content_attack(place: str, data: bytes) -> Attack:
 
 
 def sparse_attack(place: str, size: int) -> Attack:
-    """A huge file that costs its maker nothing."""
+    """Put a huge sparse file at this path."""
 
     def attack(root: Path, watched: Path, version: str) -> None:
         with make_room(root / place).open("wb") as file:
@@ -108,7 +107,7 @@ def sparse_attack(place: str, size: int) -> Attack:
 
 
 def hard_link_attack(place: str, name: str) -> Attack:
-    """A second name of a watched file: writing into it in place would change the host's."""
+    """Put a hard link to a watched file at this path: writing in place would change the host's."""
 
     def attack(root: Path, watched: Path, version: str) -> None:
         os.link(watched / name, make_room(root / place.format(version=version)))
@@ -168,7 +167,7 @@ def compat_dots(root: Path, watched: Path, version: str) -> None:
 
 
 def many_compat_names(root: Path, watched: Path, version: str) -> None:
-    """A directory with more names than anybody lists."""
+    """A directory with more names than the limit of a listing."""
     make_room(root / COMPAT).mkdir()
     for number in range(30_000):
         (root / COMPAT / f"libcuda.so.{number}").touch()
@@ -201,7 +200,7 @@ def newline_environment(root: Path, watched: Path, version: str) -> list[str]:
 
 
 def inner_links(*links: tuple[str, str]) -> Attack:
-    """Links to other places of the image, where a mount of ours would hide or hit something; all files asked for."""
+    """Put links to other paths of the image where our mounts go, and request every capability."""
 
     def attack(root: Path, watched: Path, version: str) -> Sequence[str]:
         for place, target in links:
@@ -212,7 +211,7 @@ def inner_links(*links: tuple[str, str]) -> Attack:
 
 
 def build_lying_cache() -> bytes:
-    """A loader cache that promises four billion entries."""
+    """Build a loader cache that claims four billion entries."""
     return b"glibc-ld.so.cache1.1" + b"\xff\xff\xff\xff" * 2 + b"\x02" + b"\x00" * 3 + b"\xff" * 64
 
 
@@ -220,7 +219,7 @@ def build_lying_cache() -> bytes:
 # are tried on us alone, with `true` as the low-level runtime.
 RUNC_FALLS_FOR = ("dev is a link",)
 
-# What these keep out is optional: the container starts all the same.
+# These keep only optional files out: the container starts.
 MUST_START: dict[str, Attack] = {
     "our directory is the image's libraries": inner_links(("usr/local/nvidia/lib64", f"/{LIBRARY}")),
     "our directory is usr": inner_links(("usr/local/nvidia", "..")),

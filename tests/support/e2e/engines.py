@@ -1,8 +1,7 @@
 """Container engines in temporary directories, all driven through the same few verbs.
 
-An `Engine` is started with a `Place` (directories and the images in them) and a way to get the runtime under
-test for a low-level runtime. Then `run`, `background`, `exec` and `remove` mean the same for a bundle by hand
-as for dockerd.
+An `Engine` is started with an `EngineHome` (directories, image, and the runtime under test for a low-level runtime). Then
+`run`, `background`, `exec` and `remove` mean the same for a bare runtime as for dockerd.
 """
 
 from __future__ import annotations
@@ -33,15 +32,15 @@ MKNOD = "CAP_MKNOD"
 
 @dataclass(frozen=True)
 class ContainerRequest:
-    """A container to be made.
+    """A container to run.
 
     Arguments:
         args: the command.
         env: entries `NAME=value`.
-        read_only: whether its root file system is.
+        read_only: whether its root file system is read-only.
         binds: (host path, container path) of bind mounts.
         root: another root file system than the standard image (engines that know images only import it).
-        user: the user and group id of its process (by hand only).
+        user: the user and group id of its process (`BareRuntime` only).
         devices: qualified names of CDI devices (podman only).
     """
 
@@ -56,7 +55,7 @@ class ContainerRequest:
 
 @dataclass
 class EngineHome:
-    """Where an engine lives, and what it runs.
+    """The directories of an engine, and what it runs.
 
     Arguments:
         directory: a private directory, mode 0755, short enough for sockets in it.
@@ -70,7 +69,7 @@ class EngineHome:
 
 
 class Engine:
-    """One way to run containers. Subclasses say how."""
+    """A way to run containers; subclasses implement it."""
 
     name = "?"
     # Programs that this engine needs on the machine.
@@ -79,7 +78,7 @@ class Engine:
     user_namespace = False
     # Whether a device cgroup keeps containers from nodes that they were not given.
     device_cgroup = True
-    # How `run` ends when the runtime refuses a container.
+    # The exit status of `run` when the runtime refuses a container.
     refusal = 1
 
     def __init__(self) -> None:
@@ -87,39 +86,39 @@ class Engine:
         self._numbers = itertools.count(1)
 
     def start(self, place: EngineHome) -> None:
-        """Makes the engine ready."""
+        """Start the engine."""
         self.place = place
 
     def stop(self) -> None:
-        """Ends everything that `start` began; never fails."""
+        """Stop everything that `start` started; never fail."""
 
     def run(self, request: ContainerRequest) -> CommandResult:
-        """Runs a container in the foreground and removes it."""
+        """Run a container in the foreground and remove it."""
         raise NotImplementedError
 
     def background(self, request: ContainerRequest) -> str:
-        """Starts a container, returns its name."""
+        """Start a container and return its name."""
         raise NotImplementedError
 
     def exec(self, name: str, args: Sequence[str]) -> CommandResult:
-        """Runs a command in a running container."""
+        """Run a command in a running container."""
         raise NotImplementedError
 
     def remove(self, name: str) -> None:
-        """Kills and removes a container."""
+        """Kill and remove a container."""
         raise NotImplementedError
 
     def fresh_name(self) -> str:
-        """A container name that nobody else uses."""
+        """Return a new container name."""
         return f"e2e-{os.getpid()}-{next(self._numbers)}"
 
     def fresh_root(self, request: ContainerRequest) -> Path:
-        """A private copy of the image, for engines that are handed a directory."""
+        """Copy the image, for engines that take a directory."""
         return images.copy_image(request.root or self.place.image, self.place.directory / f"root-{next(self._numbers)}")
 
 
 class BareRuntime(Engine):
-    """A bundle written by hand, given to the runtime directly.
+    """A low-level runtime called directly, with bundles that we write.
 
     Arguments:
         low_level: runc or crun.
@@ -159,7 +158,7 @@ class BareRuntime(Engine):
             self._holder.stop()
 
     def command(self, *words: str) -> list[str]:
-        """The runtime with its global flags and these words."""
+        """Build a command of the runtime with its global flags."""
         flags = ["--root", str(self.place.directory / "state")]
         if self.low_level == "crun":
             flags += ["--cgroup-manager", "cgroupfs"]
@@ -167,7 +166,7 @@ class BareRuntime(Engine):
         return [*prefix, *self._environment, str(self.place.runtime(self.low_level)), *flags, *words]
 
     def bundle(self, request: ContainerRequest) -> Path:
-        """A new bundle for the request."""
+        """Create a bundle for the request."""
         directory = self.place.directory / f"bundle-{next(self._numbers)}"
         directory.mkdir()
         images.copy_image(request.root or self.place.image, directory / "rootfs")
@@ -199,7 +198,7 @@ class BareRuntime(Engine):
         return done
 
     def start_bundle(self, bundle: Path) -> CommandResult:
-        """Runs a bundle and keeps it."""
+        """Run a bundle and keep it."""
         name = self.fresh_name()
         try:
             return machine.run_command(self.command("run", "--bundle", str(bundle), name))
@@ -241,7 +240,7 @@ class BareRuntime(Engine):
 
 
 def edit_spec(config: dict[str, object], request: ContainerRequest, *, cgroup: str) -> None:
-    """Turns the spec that `runc spec` writes into the request's."""
+    """Change a spec of `runc spec` into one of the request."""
     process = config["process"]
     root = config["root"]
     linux = config["linux"]
@@ -391,7 +390,7 @@ class Docker(Engine):
         self._holder.stop()
 
     def command(self, *words: str, timeout: float = 60) -> CommandResult:
-        """A docker command with these words."""
+        """Build a docker command."""
         return machine.run_command([find_program("docker"), "--host", f"unix://{self.socket}", *words], timeout=timeout)
 
     def _image(self, request: ContainerRequest) -> str:
@@ -429,7 +428,7 @@ class Podman(Engine):
     """podman with private storage, run by root.
 
     Arguments:
-        furnish: shell commands that furnish the private mount namespace in which it runs; "" for none.
+        furnish: shell commands that prepare the private mount namespace in which it runs; "" for none.
     """
 
     name = "podman run"
@@ -576,9 +575,7 @@ class RootlessPodman(Podman):
 
 
 def private_etc_script(directory: Path) -> str:
-    """Shell commands that give a private mount namespace the unprivileged user with its ranges of subordinate
-    ids.
-    """
+    """Return shell commands that add the unprivileged user with its subordinate ids to a private mount namespace."""
     lines = []
     for name, line in (
         ("passwd", f"{ROOTLESS_NAME}:x:{ROOTLESS_ID}:{ROOTLESS_ID}::{directory}/home:/bin/sh"),
@@ -598,7 +595,7 @@ def private_etc_script(directory: Path) -> str:
 
 
 def list_engines() -> list[Engine]:
-    """Every row of the matrix."""
+    """Return the engines of the matrix, one for each row."""
     return [
         *(
             BareRuntime(low_level, cgroup, style)

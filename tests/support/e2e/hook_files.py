@@ -1,4 +1,4 @@
-"""CDI files with a hook in them, ours and those of NVIDIA's generator, and the program that answers to both."""
+"""CDI files with hooks, ours and those of NVIDIA's generator, and the program that both call."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OK = dict.fromkeys(LIBRARIES, "ok")
 
 
 class HookProgram:
-    """Our program under both names, and how bundles are edited for it.
+    """Our program under both names, and the edits that call it.
 
     Arguments:
         directory: for the launchers. prelude: Python that the launcher runs first.
@@ -32,7 +32,7 @@ class HookProgram:
             self.paths[way] = cdi_edits.write_hook_launcher(directory / name, text, runtime.code)
 
     def edit(self, spec: dict[str, Any], way: str, nodes: dict[str, tuple[int, int]] | None = None) -> None:
-        """Puts a file's edits into a spec."""
+        """Add a file's edits to a spec."""
         if nodes:
             cdi_edits.add_devices(spec, nodes)
         if way == "ours":
@@ -44,7 +44,7 @@ class HookProgram:
 def build_spec_document(
     program: HookProgram, way: str, node: Path, *, bound: bool = False, kind: str = "nvidia.com/gpu"
 ) -> dict[str, Any]:
-    """The edits of a bundle as a CDI file.
+    """Build a CDI file with the edits of a bundle.
 
     Arguments:
         node: of the GPU. bound: it is a bind mount; runtimes without the right to make nodes bind the path of the

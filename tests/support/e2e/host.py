@@ -1,6 +1,4 @@
-"""The simulated GPU host of the tests, read by other means than the product's, and the runtime that serves
-it.
-"""
+"""The simulated GPU host of the end-to-end tests, read without the product's code, and the installed runtime."""
 
 from __future__ import annotations
 
@@ -19,7 +17,7 @@ from support.e2e import machine
 
 @dataclass(frozen=True)
 class Card:
-    """A GPU of the simulated host: its index among them, UUID, and node."""
+    """A GPU of the simulated host."""
 
     index: int
     uuid: str
@@ -42,22 +40,20 @@ class SimulatedHost:
     cards: tuple[Card, ...]
 
     def numbers(self, node: str) -> str:
-        """ "major:minor" of a node of this host."""
+        """Return "major:minor" of a node of this host."""
         status = os.stat(f"{self.root}{node}")
         assert stat.S_ISCHR(status.st_mode), f"{self.root}{node} is no device node"
         return f"{os.major(status.st_rdev)}:{os.minor(status.st_rdev)}"
 
 
 def build_host(root: Path, *, gpus: int = 2, layout: str = "debian", version: str = "550.163.01") -> SimulatedHost:
-    """Makes a simulated host."""
+    """Build a simulated host."""
     host_tree.build_host(root, gpus=gpus, driver=version, layout=layout)
     return read_host(root, version)
 
 
 def read_host(root: Path, version: str) -> SimulatedHost:
-    """Reads a simulated host's GPUs out of its /proc: the index is the rank of the PCI address, the minor
-    another number.
-    """
+    """Read a simulated host's GPUs from its /proc: the index is the rank of the PCI address, the minor another number."""
     cards = []
     for index, directory in enumerate(sorted((root / "proc/driver/nvidia/gpus").iterdir())):
         facts = {}
@@ -73,7 +69,7 @@ class InstalledRuntime:
     """The runtime under test, installed where an unprivileged user can reach it.
 
     `gpu-oci-hook install` writes launchers that name their interpreter and our code; a checkout below /root
-    would be out of a rootless engine's reach, so the code is copied first.
+    is out of a rootless engine's reach, so the code is copied first.
 
     Arguments:
         directory: where it is installed, mode 0755.
@@ -88,7 +84,7 @@ class InstalledRuntime:
         machine.run_command([sys.executable, "-m", "compileall", "-q", str(self.code)], timeout=120).check()
 
     def wrapper(self, low_level: str, host_root: Path, *, extra: str = "", name: str = "") -> Path:
-        """A runtime for an engine: engines hand no environment on, so a script names the configuration.
+        """Write a runtime for an engine: engines pass no environment on, so a script names the configuration.
 
         Arguments:
             low_level: the runtime below.
@@ -106,7 +102,7 @@ class InstalledRuntime:
 
 
 def install_launchers(code: Path, prefix: Path) -> Path:
-    """Installs the launchers out of a copy of our code; returns the shim's."""
+    """Install the launchers from a copy of our code; return the shim's."""
     words: Sequence[str] = ("install", "--prefix", str(prefix))
     script = f"import sys; sys.path.insert(0, {str(code)!r}); from gpu_oci_hook.cli import main; main()"
     machine.run_command([sys.executable, "-c", script, *words], cwd=code).check()

@@ -1,4 +1,4 @@
-"""Root file systems for the tests, made in a second out of the host's own loader, C library and busybox.
+"""Root file systems, built in a second from this machine's loader, C library and busybox.
 
     glibc       Debian's directories (merged /usr, multiarch), ld.so.conf with its include, ld.so.cache by the
                 system's ldconfig
@@ -30,7 +30,7 @@ APPLETS = (
 
 
 def compile_probe(target: Path, *, musl: bool = False) -> None:
-    """Compiles probe.c for the image."""
+    """Compile probe.c for the image."""
     compiler = machine.find_program("musl-gcc" if musl else "gcc")
     machine.run_command(
         [compiler, "-O1", "-Wall", "-Wextra", "-Werror", "-o", str(target), str(SOURCES / "probe.c")]
@@ -38,7 +38,7 @@ def compile_probe(target: Path, *, musl: bool = False) -> None:
 
 
 def build_glibc_image(root: Path) -> Path:
-    """An image like Debian's."""
+    """Build an image like Debian's."""
     _skeleton(root)
     _merged_usr(root)
     _c_library(root)
@@ -56,12 +56,12 @@ def build_glibc_image(root: Path) -> Path:
 
 
 def refresh_ld_cache(root: Path) -> None:
-    """Has the system's ldconfig write the image's ld.so.cache."""
+    """Write the image's ld.so.cache with the system's ldconfig."""
     machine.run_command([machine.find_program("ldconfig"), "-r", str(root)]).check()
 
 
 def build_distroless_image(root: Path) -> Path:
-    """An image with nothing but what one program needs."""
+    """Build an image with only what one program needs."""
     _skeleton(root)
     for name in ("bin", "sbin", "lib"):
         (root / name).mkdir()
@@ -75,7 +75,7 @@ def build_distroless_image(root: Path) -> Path:
 
 
 def build_musl_image(root: Path) -> Path:
-    """An image like Alpine's."""
+    """Build an image like Alpine's."""
     _skeleton(root)
     for name in ("bin", "sbin", "lib", "usr/lib", "usr/bin", "usr/sbin"):
         (root / name).mkdir(parents=True, exist_ok=True)
@@ -89,14 +89,14 @@ def build_musl_image(root: Path) -> Path:
 
 
 def write_archive(root: Path, archive: Path) -> Path:
-    """The image as an archive for `docker import` and `podman import`."""
+    """Write the image as an archive for `docker import` and `podman import`."""
     subprocess.run(["tar", "-C", str(root), "-cf", str(archive), "."], check=True, timeout=60)
     archive.chmod(0o644)
     return archive
 
 
 def copy_image(root: Path, target: Path) -> Path:
-    """A private copy of an image, with owners, links and devices as they are."""
+    """Copy an image with its owners, links and devices."""
     subprocess.run(["cp", "-a", str(root), str(target)], check=True, timeout=60)
     return target
 
@@ -134,7 +134,7 @@ def _c_library(root: Path) -> None:
 
 
 def _busybox(root: Path) -> None:
-    """Busybox by its applets' names; no ldconfig among them."""
+    """Add busybox with its applets' names; ldconfig is not one of them."""
     directory = root / "usr/bin" if (root / "bin").is_symlink() else root / "bin"
     shutil.copy2(machine.find_program("busybox"), directory / "busybox")
     for name in APPLETS:
@@ -142,12 +142,12 @@ def _busybox(root: Path) -> None:
 
 
 def copy_static_program(target: Path) -> None:
-    """Busybox under a name of its own, which needs nothing else in the image."""
+    """Copy busybox under another name: a program that needs nothing else in the image."""
     shutil.copy2(machine.find_program("busybox"), target)
 
 
 def build_forgiving_setrlimit(target: Path) -> Path:
-    """A library to preload into crun where root may not raise RLIMIT_MEMLOCK, see forgiving.c."""
+    """Build a library to preload into crun where root may not raise RLIMIT_MEMLOCK (forgiving.c)."""
     source = str(SOURCES / "forgiving.c")
     machine.run_command([machine.find_program("gcc"), "-shared", "-fPIC", "-O1", "-o", str(target), source]).check()
     return target

@@ -1,7 +1,7 @@
-"""The machine under the end-to-end tests: what it offers, bounded commands, and cleaning up after everything.
+"""The machine of the end-to-end tests: its programs, bounded commands, private mount namespaces, cleaning up.
 
 Nothing here changes the machine: engines live in temporary directories, and whatever needs another
-/etc/subuid or another cgroup tree gets it in a private mount namespace (`Holder`).
+/etc/subuid or another cgroup tree gets it in a private mount namespace (`MountNamespace`).
 """
 
 from __future__ import annotations
@@ -53,12 +53,12 @@ exit 1
 
 
 def find_program(name: str) -> str:
-    """The absolute path of a program of this machine, or the bare name when there is none."""
+    """Return the absolute path of a program of this machine, or the bare name if it is missing."""
     return shutil.which(name, path=DIRECTORIES) or name
 
 
 def describe_missing(programs: Iterable[str]) -> str:
-    """What this machine lacks to run these programs as root, as a sentence; empty when all is there."""
+    """Describe what this machine lacks to run these programs as root; empty if nothing is missing."""
     if os.geteuid() != 0:
         return "needs root"
     missing = sorted({PACKAGES[name] for name in programs if shutil.which(name, path=DIRECTORIES) is None})
@@ -67,7 +67,7 @@ def describe_missing(programs: Iterable[str]) -> str:
 
 @dataclass(frozen=True)
 class CommandResult:
-    """A finished command. `status` is 124 where its time was up."""
+    """A finished command; `status` is 124 after a timeout."""
 
     argv: Sequence[str]
     status: int
@@ -76,11 +76,11 @@ class CommandResult:
 
     @property
     def text(self) -> str:
-        """Everything that the person at the terminal saw."""
+        """Everything that a person at the terminal would see."""
         return self.stdout + self.stderr
 
     def check(self) -> CommandResult:
-        """Itself, or an AssertionError that quotes everything."""
+        """Return this result, or raise an AssertionError that quotes everything."""
         assert self.status == 0, f"{' '.join(self.argv)}\nstatus {self.status}\n{self.stdout}\n{self.stderr}"
         return self
 
@@ -93,7 +93,7 @@ def run_command(
     cwd: Path | None = None,
     stdin: bytes = b"",
 ) -> CommandResult:
-    """Runs a command in its own process group to its end, or kills the group when its time is up.
+    """Run a command in its own process group; kill the group after a timeout.
 
     Output goes through files, not pipes: a container left behind would hold a pipe open for ever.
     """
@@ -120,7 +120,7 @@ def run_command(
 
 
 def wait_for(condition: Callable[[], bool], what: str, *, timeout: float = 30) -> None:
-    """Waits until the condition holds; an AssertionError that says what was waited for when it never does."""
+    """Wait until the condition holds; after the timeout raise an AssertionError that names `what`."""
     end = time.monotonic() + timeout
     while not condition():
         assert time.monotonic() < end, f"{what}: not within {timeout} s"
@@ -128,7 +128,7 @@ def wait_for(condition: Callable[[], bool], what: str, *, timeout: float = 30) -
 
 
 def stop_daemon(process: subprocess.Popen[bytes], *, patience: float = 15) -> None:
-    """Ends a daemon that we started: asks, waits, then kills its whole session."""
+    """Terminate a daemon that we started, wait, then kill its whole session."""
     if process.poll() is None:
         process.terminate()
         try:
@@ -144,7 +144,7 @@ def stop_daemon(process: subprocess.Popen[bytes], *, patience: float = 15) -> No
 
 
 def list_session(leader: int) -> list[int]:
-    """The processes of a session that we started."""
+    """Return the processes of a session that we started."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
@@ -158,7 +158,7 @@ def list_session(leader: int) -> list[int]:
 
 
 def list_processes_of(directory: Path) -> list[int]:
-    """The processes whose command line, working directory or root lies below a directory of ours."""
+    """Return the processes whose command line names a directory of ours."""
     word = str(directory)
     found = []
     for entry in Path("/proc").iterdir():
@@ -174,7 +174,7 @@ def list_processes_of(directory: Path) -> list[int]:
 
 
 def may_raise_memlock() -> bool:
-    """Whether root may lift its limit on locked memory here: a sandbox takes CAP_SYS_RESOURCE away."""
+    """Tell whether root may raise its limit on locked memory here: a sandbox takes CAP_SYS_RESOURCE away."""
     if resource.getrlimit(resource.RLIMIT_MEMLOCK)[1] == resource.RLIM_INFINITY:
         return True
     status = Path("/proc/self/status").read_text()
@@ -183,7 +183,7 @@ def may_raise_memlock() -> bool:
 
 
 def remove_cgroups(name: str) -> None:
-    """Removes the empty cgroups below a top-level cgroup of ours, in every hierarchy."""
+    """Remove the empty cgroups below a top-level cgroup of ours, in every hierarchy."""
     for top in [*Path("/sys/fs/cgroup").glob(f"*/{name}"), *Path("/sys/fs/cgroup").glob(name)]:
         for directory, _, _ in sorted(os.walk(top), reverse=True):
             try:
@@ -193,7 +193,7 @@ def remove_cgroups(name: str) -> None:
 
 
 def remove_tree(directory: Path) -> None:
-    """Kills what still runs out of a directory, unmounts everything below it and removes it."""
+    """Kill what still runs from a directory, unmount everything below it, and remove it."""
     for pid in list_processes_of(directory):
         try:
             os.kill(pid, signal.SIGKILL)
@@ -210,7 +210,7 @@ def remove_tree(directory: Path) -> None:
 
 
 def list_mounts_below(directory: Path) -> list[str]:
-    """The mount points below a directory, outermost first."""
+    """Return the mount points below a directory, outermost first."""
     points = []
     for line in Path("/proc/self/mounts").read_text().splitlines():
         point = line.split()[1].replace("\\040", " ")
@@ -221,18 +221,17 @@ def list_mounts_below(directory: Path) -> list[str]:
 
 @dataclass
 class MountNamespace:
-    """A private mount namespace that lives as long as this object: `enter` prefixes commands that shall run
-    in it.
+    """A private mount namespace; commands after `enter` run in it.
 
     Arguments:
-        script: shell commands that furnish the namespace, run once.
+        script: shell commands that prepare the namespace, run once.
     """
 
     script: str = ":"
     process: subprocess.Popen[bytes] | None = field(default=None, init=False)
 
     def start(self) -> None:
-        """Makes the namespace and furnishes it."""
+        """Create the namespace and prepare it."""
         self.process = subprocess.Popen(
             [
                 find_program("unshare"),
@@ -252,12 +251,12 @@ class MountNamespace:
 
     @property
     def enter(self) -> list[str]:
-        """The words to put before a command."""
+        """The arguments to put before a command."""
         assert self.process is not None
         return [find_program("nsenter"), f"--target={self.process.pid}", "--mount"]
 
     def stop(self) -> None:
-        """Ends it; the kernel takes the mounts away with the last process inside."""
+        """End the namespace; the kernel removes its mounts with the last process in it."""
         if self.process is not None:
             stop_daemon(self.process, patience=0.1)
             if self.process.stdout is not None:

@@ -1,23 +1,23 @@
-"""The table of engines and checks that the tests print at their end."""
+"""The table of engines and checks that pytest prints at the end."""
 
 from __future__ import annotations
 
 
 class Matrix:
-    """What was checked, for each engine in the order of its first check."""
+    """The outcome of each check by engine, in the order of the first checks."""
 
     def __init__(self) -> None:
         self.rows: dict[str, dict[str, str]] = {}
         self.columns: list[str] = []
 
     def note(self, row: str, column: str, word: str) -> None:
-        """Notes one check's outcome."""
+        """Record the outcome of a check."""
         self.rows.setdefault(row, {})[column] = word
         if column not in self.columns:
             self.columns.append(column)
 
     def table(self) -> str:
-        """The table as text."""
+        """Format the table."""
         first = max(len(row) for row in self.rows)
         widths = {
             column: max(len(column), *(len(row.get(column, "-")) for row in self.rows.values()))

@@ -1,5 +1,4 @@
-"""Pairs of CDI files and requests, for the comparison with a real engine: what is put into the spec directories, which
-devices are asked for, and in what our config.json is meant to differ.
+"""Pairs of CDI files and requests for the comparison with podman: files, requested devices, intended differences.
 
 "@" in a file is a directory with what the files of a driver would be: `file`, `directory`, the nodes `char` (1:3,
 mode 0640, owner 7:8), `block` (7:99), `pipe`, and the program `hook`.
@@ -81,7 +80,7 @@ class Pair:
 
 
 def make_spec(*devices: tuple[str, Edits], common: Edits | None = None, kind: str = "vendor.com/dev") -> dict[str, Any]:
-    """A spec that podman 4.3 reads."""
+    """Build a spec that podman 4.3 reads."""
     made: dict[str, Any] = {
         "cdiVersion": "0.5.0",
         "kind": kind,
@@ -93,27 +92,27 @@ def make_spec(*devices: tuple[str, Edits], common: Edits | None = None, kind: st
 
 
 def make_pair(edits: Edits, *differs: str, ask: tuple[str, ...] = ("vendor.com/dev=a",), **more: Any) -> Pair:
-    """One file with one device."""
+    """Build a pair of one file with one device."""
     return Pair({"etc/a.json": make_spec(("a", edits))}, ask, differs=frozenset(differs), **more)
 
 
 def node_edits(path: str, **more: Any) -> Edits:
-    """Edits with one device node."""
+    """Build edits with one device node."""
     return {"deviceNodes": [{"path": path, **more}]}
 
 
 def make_mount(destination: str, *options: str, source: str = "@/file", **more: Any) -> Edits:
-    """A mount."""
+    """Build a mount."""
     return {"hostPath": source, "containerPath": destination, "options": list(options or ("bind",)), **more}
 
 
 def make_hook(stage: str, *args: str, env_edits: tuple[str, ...] = ("A=1",), **more: Any) -> Edits:
-    """A hook that is there."""
+    """Build a hook whose program exists."""
     return {"hookName": stage, "path": "@/hook", "args": list(args), "env": list(env_edits), **more}
 
 
 def env_edits(*entries: str) -> Edits:
-    """Variables."""
+    """Build edits with variables."""
     return {"env": list(entries)}
 
 
@@ -383,7 +382,7 @@ WRITTEN_PAIRS: dict[str, Pair] = {
 
 
 def generate_pairs(count: int, seed: int) -> dict[str, Pair]:
-    """Pairs by chance: one to three files in both directories, some devices, everything that podman reads."""
+    """Generate pairs: one to three files in both directories, some devices, everything that podman reads."""
     chance = random.Random(seed)
     pairs: dict[str, Pair] = {}
     for number in range(count):
@@ -404,7 +403,7 @@ def generate_pairs(count: int, seed: int) -> dict[str, Pair]:
 
 
 def _edits(chance: random.Random, tag: str) -> Edits:
-    """Some edits, at least one."""
+    """Generate some edits, at least one."""
     made: Edits = {}
     while not made:
         if chance.random() < 0.5:

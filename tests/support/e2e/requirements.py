@@ -1,4 +1,4 @@
-"""What to do about a machine that cannot run a test: skip loudly, or fail."""
+"""Requirements of end-to-end tests: a machine that lacks one skips the test loudly, or fails it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ E2E_REQUIRED = os.environ.get("GPU_OCI_HOOK_E2E") == "require"
 
 
 def require_programs(*programs: str) -> None:
-    """Skips, loudly, what this machine cannot run; with GPU_OCI_HOOK_E2E=require that is a failure."""
+    """Skip, loudly, what this machine cannot run; with GPU_OCI_HOOK_E2E=require fail instead."""
     lack = machine.describe_missing(programs)
     if lack and E2E_REQUIRED:
         pytest.fail(f"GPU_OCI_HOOK_E2E=require, but this machine {lack}", pytrace=False)
