@@ -6,11 +6,10 @@ import os
 from pathlib import Path
 
 import pytest
-from test_explain_command import validated
 
 from gpu_oci_hook.simulate import boards, host_tree
 from support.bundles import container_spec, make_bundle
-from support.command_line import Command
+from support.command_line import Command, read_json
 
 pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can make device nodes")
 
@@ -26,7 +25,7 @@ def board(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[str, int, Pat
 
 def test_list_says_what_the_machine_is_and_why(command: Command, board: tuple[str, int, Path]) -> None:
     layout, count, host = board
-    document = validated(command("list", "--root", host, "--no-nvml", "--format", "json"), "list")
+    document = read_json(command("list", "--root", host, "--no-nvml", "--format", "json"), "list")
     assert document["platform"]["name"] == {"wsl": "wsl", "jetson": "tegra"}[layout]
     assert [gpu["index"] for gpu in document["gpus"]] == list(range(count))
     assert {one["soname"] for one in document["files"]} >= {"libcuda.so.1", "libnvidia-ml.so.1"}
@@ -39,13 +38,13 @@ def test_list_says_what_the_machine_is_and_why(command: Command, board: tuple[st
 
 def test_list_says_what_became_of_each_line_and_each_store(command: Command, tmp_path: Path) -> None:
     host_tree.build_host(tmp_path / "j", layout="jetson")
-    document = validated(command("list", "--root", tmp_path / "j", "--format", "json"), "list")
+    document = read_json(command("list", "--root", tmp_path / "j", "--format", "json"), "list")
     lists = {(row["type"], row["path"]): (row["line"], row["found"]) for row in document["lists"]}
     assert lists["dev", "/dev/nvidiactl"] == (f"{boards.CSV_DIRECTORY}/devices.csv:8", "missing")
     assert lists["dev", "/dev/nvgpu/igpu0/*"][1] == "matched"
     assert document["driver"] == {"module": None, "libraries": None}
     host_tree.build_host(tmp_path / "w", layout="wsl")
-    document = validated(command("list", "--root", tmp_path / "w", "--format", "json"), "list")
+    document = read_json(command("list", "--root", tmp_path / "w", "--format", "json"), "list")
     assert {"place": boards.INTEL_STORE, "found": "not used: it has no libcuda.so.1.1"} in document["places"]
     assert document["lists"] == []
     assert document["gpus"][0]["minor"] is None
@@ -55,7 +54,7 @@ def test_explain_says_what_the_machine_is(command: Command, board: tuple[str, in
     layout, count, host = board
     made = make_bundle(tmp_path / "b", container_spec(ALL))
     answer = command("explain", "--root", host, "--bundle", made, "--format", "json")
-    document = validated(answer, "explain")
+    document = read_json(answer, "explain")
     assert document["platform"]["name"] == {"wsl": "wsl", "jetson": "tegra"}[layout]
     assert [gpu["given"] for gpu in document["gpus"]] == [True] * count
     text = command("explain", "--root", host, "--bundle", made).out
@@ -70,7 +69,7 @@ def test_explain_of_a_refused_container_says_what_the_machine_is_too(command: Co
     host_tree.build_host(tmp_path / "h", layout="jetson", gpus=0)
     made = make_bundle(tmp_path / "b", container_spec(ALL))
     answer = command("explain", "--root", tmp_path / "h", "--bundle", made, "--format", "json")
-    document = validated(answer, "explain")
+    document = read_json(answer, "explain")
     assert answer.status == 1
     assert document["state"] == "refused" and document["platform"]["name"] == "tegra"
     assert "name no device node that exists" in document["reason"]

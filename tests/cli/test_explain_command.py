@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import pytest
 
 from gpu_oci_hook.cli import explain_command
@@ -16,19 +14,8 @@ from gpu_oci_hook.config import load
 from gpu_oci_hook.inject import pipeline
 from gpu_oci_hook.model import outcome
 from gpu_oci_hook.simulate import host_tree
-from support.command_line import Command, CommandResult
+from support.command_line import Command, DebianBundle, read_json
 from support.fixtures import SharedHost
-
-SCHEMAS = Path(__file__).parents[2] / "src/gpu_oci_hook/cli"
-
-
-def validated(answer: CommandResult, name: str) -> dict[str, Any]:
-    """The JSON document of an answer, held against the shipped schema."""
-    document: dict[str, Any] = json.loads(answer.out)
-    schema = json.loads((SCHEMAS / f"{name}.schema.json").read_text())
-    jsonschema.Draft202012Validator.check_schema(schema)
-    jsonschema.validate(document, schema, cls=jsonschema.Draft202012Validator)
-    return document
 
 
 @pytest.fixture(scope="module")
@@ -44,59 +31,21 @@ def default_config(tmp_path: Path, isolated_state: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(load, "DEFAULT_PATH", str(tmp_path / "config.toml"))
 
 
-class Bundle:
-    """A bundle with a Debian-like image."""
-
-    def __init__(self, directory: Path) -> None:
-        self.path = directory
-        for name in ("etc/ld.so.conf.d", "usr/lib/x86_64-linux-gnu", "usr/bin", "proc", "dev"):
-            (directory / "rootfs" / name).mkdir(parents=True)
-        (directory / "rootfs/etc/debian_version").write_text("12\n")
-        (directory / "rootfs/etc/ld.so.conf").write_text("include /etc/ld.so.conf.d/*.conf\n")
-
-    def asks(self, *env: str) -> Bundle:
-        """Writes config.json with this environment."""
-        spec = {
-            "ociVersion": "1.0.2",
-            "process": {"user": {"uid": 0, "gid": 0}, "args": ["sh"], "cwd": "/", "env": ["PATH=/bin", *env]},
-            "root": {"path": "rootfs"},
-            "mounts": [{"destination": "/proc", "type": "proc", "source": "proc"}],
-            "linux": {
-                "namespaces": [{"type": "mount"}, {"type": "pid"}],
-                "resources": {"devices": [{"allow": False, "access": "rwm"}]},
-            },
-        }
-        (self.path / "config.json").write_text(json.dumps(spec))
-        return self
-
-    def tree(self) -> dict[str, object]:
-        """Everything in it: name to content, link text or kind."""
-        found: dict[str, object] = {}
-        for path in sorted(self.path.rglob("*")):
-            mode = path.lstat().st_mode
-            name = str(path.relative_to(self.path))
-            if stat.S_ISLNK(mode):
-                found[name] = os.readlink(path)
-            else:
-                found[name] = (mode, path.lstat().st_mtime_ns, path.read_bytes() if stat.S_ISREG(mode) else b"")
-        return found
-
-
 @pytest.fixture
-def bundle(tmp_path: Path) -> Bundle:
-    return Bundle(tmp_path / "bundle")
+def bundle(tmp_path: Path) -> DebianBundle:
+    return DebianBundle(tmp_path / "bundle")
 
 
 # --- explain ---------------------------------------------------------------------------------------
 
 
 def test_explain_gives_every_edit_and_every_withheld_thing_a_reason(
-    command: Command, host: Path, bundle: Bundle
+    command: Command, host: Path, bundle: DebianBundle
 ) -> None:
-    bundle.asks("NVIDIA_VISIBLE_DEVICES=0")
+    bundle.request("NVIDIA_VISIBLE_DEVICES=0")
     answer = command("explain", "--bundle", bundle.path, "--root", host, "--format", "json")
     assert answer.status == 0
-    document = validated(answer, "explain")
+    document = read_json(answer, "explain")
     assert document["state"] == "inject"
     assert document["driver"] == "550.163.01"
     assert document["request"]["devices"] == [{"word": "0", "origin": "NVIDIA_VISIBLE_DEVICES=0 (process.env[1])"}]
@@ -113,8 +62,8 @@ def test_explain_gives_every_edit_and_every_withheld_thing_a_reason(
     )
 
 
-def test_explain_as_text_says_the_same(command: Command, host: Path, bundle: Bundle) -> None:
-    bundle.asks("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=utility")
+def test_explain_as_text_says_the_same(command: Command, host: Path, bundle: DebianBundle) -> None:
+    bundle.request("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=utility")
     answer = command("explain", "-b", bundle.path, "--root", host)
     assert answer.status == 0 and answer.err == ""
     assert "request       NVIDIA_VISIBLE_DEVICES=all (process.env[1])\n" in answer.out
@@ -127,16 +76,18 @@ def test_explain_as_text_says_the_same(command: Command, host: Path, bundle: Bun
 
 
 @pytest.mark.parametrize("form", ["text", "json", "diff"])
-def test_explain_changes_nothing(command: Command, host: Path, bundle: Bundle, isolated_state: Path, form: str) -> None:
-    bundle.asks("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all")
+def test_explain_changes_nothing(
+    command: Command, host: Path, bundle: DebianBundle, isolated_state: Path, form: str
+) -> None:
+    bundle.request("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all")
     before = bundle.tree()
     assert command("explain", "--bundle", bundle.path, "--root", host, "--format", form).status == 0
     assert bundle.tree() == before
     assert not isolated_state.exists()
 
 
-def test_explain_as_a_diff_is_what_apply_does(command: Command, host: Path, bundle: Bundle) -> None:
-    bundle.asks("NVIDIA_VISIBLE_DEVICES=1")
+def test_explain_as_a_diff_is_what_apply_does(command: Command, host: Path, bundle: DebianBundle) -> None:
+    bundle.request("NVIDIA_VISIBLE_DEVICES=1")
     before = json.dumps(json.loads((bundle.path / "config.json").read_text()), indent=2).split("\n")
     diff = command("explain", "--bundle", bundle.path, "--root", host, "--format", "diff").out.split("\n")
     assert diff[0].startswith("--- a/") and diff[0].endswith("config.json")
@@ -150,9 +101,11 @@ def test_explain_as_a_diff_is_what_apply_does(command: Command, host: Path, bund
     assert set(added) <= set(after) and set(removed) <= set(before)
 
 
-def test_explain_as_text_says_each_thing_once_and_warnings_first(command: Command, host: Path, bundle: Bundle) -> None:
+def test_explain_as_text_says_each_thing_once_and_warnings_first(
+    command: Command, host: Path, bundle: DebianBundle
+) -> None:
     (bundle.path / "rootfs/usr/bin/nvidia-smi").touch()
-    bundle.asks("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_X=colour=red", "NVIDIA_REQUIRE_Y=cuda>=12 shape=round")
+    bundle.request("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_REQUIRE_X=colour=red", "NVIDIA_REQUIRE_Y=cuda>=12 shape=round")
     lines = command("explain", "-b", bundle.path, "--root", host).out.split("\n")
     assert "requirement   NVIDIA_REQUIRE_X: colour=red (not checked: it names no known property)" in lines
     assert "requirement   NVIDIA_REQUIRE_Y: cuda>=12 shape=round (met, except for unknown properties)" in lines
@@ -169,8 +122,8 @@ def test_explain_as_text_says_each_thing_once_and_warnings_first(command: Comman
     assert not [line for line in lines if "lets the container open" in line]
 
 
-def test_explain_takes_a_config_json_for_its_bundle(command: Command, host: Path, bundle: Bundle) -> None:
-    bundle.asks("NVIDIA_VISIBLE_DEVICES=0")
+def test_explain_takes_a_config_json_for_its_bundle(command: Command, host: Path, bundle: DebianBundle) -> None:
+    bundle.request("NVIDIA_VISIBLE_DEVICES=0")
     directory, file = (
         command("explain", "-b", path, "--root", host).out for path in (bundle.path, bundle.path / "config.json")
     )
@@ -180,9 +133,9 @@ def test_explain_takes_a_config_json_for_its_bundle(command: Command, host: Path
 
 
 def test_explain_of_a_running_bundle_takes_no_mount_point_for_a_leftover_and_repeats_nothing_that_is_done(
-    command: Command, host: Path, bundle: Bundle
+    command: Command, host: Path, bundle: DebianBundle
 ) -> None:
-    bundle.asks("NVIDIA_VISIBLE_DEVICES=0")
+    bundle.request("NVIDIA_VISIBLE_DEVICES=0")
     command("apply", "-b", bundle.path, "--root", host)
     for mount in json.loads((bundle.path / "config.json").read_text())["mounts"]:
         place = bundle.path / "rootfs" / mount["destination"].lstrip("/")
@@ -193,29 +146,35 @@ def test_explain_of_a_running_bundle_takes_no_mount_point_for_a_leftover_and_rep
     assert command("explain", "-b", bundle.path, "--root", host, "--format", "diff").out == ""
 
 
-def test_explain_knows_a_variable_whose_name_is_nearly_right(command: Command, host: Path, bundle: Bundle) -> None:
-    bundle.asks("NVIDIA_VISIBLE_DEVICE=0", "NVIDIA_VERSION=1", "NVIDIA_GDS=disabled", "NVIDIA_DRIVER_CAPABILITES=all")
+def test_explain_knows_a_variable_whose_name_is_nearly_right(
+    command: Command, host: Path, bundle: DebianBundle
+) -> None:
+    bundle.request(
+        "NVIDIA_VISIBLE_DEVICE=0", "NVIDIA_VERSION=1", "NVIDIA_GDS=disabled", "NVIDIA_DRIVER_CAPABILITES=all"
+    )
     answer = command("explain", "-b", bundle.path, "--root", host)
     assert "NVIDIA_VISIBLE_DEVICE has no effect: did you mean NVIDIA_VISIBLE_DEVICES?" in answer.out
     assert "NVIDIA_DRIVER_CAPABILITES has no effect: did you mean NVIDIA_DRIVER_CAPABILITIES?" in answer.out
     assert answer.out.count("has no effect") == 2
 
 
-def test_explain_of_a_container_that_asks_for_nothing_says_so(command: Command, host: Path, bundle: Bundle) -> None:
-    bundle.asks("NVIDIA_VISIBLE_DEVICES=void")
+def test_explain_of_a_container_that_asks_for_nothing_says_so(
+    command: Command, host: Path, bundle: DebianBundle
+) -> None:
+    bundle.request("NVIDIA_VISIBLE_DEVICES=void")
     answer = command("explain", "--bundle", bundle.path, "--root", host, "--format", "json")
-    document = validated(answer, "explain")
+    document = read_json(answer, "explain")
     assert (answer.status, document["state"], document["edits"]) == (0, "nothing", [])
     assert "gets nothing" in command("explain", "--bundle", bundle.path, "--root", host).out
 
 
-def test_explain_says_who_may_not_ask(command: Command, host: Path, bundle: Bundle, tmp_path: Path) -> None:
+def test_explain_says_who_may_not_ask(command: Command, host: Path, bundle: DebianBundle, tmp_path: Path) -> None:
     file = tmp_path / "c.toml"
     file.write_text("request.env = 'privileged'")
     file.chmod(0o600)
-    bundle.asks("NVIDIA_VISIBLE_DEVICES=all")
+    bundle.request("NVIDIA_VISIBLE_DEVICES=all")
     answer = command("explain", "--bundle", bundle.path, "--root", host, "--config", file, "--format", "json")
-    document = validated(answer, "explain")
+    document = read_json(answer, "explain")
     assert document["state"] == "nothing" and document["config"] == str(file)
     assert "CAP_SYS_ADMIN" in document["withheld"][0]["reason"]
     assert "starts without a GPU" in document["warnings"][0]
@@ -230,29 +189,29 @@ def test_explain_says_who_may_not_ask(command: Command, host: Path, bundle: Bund
     ],
 )
 def test_explain_of_a_container_that_would_not_start_gives_the_engines_reason(
-    command: Command, host: Path, bundle: Bundle, env: str, words: str, understood: bool
+    command: Command, host: Path, bundle: DebianBundle, env: str, words: str, understood: bool
 ) -> None:
-    bundle.asks(env)
+    bundle.request(env)
     answer = command("explain", "--bundle", bundle.path, "--root", host)
     assert answer.status == 1 and answer.out == ""
     assert words in answer.err and answer.err.count("\n") == 1
     answer = command("explain", "--bundle", bundle.path, "--root", host, "--format", "json")
     assert answer.status == 1
-    document = validated(answer, "explain")
+    document = read_json(answer, "explain")
     assert document["state"] == "refused" and words in document["reason"]
     assert (document["request"] is not None) is understood
 
 
-def test_explain_warns_about_driver_files_left_in_an_image(command: Command, host: Path, bundle: Bundle) -> None:
+def test_explain_warns_about_driver_files_left_in_an_image(command: Command, host: Path, bundle: DebianBundle) -> None:
     for name in ("usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1", "usr/bin/nvidia-smi"):
         (bundle.path / "rootfs" / name).touch()
-    bundle.asks("NVIDIA_VISIBLE_DEVICES=0")
-    document = validated(command("explain", "--bundle", bundle.path, "--root", host, "--format", "json"), "explain")
+    bundle.request("NVIDIA_VISIBLE_DEVICES=0")
+    document = read_json(command("explain", "--bundle", bundle.path, "--root", host, "--format", "json"), "explain")
     assert any("left" in sentence for sentence in document["warnings"]), document["warnings"]
 
 
 def test_explain_never_loads_a_kernel_module(
-    command: Command, host: Path, bundle: Bundle, monkeypatch: pytest.MonkeyPatch
+    command: Command, host: Path, bundle: DebianBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[bool] = []
     real = pipeline.prepare_injection
@@ -262,7 +221,7 @@ def test_explain_never_loads_a_kernel_module(
         return real(spec, config, *rest)
 
     monkeypatch.setattr(explain_command, "prepare_injection", prepare)
-    bundle.asks("NVIDIA_VISIBLE_DEVICES=0")
+    bundle.request("NVIDIA_VISIBLE_DEVICES=0")
     command("explain", "--bundle", bundle.path, "--root", host)
     assert seen == [False]
 
@@ -283,7 +242,7 @@ def test_a_directory_without_config_json_is_a_sentence(command: Command, tmp_pat
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b"\xff", b'{"process": {"env": 3}, "root": 1}'])
 def test_a_broken_config_json_is_never_a_traceback(
-    command: Command, host: Path, bundle: Bundle, content: bytes
+    command: Command, host: Path, bundle: DebianBundle, content: bytes
 ) -> None:
     (bundle.path / "config.json").write_bytes(content)
     for name in ("explain", "apply"):
@@ -292,8 +251,8 @@ def test_a_broken_config_json_is_never_a_traceback(
         assert (bundle.path / "config.json").read_bytes() == content
 
 
-def test_a_host_root_that_is_not_there_is_a_sentence(command: Command, bundle: Bundle, tmp_path: Path) -> None:
-    bundle.asks("NVIDIA_VISIBLE_DEVICES=0")
+def test_a_host_root_that_is_not_there_is_a_sentence(command: Command, bundle: DebianBundle, tmp_path: Path) -> None:
+    bundle.request("NVIDIA_VISIBLE_DEVICES=0")
     answer = command("explain", "--bundle", bundle.path, "--root", tmp_path / "none")
     assert (answer.status, answer.err) == (1, f"gpu-oci-hook: {tmp_path}/none: there is no such directory\n")
     answer = command("list", "--config", tmp_path / "none.toml")
@@ -301,9 +260,9 @@ def test_a_host_root_that_is_not_there_is_a_sentence(command: Command, bundle: B
 
 
 def test_a_config_file_that_somebody_named_must_be_there(
-    command: Command, bundle: Bundle, host: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    command: Command, bundle: DebianBundle, host: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bundle.asks("NVIDIA_VISIBLE_DEVICES=0")
+    bundle.request("NVIDIA_VISIBLE_DEVICES=0")
     monkeypatch.setenv("GPU_OCI_HOOK_CONFIG", f"{tmp_path}/typo.toml")
     for words in (["explain", "-b", bundle.path], ["apply", "-b", bundle.path], ["list"], ["config", "show"]):
         answer = command(*words)
@@ -319,16 +278,16 @@ def test_a_config_file_that_somebody_named_must_be_there(
     ("root", "said"), [("usr", "not an absolute path"), ("/nope", "no such directory"), ("/etc/ld.so.cache", "no such")]
 )
 def test_a_driver_root_that_is_none_is_a_sentence(
-    command: Command, bundle: Bundle, host: Path, root: str, said: str
+    command: Command, bundle: DebianBundle, host: Path, root: str, said: str
 ) -> None:
-    bundle.asks("NVIDIA_VISIBLE_DEVICES=0")
+    bundle.request("NVIDIA_VISIBLE_DEVICES=0")
     for words in (["list"], ["explain", "-b", bundle.path]):
         answer = command(*words, "--root", host, "--driver-root", root)
         assert (answer.status, answer.out) == (1, "") and said in answer.err
 
 
-def test_words_of_the_image_cannot_write_to_the_terminal(command: Command, host: Path, bundle: Bundle) -> None:
-    bundle.asks("NVIDIA_VISIBLE_DEVICES=none", "NVIDIA_REQUIRE_X=\x1b[31m\ncuda>=1", "NVIDIA_DISABLE_REQUIRE=1")
+def test_words_of_the_image_cannot_write_to_the_terminal(command: Command, host: Path, bundle: DebianBundle) -> None:
+    bundle.request("NVIDIA_VISIBLE_DEVICES=none", "NVIDIA_REQUIRE_X=\x1b[31m\ncuda>=1", "NVIDIA_DISABLE_REQUIRE=1")
     for form in ("text", "diff"):
         answer = command("explain", "--bundle", bundle.path, "--root", host, "--format", form)
         assert "\x1b" not in answer.out + answer.err
@@ -337,8 +296,8 @@ def test_words_of_the_image_cannot_write_to_the_terminal(command: Command, host:
 # --- apply -----------------------------------------------------------------------------------------
 
 
-def test_apply_makes_the_edits_once_and_says_what_it_did(command: Command, host: Path, bundle: Bundle) -> None:
-    bundle.asks("NVIDIA_VISIBLE_DEVICES=0")
+def test_apply_makes_the_edits_once_and_says_what_it_did(command: Command, host: Path, bundle: DebianBundle) -> None:
+    bundle.request("NVIDIA_VISIBLE_DEVICES=0")
     first = command("apply", "--bundle", bundle.path, "--root", host)
     assert first.status == 0
     assert f"rewrote {bundle.path}/config.json\n" in first.out
@@ -356,15 +315,17 @@ def test_apply_makes_the_edits_once_and_says_what_it_did(command: Command, host:
     assert "already in config.json" in command("explain", "--bundle", bundle.path, "--root", host).out
 
 
-def test_apply_to_a_container_that_asks_for_nothing_does_nothing(command: Command, host: Path, bundle: Bundle) -> None:
-    before = bundle.asks().tree()
+def test_apply_to_a_container_that_asks_for_nothing_does_nothing(
+    command: Command, host: Path, bundle: DebianBundle
+) -> None:
+    before = bundle.request().tree()
     answer = command("apply", "--bundle", bundle.path, "--root", host)
     assert (answer.status, answer.out) == (0, "nothing to do: NVIDIA_VISIBLE_DEVICES is not set: nothing requested\n")
     assert bundle.tree() == before
 
 
-def test_apply_of_a_wrong_request_fails_and_changes_nothing(command: Command, host: Path, bundle: Bundle) -> None:
-    before = bundle.asks("NVIDIA_VISIBLE_DEVICES=9").tree()
+def test_apply_of_a_wrong_request_fails_and_changes_nothing(command: Command, host: Path, bundle: DebianBundle) -> None:
+    before = bundle.request("NVIDIA_VISIBLE_DEVICES=9").tree()
     assert command("apply", "--bundle", bundle.path, "--root", host).status == 1
     assert bundle.tree() == before
 
@@ -378,7 +339,7 @@ def test_list_names_gpus_driver_files_and_the_places_looked_at(
     answer = command("list", "--root", host)
     assert answer.status == 0 and answer.err == ""
     assert "kernel module  550.163.01\n" in answer.out and "libraries      550.163.01\n" in answer.out
-    document = validated(command("list", "--root", host, "--format", "json"), "list")
+    document = read_json(command("list", "--root", host, "--format", "json"), "list")
     for gpu in document["gpus"]:
         assert gpu["uuid"] in answer.out and gpu["pci"] in answer.out
         assert (gpu["arch"], gpu["brands"]) == ("8.0", ["nvidia", "tesla"])
@@ -398,7 +359,7 @@ def test_list_finds_the_driver_in_every_layout(command: Command, tmp_path: Path,
     made = json.loads(command("simulate", tmp_path / "h", "--layout", layout, "--format", "json").out)
     assert made["schema"] == "gpu-oci-hook.simulate/1" and made["layout"] == layout
     answer = command("list", "--root", tmp_path / "h", "--driver-root", made["driver_root"], "--format", "json")
-    document = validated(answer, "list")
+    document = read_json(answer, "list")
     assert document["driver"] == {"module": "550.163.01", "libraries": "550.163.01"}
     assert {one["soname"] for one in document["files"]} >= {"libcuda.so.1", "libnvidia-ml.so.1"}
     assert document["problems"] == []
@@ -414,7 +375,7 @@ def test_list_of_a_machine_without_a_driver_is_no_failure(command: Command, tmp_
         "\nNo driver was found: install it. If it is installed elsewhere, set [host] driver-root to its "
         "root or [host] library-paths to its directory\n"
     )
-    document = validated(command("list", "--root", tmp_path / "empty", "--format", "json"), "list")
+    document = read_json(command("list", "--root", tmp_path / "empty", "--format", "json"), "list")
     assert document["gpus"] == [] and document["files"] == [] and document["places"]
 
 
@@ -443,7 +404,7 @@ def test_simulate_builds_what_is_asked_and_says_how_to_use_it(command: Command, 
     assert answer.status == 0
     assert f"built a host with 3 GPUs in {tmp_path}/h (layout debian, driver 535.183.06)\n" in answer.out
     assert f'root = "{tmp_path}/h"' in answer.out
-    document = validated(command("list", "--root", tmp_path / "h", "--format", "json"), "list")
+    document = read_json(command("list", "--root", tmp_path / "h", "--format", "json"), "list")
     assert [gpu["model"] for gpu in document["gpus"]] == ["NVIDIA H100"] * 3
     assert document["driver"]["module"] == "535.183.06"
 

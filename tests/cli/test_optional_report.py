@@ -7,9 +7,8 @@ import os
 from pathlib import Path
 
 import pytest
-from test_explain_command import Bundle, validated
 
-from support.command_line import Command
+from support.command_line import Command, DebianBundle, read_json
 
 pytestmark = [
     pytest.mark.usefixtures("isolated_state"),
@@ -41,7 +40,7 @@ def test_list_as_json_has_features_channels_and_added_files(command: Command, ho
         '[[inject.extra]]\npath = "/etc/ld.so.cache"\ncontainer = "/x"\ncapability = "video"\n'
         '[[inject.extra]]\npath = "/none"\nkind = "directory"\n'
     )
-    document = validated(command("list", "--root", host, "--format", "json"), "list")
+    document = read_json(command("list", "--root", host, "--format", "json"), "list")
     features = {one["feature"]: one for one in document["features"]}
     assert list(features) == ["gds", "mofed", "gdrcopy", "nvswitch"]
     assert features["nvswitch"]["there"] and "/dev/nvidia-nvswitchctl" in features["nvswitch"]["nodes"]
@@ -56,8 +55,10 @@ def test_list_as_json_has_features_channels_and_added_files(command: Command, ho
 
 
 def test_explain_says_by_whose_word_channels_and_features_go_in(command: Command, host: Path, tmp_path: Path) -> None:
-    made = Bundle(tmp_path / "b").asks("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_IMEX_CHANNELS=1-2", "NVIDIA_GDS=enabled")
-    document = validated(command("explain", "-b", made.path, "--root", host, "--format", "json"), "explain")
+    made = DebianBundle(tmp_path / "b").request(
+        "NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_IMEX_CHANNELS=1-2", "NVIDIA_GDS=enabled"
+    )
+    document = read_json(command("explain", "-b", made.path, "--root", host, "--format", "json"), "explain")
     origin = "NVIDIA_IMEX_CHANNELS=1-2 (process.env[2])"
     assert document["request"]["channels"] == [{"word": "1-2", "origin": origin}]
     assert document["request"]["features"] == [{"feature": "gds", "origin": "NVIDIA_GDS=enabled (process.env[3])"}]
@@ -73,7 +74,7 @@ def test_explain_shows_where_an_addition_and_a_removal_come_from(command: Comman
     config.write_text(
         '[inject]\nremove = ["nvidia-debugdump"]\n[[inject.extra]]\npath = "/etc/ld.so.cache"\ncontainer = "/x"\n'
     )
-    made = Bundle(tmp_path / "b").asks("NVIDIA_VISIBLE_DEVICES=0")
+    made = DebianBundle(tmp_path / "b").request("NVIDIA_VISIBLE_DEVICES=0")
     text = command("explain", "-b", made.path, "--root", host).out
     assert f"    [[inject.extra]] 1 of {config}: every GPU container:\n      /x <- /etc/ld.so.cache" in text
     assert f'  [inject] remove = "nvidia-debugdump" of {config}:\n    binary    /usr/bin/nvidia-debugdump' in text
@@ -82,13 +83,13 @@ def test_explain_shows_where_an_addition_and_a_removal_come_from(command: Comman
 def test_explain_of_a_management_container_without_the_right_says_what_is_missing(
     command: Command, host: Path, tmp_path: Path
 ) -> None:
-    made = Bundle(tmp_path / "b").asks("NVIDIA_VISIBLE_DEVICES=management.nvidia.com/gpu=all")
+    made = DebianBundle(tmp_path / "b").request("NVIDIA_VISIBLE_DEVICES=management.nvidia.com/gpu=all")
     answer = command("explain", "-b", made.path, "--root", host)
     assert answer.status == 1 and "lacks CAP_SYS_ADMIN" in answer.err
     spec = json.loads((made.path / "config.json").read_text())
     spec["process"]["capabilities"] = {"bounding": ["CAP_SYS_ADMIN"]}
     (made.path / "config.json").write_text(json.dumps(spec))
-    document = validated(command("explain", "-b", made.path, "--root", host, "--format", "json"), "explain")
+    document = read_json(command("explain", "-b", made.path, "--root", host, "--format", "json"), "explain")
     assert document["request"]["management"].startswith("NVIDIA_VISIBLE_DEVICES=management.nvidia.com/gpu=all")
 
 

@@ -11,14 +11,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_matrix import CONTROL, LIBRARIES, parse, probe
-from test_real_driver import COULD_NOT_TALK, debian, fetch, runfile, version_of
 
 from support.e2e import host, images, machine
+from support.e2e.driver_packages import (
+    NO_DRIVER_LOADED,
+    fetch_packages,
+    install_debian_layout,
+    install_runfile_layout,
+    read_package_version,
+)
 from support.e2e.engines import ContainerRequest, EngineHome, Podman
 from support.e2e.images import TRIPLE
 from support.e2e.machine import CommandResult
 from support.e2e.podman_pairs import podman_version
+from support.e2e.probe import CONTROL_NODES, LIBRARIES, build_probe_command, parse_probe_output
 from support.e2e.requirements import require_programs
 
 TARGET = "podman-4.3"
@@ -125,8 +131,8 @@ def written(podman: CdiPodman, writer: Writer, simulated: host.SimulatedHost, fi
 
 @pytest.mark.usefixtures("written")
 def test_a_container_gets_its_gpu_and_no_other(podman: CdiPodman, simulated: host.SimulatedHost) -> None:
-    seen = parse(podman.device("0", *probe(simulated)).check().stdout)
-    wanted = (*CONTROL, simulated.cards[0].node)
+    seen = parse_probe_output(podman.device("0", *build_probe_command(simulated)).check().stdout)
+    wanted = (*CONTROL_NODES, simulated.cards[0].node)
     assert {node: seen.nodes[node] for node in wanted} == dict.fromkeys(wanted, "ENXIO")
     assert seen.nodes[simulated.cards[1].node] == "ENOENT"
     assert seen.made[simulated.cards[1].numbers] == "EPERM"
@@ -134,15 +140,15 @@ def test_a_container_gets_its_gpu_and_no_other(podman: CdiPodman, simulated: hos
 
 @pytest.mark.usefixtures("written")
 def test_a_gpu_by_uuid_and_all_of_them(podman: CdiPodman, simulated: host.SimulatedHost) -> None:
-    seen = parse(podman.device(simulated.cards[1].uuid, *probe(simulated)).check().stdout)
+    seen = parse_probe_output(podman.device(simulated.cards[1].uuid, *build_probe_command(simulated)).check().stdout)
     assert seen.nodes[simulated.cards[1].node] == "ENXIO" and seen.nodes[simulated.cards[0].node] == "ENOENT"
-    seen = parse(podman.device("all", *probe(simulated)).check().stdout)
+    seen = parse_probe_output(podman.device("all", *build_probe_command(simulated)).check().stdout)
     assert [seen.nodes[card.node] for card in simulated.cards] == ["ENXIO"] * 2
 
 
 @pytest.mark.usefixtures("written")
 def test_none_is_the_driver_without_a_gpu(podman: CdiPodman, simulated: host.SimulatedHost) -> None:
-    seen = parse(podman.device("none", *probe(simulated)).check().stdout)
+    seen = parse_probe_output(podman.device("none", *build_probe_command(simulated)).check().stdout)
     assert seen.libraries == dict.fromkeys(LIBRARIES, "ok")
     assert [seen.nodes[card.node] for card in simulated.cards] == ["ENOENT"] * 2
 
@@ -151,10 +157,10 @@ def test_none_is_the_driver_without_a_gpu(podman: CdiPodman, simulated: host.Sim
 def test_the_loader_finds_the_libraries_and_ldconfig_lists_them(
     podman: CdiPodman, simulated: host.SimulatedHost
 ) -> None:
-    words = " ".join(probe(simulated))
+    words = " ".join(build_probe_command(simulated))
     done = podman.device("0", "/bin/sh", "-c", f"{words}; echo @@; ldconfig -p; ldconfig; echo @@; ldconfig -p").check()
     first, listed, later = done.stdout.split("@@\n")
-    assert parse(first).libraries == dict.fromkeys(LIBRARIES, "ok")
+    assert parse_probe_output(first).libraries == dict.fromkeys(LIBRARIES, "ok")
     for word in LISTED:
         assert word in listed and word in later
     assert done.stderr == "", "on success silence"
@@ -220,12 +226,12 @@ def test_a_file_with_groups_is_refused_by_podman_and_validate_says_so_beforehand
     podman.device("0", "/bin/true").check()
 
 
-@pytest.mark.parametrize("layout", [debian, runfile], ids=["debian", "runfile"])
+@pytest.mark.parametrize("layout", [install_debian_layout, install_runfile_layout], ids=["debian", "runfile"])
 def test_the_real_nvidia_smi_finds_its_library(
     podman: CdiPodman, writer: Writer, file: Path, layout: object, tmp_path: Path
 ) -> None:
-    packages = fetch("bookworm") / "files"
-    version = version_of(packages)
+    packages = fetch_packages("bookworm") / "files"
+    version = read_package_version(packages)
     simulated = host.build_host(tmp_path / "simulated", gpus=1, version=version)
     root = tmp_path / "host"
     root.mkdir()
@@ -239,7 +245,7 @@ def test_the_real_nvidia_smi_finds_its_library(
     machine.run_command([machine.find_program("ldconfig"), "-r", str(root)]).check()
     writer.generate(root, file, "--target", TARGET).check()
     done = podman.device("all", "/usr/bin/nvidia-smi")
-    assert done.status == COULD_NOT_TALK, done
+    assert done.status == NO_DRIVER_LOADED, done
 
 
 def test_musl_has_its_libraries_too(

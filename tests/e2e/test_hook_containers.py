@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_hostile_images import PATIENCE, RACER, fingerprint
 
 from support import cdi_edits
 from support.bundles import snapshot_tree
@@ -27,6 +26,7 @@ from support.e2e.attacks import ATTACKS, LIBRARY, WATCHED
 from support.e2e.engines import BareRuntime, ContainerRequest, EngineHome
 from support.e2e.hook_files import OK, PROBE, SPEC_MAKERS, HookProgram, build_spec_document
 from support.e2e.host import InstalledRuntime, SimulatedHost
+from support.e2e.host_watch import PATIENCE, RACER, fingerprint_host
 from support.e2e.requirements import require_programs
 
 
@@ -334,7 +334,7 @@ def test_the_host_stays_untouched(
     env = list(ATTACKS[attack](root, watched, simulated.version) or ())
     program.hook_arguments.egl_profile = True
     nodes = {"/dev/nvidia0": (195, 0)}
-    before = fingerprint(watched, simulated)
+    before = fingerprint_host(watched, simulated)
     if attack not in _BEFORE_US:
         bundle = prepared(
             bare_runtime, program, "ours", ContainerRequest(["/busybox", "echo", "alive"], env, root=root), nodes
@@ -342,7 +342,7 @@ def test_the_host_stays_untouched(
         begin = time.monotonic()
         done = bare_runtime.start_bundle(bundle)
         took = time.monotonic() - begin
-        assert fingerprint(watched, simulated) == before
+        assert fingerprint_host(watched, simulated) == before
         assert took < PATIENCE, done
         assert "Traceback" not in done.text and "internal error" not in done.text, done
         if done.status == 0:
@@ -360,7 +360,7 @@ def test_the_host_stays_untouched(
             assert called.returncode in (0, 1) and called.stdout == ""
             assert "internal error" not in called.stderr and called.stderr.isascii(), called
             assert called.returncode == 0 or called.stderr.count("\n") == 1
-    assert fingerprint(watched, simulated) == before
+    assert fingerprint_host(watched, simulated) == before
 
 
 def test_links_lead_nowhere_but_into_the_root(program: HookProgram, tmp_path: Path, image: Path) -> None:
@@ -402,7 +402,7 @@ def test_a_second_process_exchanges_directories_and_links(
     other = json.loads((bundles[1] / "config.json").read_text())
     other["root"]["path"] = str(root)
     (bundles[1] / "config.json").write_text(json.dumps(other))
-    before = fingerprint(watched, simulated)
+    before = fingerprint_host(watched, simulated)
     racer = subprocess.Popen(
         [sys.executable, "-c", RACER, str(root / place), str(root / "decoy")], stdout=subprocess.PIPE
     )
@@ -424,7 +424,7 @@ def test_a_second_process_exchanges_directories_and_links(
         racer.wait()
         racer.stdout.close()  # type: ignore[union-attr]
     assert tries > 20
-    assert fingerprint(watched, simulated) == before
+    assert fingerprint_host(watched, simulated) == before
 
 
 def test_what_the_image_has_in_place_of_proc_and_etc_is_not_believed(

@@ -4,8 +4,6 @@ fails with a sentence.
 
 from __future__ import annotations
 
-import hashlib
-import os
 import subprocess
 import sys
 import time
@@ -17,33 +15,7 @@ from support.e2e import engines, images, machine
 from support.e2e.attacks import ATTACKS, LIBRARY, MUST_START, RUNC_FALLS_FOR, WATCHED
 from support.e2e.engines import BareRuntime, ContainerRequest
 from support.e2e.host import InstalledRuntime, SimulatedHost
-
-# Files of the machine that an injector would change if it took the image's root for its own.
-MACHINE = ("/etc/ld.so.cache", "/etc/ld.so.conf", "/etc/passwd", "/usr/bin/busybox")
-MACHINE_DIRECTORIES = ("/etc", "/etc/ld.so.conf.d", "/usr/lib", f"/{LIBRARY}", "/usr/bin", "/usr/local", "/evil")
-# Longer than any start takes; a FIFO that was opened, or a gigabyte that was read, takes longer.
-PATIENCE = 20.0
-
-
-def fingerprint(watched: Path, simulated: SimulatedHost) -> dict[str, object]:
-    """Everything about the watched directory, the simulated host and the machine that must not change."""
-    facts: dict[str, object] = {}
-    for top in (watched, simulated.root):
-        for directory, names, files in os.walk(top):
-            for name in sorted([*names, *files, "."]):
-                path = Path(directory) / name
-                status = path.lstat()
-                facts[str(path)] = (
-                    *(status.st_mode, status.st_uid, status.st_gid, status.st_size, status.st_mtime_ns),
-                    os.readlink(path) if path.is_symlink() else "",
-                )
-    for name in WATCHED:
-        facts[f"content of {name}"] = (watched / name).read_text()
-    for name in MACHINE:
-        facts[name] = hashlib.sha256(Path(name).read_bytes()).hexdigest() if Path(name).exists() else None
-    for name in MACHINE_DIRECTORIES:
-        facts[name] = sorted(os.listdir(name)) if Path(name).exists() else None
-    return facts
+from support.e2e.host_watch import PATIENCE, RACER, fingerprint_host
 
 
 class Scene:
@@ -80,12 +52,12 @@ def test_the_host_stays_untouched(scene: Scene, attack: str, runtime: InstalledR
         alone = runtime.wrapper("/bin/true", scene.simulated.root, name="true")
         scene.hand.place.runtime = lambda _: alone
     root, env = scene.spoilt(attack)
-    before = fingerprint(scene.watched, scene.simulated)
+    before = fingerprint_host(scene.watched, scene.simulated)
     begin = time.monotonic()
     request = ContainerRequest(["/busybox", "echo", "alive"], ["NVIDIA_VISIBLE_DEVICES=all", *env], root=root)
     done = scene.hand.run(request)
     took = time.monotonic() - begin
-    assert fingerprint(scene.watched, scene.simulated) == before
+    assert fingerprint_host(scene.watched, scene.simulated) == before
     assert took < PATIENCE, done
     assert "Traceback" not in done.text, done
     if done.status == 0:
@@ -103,7 +75,7 @@ def test_the_working_directory_and_python_variables_of_the_engine_are_not_truste
     names = ("gpu_oci_hook", "os", "marshal", "sitecustomize", "usercustomize", "json", "tomllib", "click")
     for name in names:
         (bundle / f"{name}.py").write_text(evil)
-    before = fingerprint(scene.watched, scene.simulated)
+    before = fingerprint_host(scene.watched, scene.simulated)
     env = {
         "PATH": machine.DIRECTORIES,
         "PYTHONPATH": str(bundle),
@@ -113,18 +85,7 @@ def test_the_working_directory_and_python_variables_of_the_engine_are_not_truste
     }
     shim = scene.hand.command("run", "evil-cwd")
     machine.run_command(shim, env=env, cwd=bundle).check()
-    assert fingerprint(scene.watched, scene.simulated) == before
-
-
-# Exchanges a directory with a link to the watched directory as fast as the kernel can.
-RACER = """
-import ctypes, sys
-libc = ctypes.CDLL(None, use_errno=True)
-first, second = (word.encode() for word in sys.argv[1:])
-print("racing", flush=True)
-while True:
-    libc.renameat2(-100, first, -100, second, 2)
-"""
+    assert fingerprint_host(scene.watched, scene.simulated) == before
 
 
 @pytest.mark.timeout(240)
@@ -139,7 +100,7 @@ def test_a_second_process_exchanges_directories_and_links(
     config = (bundle / "config.json").read_bytes()
     root = bundle / "rootfs"
     (root / "decoy").symlink_to(scene.watched)
-    before = fingerprint(scene.watched, simulated)
+    before = fingerprint_host(scene.watched, simulated)
     racer = subprocess.Popen(
         [sys.executable, "-c", RACER, str(root / place), str(root / "decoy")], stdout=subprocess.PIPE
     )
@@ -158,4 +119,4 @@ def test_a_second_process_exchanges_directories_and_links(
         racer.wait()
         racer.stdout.close()  # type: ignore[union-attr]
     assert tries > 5
-    assert fingerprint(scene.watched, simulated) == before
+    assert fingerprint_host(scene.watched, simulated) == before

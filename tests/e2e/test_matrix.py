@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import cache
 
 import pytest
@@ -12,38 +10,7 @@ import pytest
 from support.e2e.engines import ContainerRequest, Engine
 from support.e2e.host import SimulatedHost
 from support.e2e.matrix import MATRIX
-
-LIBRARIES = ("libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1")
-CONTROL = ("/dev/nvidiactl", "/dev/nvidia-uvm")
-
-
-@dataclass(frozen=True)
-class Seen:
-    """What the probe answered, and what ldconfig listed before and after a run of its own."""
-
-    nodes: dict[str, str]
-    made: dict[str, str]
-    libraries: dict[str, str]
-    listed: str = ""
-    listed_later: str = ""
-    libraries_later: dict[str, str] | None = None
-
-
-def probe(host: SimulatedHost) -> list[str]:
-    """The probe's words: every node of the host, the other GPU's numbers, the libraries."""
-    words = ["/probe"]
-    for node in (*CONTROL, *(card.node for card in host.cards)):
-        words += ["--node", node]
-    words += ["--make", host.cards[1].numbers]
-    for library in LIBRARIES:
-        words += ["--library", library]
-    return words
-
-
-def parse(line: str) -> Seen:
-    """The probe's one line."""
-    answer = json.loads(line)
-    return Seen(answer["nodes"], answer["made"], answer["libraries"])
+from support.e2e.probe import CONTROL_NODES, LIBRARIES, ProbeResult, build_probe_command, parse_probe_output
 
 
 class Scenes:
@@ -54,14 +21,14 @@ class Scenes:
         self.env = [f"NVIDIA_VISIBLE_DEVICES={host.cards[0].index}"]
 
     @cache  # noqa: B019 - lives as long as the session, as it shall
-    def normal(self) -> Seen:
+    def normal(self) -> ProbeResult:
         """A container that asks for GPU 0 and runs ldconfig later."""
-        words = " ".join(probe(self.host))
+        words = " ".join(build_probe_command(self.host))
         script = f"{words}; echo @@; ldconfig -p; echo @@; ldconfig; ldconfig -p; echo @@; {words}"
         done = self.engine.run(ContainerRequest(["/bin/sh", "-c", script], self.env)).check()
         first, listed, later, second = done.stdout.split("@@\n")
-        seen = parse(first)
-        return Seen(seen.nodes, seen.made, seen.libraries, listed, later, parse(second).libraries)
+        seen = parse_probe_output(first)
+        return ProbeResult(seen.nodes, seen.made, seen.libraries, listed, later, parse_probe_output(second).libraries)
 
 
 @pytest.fixture(scope="session")
@@ -72,7 +39,7 @@ def scenes(engine: Engine, simulated: SimulatedHost) -> Scenes:
 
 def allowed_nodes(scenes: Scenes) -> None:
     seen = scenes.normal()
-    wanted = (*CONTROL, scenes.host.cards[0].node)
+    wanted = (*CONTROL_NODES, scenes.host.cards[0].node)
     assert {node: seen.nodes[node] for node in wanted} == dict.fromkeys(wanted, "ENXIO")
 
 
@@ -92,7 +59,7 @@ def other_gpu(scenes: Scenes) -> None:
         done = scenes.engine.run(
             ContainerRequest(["/probe", "--node", "/dev/smuggled"], scenes.env, binds=bind)
         ).check()
-        assert parse(done.stdout).nodes == {"/dev/smuggled": "EPERM"}
+        assert parse_probe_output(done.stdout).nodes == {"/dev/smuggled": "EPERM"}
 
 
 def libraries(scenes: Scenes) -> None:
@@ -112,8 +79,8 @@ def later_ldconfig(scenes: Scenes) -> None:
 
 
 def read_only(scenes: Scenes) -> None:
-    done = scenes.engine.run(ContainerRequest(probe(scenes.host), scenes.env, read_only=True)).check()
-    seen = parse(done.stdout)
+    done = scenes.engine.run(ContainerRequest(build_probe_command(scenes.host), scenes.env, read_only=True)).check()
+    seen = parse_probe_output(done.stdout)
     assert seen.libraries == dict.fromkeys(LIBRARIES, "ok")
     assert seen.nodes[scenes.host.cards[0].node] == "ENXIO"
     refused = scenes.engine.run(ContainerRequest(["/bin/touch", "/usr/written"], scenes.env, read_only=True))
@@ -123,7 +90,7 @@ def read_only(scenes: Scenes) -> None:
 def executed(scenes: Scenes) -> None:
     name = scenes.engine.background(ContainerRequest(["/bin/sleep", "1000"], scenes.env))
     try:
-        seen = parse(scenes.engine.exec(name, probe(scenes.host)).check().stdout)
+        seen = parse_probe_output(scenes.engine.exec(name, build_probe_command(scenes.host)).check().stdout)
     finally:
         scenes.engine.remove(name)
     assert seen.libraries == dict.fromkeys(LIBRARIES, "ok")
@@ -132,19 +99,19 @@ def executed(scenes: Scenes) -> None:
 
 
 def every_gpu(scenes: Scenes) -> None:
-    done = scenes.engine.run(ContainerRequest(probe(scenes.host), ["NVIDIA_VISIBLE_DEVICES=all"])).check()
-    nodes = parse(done.stdout).nodes
+    done = scenes.engine.run(ContainerRequest(build_probe_command(scenes.host), ["NVIDIA_VISIBLE_DEVICES=all"])).check()
+    nodes = parse_probe_output(done.stdout).nodes
     assert nodes == dict.fromkeys(nodes, "ENXIO")
 
 
 def asks_nothing(scenes: Scenes) -> None:
-    seen = parse(scenes.engine.run(ContainerRequest(probe(scenes.host))).check().stdout)
+    seen = parse_probe_output(scenes.engine.run(ContainerRequest(build_probe_command(scenes.host))).check().stdout)
     assert seen.nodes == dict.fromkeys(seen.nodes, "ENOENT")
     assert all("cannot open shared object file" in answer for answer in seen.libraries.values())
 
 
 def failure(scenes: Scenes) -> None:
-    done = scenes.engine.run(ContainerRequest(probe(scenes.host), ["NVIDIA_VISIBLE_DEVICES=9"]))
+    done = scenes.engine.run(ContainerRequest(build_probe_command(scenes.host), ["NVIDIA_VISIBLE_DEVICES=9"]))
     assert done.status == scenes.engine.refusal, done
     assert "NVIDIA_VISIBLE_DEVICES" in done.text, done
     assert "This machine has 0 to 1" in done.text, done

@@ -13,9 +13,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from test_real_driver import SUITES, fetch
 
 from support.e2e import engines, host, images, machine
+from support.e2e.driver_packages import SUITES, fetch_packages
 from support.e2e.engines import BareRuntime, ContainerRequest
 from support.e2e.images import TRIPLE
 from support.e2e.requirements import require_programs
@@ -42,8 +42,8 @@ def packages(request: pytest.FixtureRequest) -> Iterator[tuple[Path, Path]]:
     """The unpacked packages of each suite: the driver's, the image's."""
     require_programs("runc", "gcc", "busybox")
     yield (
-        fetch(request.param, (*DRIVER, *NEWER.get(request.param, ())), "nvidia-graphics") / "files",
-        fetch(SUITES[0], IMAGE, "graphics-image") / "files",
+        fetch_packages(request.param, (*DRIVER, *NEWER.get(request.param, ())), "nvidia-graphics") / "files",
+        fetch_packages(SUITES[0], IMAGE, "graphics-image") / "files",
     )
 
 
