@@ -43,21 +43,36 @@ def uncommented(text: str) -> str:
 # --- the files that follow from the rows -----------------------------------------------------------
 
 
+UPDATE = "run .venv/bin/python scripts/update_config_files.py"
+
+
+def test_every_key_is_read_by_some_code() -> None:
+    """A key without an effect would be accepted and ignored."""
+    package = ROOT / "src/gpu_oci_hook"
+    code = "".join(p.read_text() for p in package.rglob("*.py") if p.parent != package / "config")
+    unread = [
+        f"[{table}] {key}"
+        for table, key, _, _ in KEYS
+        if not re.search(rf"\.{key.replace('-', '_')}\b", code) and f'"{key}"' not in code
+    ]
+    assert not unread, "no code reads them; see the steps in src/gpu_oci_hook/config/keys.py"
+
+
 def test_every_key_has_a_meaning_and_every_meaning_a_key() -> None:
     assert list(descriptions.TABLE_DESCRIPTIONS) == list(rules.TABLES)
-    assert set(descriptions.KEY_DESCRIPTIONS) == {key for _, key, _, _ in KEYS}
+    keys = {key for _, key, _, _ in KEYS}
+    assert set(descriptions.KEY_DESCRIPTIONS) == keys, "write it in src/gpu_oci_hook/config/descriptions.py"
     assert set(descriptions.USER_FILE_DESCRIPTIONS) == {key for key, _, _ in USER_FILE_KEYS}
 
 
 def test_the_shipped_files_are_rendered_from_the_rows() -> None:
-    written = "run python scripts/update_config_files.py"
-    assert reference.render_default_config() == DEFAULT_FILE, written
-    assert reference.render_config_schema() == SCHEMA_FILE, written
+    assert reference.render_default_config() == DEFAULT_FILE, UPDATE
+    assert reference.render_config_schema() == SCHEMA_FILE, UPDATE
 
 
 def test_the_documentation_has_the_table_of_keys() -> None:
     page = (ROOT / "docs/configuration.md").read_text()
-    assert reference.render_config_table() in page, "run python scripts/update_config_files.py"
+    assert reference.render_config_table() in page, UPDATE
 
 
 def test_the_table_of_keys_has_a_row_per_key_with_default_values_and_meaning() -> None:
@@ -84,12 +99,13 @@ def test_schema_and_table_name_the_same_keys_and_defaults_in_the_same_order() ->
         for table, content in SCHEMA["properties"].items()
         for key, rule in content["properties"].items()
     ]
-    assert from_schema == [(table, key, plain(default)) for table, key, default, _ in KEYS]
+    assert from_schema == [(table, key, plain(default)) for table, key, default, _ in KEYS], UPDATE
 
 
 def test_the_schema_offers_the_same_words_as_the_table() -> None:
     for table, key, _, rule in KEYS:
-        entry = SCHEMA["properties"][table]["properties"][key]
+        entry = SCHEMA["properties"][table]["properties"].get(key)
+        assert entry is not None, UPDATE
         if isinstance(rule, tuple) and rule[0] == "list":
             assert entry["items"] == {"$ref": "#/$defs/capability"}
             assert tuple(SCHEMA["$defs"]["capability"]["enum"]) == rule[1:] == CAPABILITIES
@@ -100,7 +116,7 @@ def test_the_schema_offers_the_same_words_as_the_table() -> None:
 def test_the_default_file_says_nothing_and_its_commented_values_are_the_defaults() -> None:
     assert tomllib.loads(DEFAULT_FILE) == {table: {} for table in rules.TABLES}
     document = tomllib.loads(uncommented(DEFAULT_FILE))
-    assert [(t, k) for t in document for k in document[t]] == [(t, k) for t, k, _, _ in KEYS]
+    assert [(t, k) for t in document for k in document[t]] == [(t, k) for t, k, _, _ in KEYS], UPDATE
     assert document == {t: {k: plain(d) for owner, k, d, _ in KEYS if owner == t} for t in document}
 
 
@@ -170,7 +186,7 @@ def test_data_with_a_value_of_another_type_is_no_config() -> None:
     data = list(Config().to_data())
     for index in range(len(data)):
         changed = [*data]
-        changed[index] = 7
+        changed[index] = 7.5
         assert Config.from_data(tuple(changed)) is None
 
 

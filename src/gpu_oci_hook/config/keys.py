@@ -3,8 +3,14 @@
 To add a key:
 1. Add its row to `Config`: attribute, type, table, key, default and rule. The attribute is the key with underscores.
 2. Add its meaning to `config.descriptions`.
-3. Run `python scripts/update_config_files.py`, which writes config/config.toml, config.schema.json and the table in the
-   documentation from the rows and the meanings. Tests hold these files against them.
+3. Run `.venv/bin/python scripts/update_config_files.py`, which writes config/config.toml, config.schema.json and the
+   table in the documentation from the rows and the meanings. Tests hold these files against them.
+4. Read it where it decides, as `config.NAME`: keys of `[request]` in `request/`, keys that withhold driver files in
+   `plan/files.py`, with a reason such as "[inject] firmware is off". A test fails
+   while no code reads the key.
+
+A new rule also needs a branch in `check._check_scalar` and `schema._build_value_schema`, a type name in
+`schema_findings._TYPE_NAMES`, and words in `reference._RULE_VALUES`.
 
 Import budget: GPU container.
 """

@@ -141,7 +141,11 @@ def _select_driver_files(plan_input: PlanInput, plan: Plan, implied_by: dict[str
 
 
 def _decide_driver_file(file: DriverFile, implied_by: dict[str, str], plan_input: PlanInput) -> tuple[bool, str]:
-    """Decide whether a driver file is injected; return that, and the reason."""
+    """Decide whether a driver file is injected; return that, and the reason.
+
+    A library that is refused here is still injected if a selected file needs it; a file that must never be injected is
+    excluded in `_select_driver_files`.
+    """
     if file.kind in ("socket", "directory") and not plan_input.config.sockets:
         return False, "[inject] sockets is off"
     if file.kind == "firmware" and not plan_input.config.firmware:
