@@ -210,7 +210,7 @@ def test_a_file_that_does_not_fit_is_refused_with_its_name_and_the_command(tmp_p
     assert "the tool that wrote it" in text
 
 
-def test_a_neighbours_stale_device_harms_nobody(tmp_path: Path, host: Path) -> None:
+def test_a_neighbours_stale_device_harms_nothing_else(tmp_path: Path, host: Path) -> None:
     file = copy.deepcopy(FILE)
     file["devices"].append({"name": "gone", "containerEdits": {"deviceNodes": [{"path": "/dev/gone"}]}})
     put(host, "etc/cdi/nic.json", file)
@@ -509,21 +509,21 @@ def test_a_restored_bundles_request_is_ignored(tmp_path: Path, shim: Shim, comma
 
 
 def test_a_warm_start_reads_no_cdi_file(tmp_path: Path, shim: Shim, host: Path) -> None:
-    time.sleep(0.1)  # a file of this very moment is not remembered
+    time.sleep(0.1)  # a file of this very moment is not cached
     assert shim.create(make_bundle(tmp_path / "a", container_spec(NIC))).returncode == 0
     file = host / "etc/cdi/nic.json"
     status = file.stat()
-    remembered = sorted((tmp_path / "shim/state").glob("cdi-*"))
-    assert len(remembered) == 1
+    cached_files = sorted((tmp_path / "shim/state").glob("cdi-*"))
+    assert len(cached_files) == 1
     # The same size and times: a start that read it would stumble. (The inode's ctime gives it away, so it is put back
-    # by hand in what is remembered: only a test can.)
-    data = remembered[0].read_bytes()
+    # by hand in the cache: only a test can.)
+    data = cached_files[0].read_bytes()
     file.write_text("x" * status.st_size)
     os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
     key, *rest = marshal.loads(data[16:])
     after = spec_dirs.read_spec_dir_signatures(Host(str(host)), ("/etc/cdi", "/var/run/cdi"))
     fresh = marshal.dumps(((*key[:-1], after), *rest))
-    remembered[0].write_bytes(state_dir._make_checksum(fresh) + fresh)
+    cached_files[0].write_bytes(state_dir._make_checksum(fresh) + fresh)
     assert shim.create(make_bundle(tmp_path / "b", container_spec(NIC))).returncode == 0
     assert list_device_numbers(shim.spec()) == {"/dev/nic0": (60, 1)}
 

@@ -296,7 +296,7 @@ def test_a_full_disk_under_the_root_file_system(options: str, small: Any, tmp_pa
     assert snapshot_tree(rootfs, times=False) == snapshot_tree(whole / "rootfs", times=False)
 
 
-def test_a_full_disk_under_the_memory(small: Any, tmp_path: Path, host: Path) -> None:
+def test_a_full_disk_under_the_state_directory(small: Any, tmp_path: Path, host: Path) -> None:
     """What cannot be remembered is learnt again; only the libraries' directory has to be made somewhere."""
     place = small("state", "mode=755,size=64k,nr_inodes=2000")
     filler = fill(place)
@@ -308,7 +308,7 @@ def test_a_full_disk_under_the_memory(small: Any, tmp_path: Path, host: Path) ->
     assert inject_in_process(other, host_config(host)) == read_spec(made)
 
 
-def test_no_inode_left_under_the_memory_is_a_sentence(small: Any, tmp_path: Path, host: Path) -> None:
+def test_no_inode_left_under_the_state_directory_is_a_sentence(small: Any, tmp_path: Path, host: Path) -> None:
     place = small("state", "mode=755,size=64k,nr_inodes=10")
     made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
     assert "libraries" in full(made, host_config(host))
@@ -336,7 +336,7 @@ main()
 MANY = 64
 
 
-def test_64_creates_at_once_with_a_cold_memory_search_once_and_agree(tmp_path: Path, host: Path) -> None:
+def test_64_creates_at_once_with_an_empty_cache_search_once_and_agree(tmp_path: Path, host: Path) -> None:
     script = tmp_path / "shim"
     script.write_text(
         SHIM.format(

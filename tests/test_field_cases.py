@@ -158,10 +158,10 @@ def test_our_hook_under_a_real_runtime_sees_nothing_of_the_images_environment(
     )
     after = inject_in_process(made, host_config(tmp_path / "host"))
     (hook,) = after["hooks"]["createContainer"]
-    witness = tmp_path / "witness"
-    witness.write_text(f"#!/bin/sh\nenv > {tmp_path}/env\n")
-    witness.chmod(0o755)
-    hook["path"] = str(witness)
+    recorder = tmp_path / "witness"
+    recorder.write_text(f"#!/bin/sh\nenv > {tmp_path}/env\n")
+    recorder.chmod(0o755)
+    hook["path"] = str(recorder)
     after["process"]["args"] = ["/bin/sh", "-c", "true"]
     after["process"]["env"] = [entry for entry in after["process"]["env"] if not entry.startswith("LD_PRELOAD")]
     after["process"]["env"].append("LD_PRELOAD=/x.so")

@@ -443,7 +443,7 @@ def test_any_loader_cache_and_any_library_on_the_host(
 
 @given(data=st.data())
 @examples(max_examples=100, **SLOW)
-def test_any_memory(world: World, data: st.DataObject) -> None:
+def test_any_content_of_the_cache(world: World, data: st.DataObject) -> None:
     """The memory is ours alone, but a disk may damage it: that costs a search."""
     with world.place() as place:
         world.start(make_bundle(place / "first", container_spec(GPU0)))

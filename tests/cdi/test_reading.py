@@ -180,7 +180,7 @@ def test_what_cannot_be_read_is_an_error_with_its_line(text: str | bytes, file: 
 
 
 @pytest.mark.parametrize(
-    ("text", "said", "cure"),
+    ("text", "said", "hint"),
     [
         ("kind: yes\n", 'yes without quotes is read as "true"', "Put it in quotes"),
         ("kind: 0666\n", '0666 without quotes is read as "438"', "Put it in quotes"),
@@ -190,11 +190,11 @@ def test_what_cannot_be_read_is_an_error_with_its_line(text: str | bytes, file: 
         ("\ufeffa: b\n", "starts with a byte order mark, which not every program reads", ""),
     ],
 )
-def test_what_engines_read_otherwise_than_people_is_a_warning(text: str, said: str, cure: str) -> None:
+def test_what_engines_read_otherwise_than_people_is_a_warning(text: str, said: str, hint: str) -> None:
     document = parsed(text)
     (found,) = document.findings
     assert (found.level, found.text) == ("warning", said)
-    assert found.hint.startswith(cure)
+    assert found.hint.startswith(hint)
     assert document.data is not None
 
 

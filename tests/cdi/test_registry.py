@@ -1,4 +1,4 @@
-"""Which device comes from which file: directories, priorities, conflicts, neighbours, and what is remembered of it."""
+"""Which device comes from which file: directories, priorities, conflicts, neighbours, and the cache."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_a_later_directory_wins_and_gives_way_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("directory", ["etc/cdi", "var/run/cdi"])
-def test_a_device_in_two_files_of_one_directory_is_nobodys(tmp_path: Path, directory: str) -> None:
+def test_a_device_in_two_files_of_one_directory_is_not_used(tmp_path: Path, directory: str) -> None:
     one = write_host_file(tmp_path, f"{directory}/1.json", make_spec("a", "b"))
     two = write_host_file(tmp_path, f"{directory}/2.json", make_spec("a", "c"))
     assert make_registry(tmp_path).list_device_names() == [B, "vendor.com/dev=c"]
@@ -106,7 +106,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("what", BROKEN)
-def test_a_broken_neighbour_harms_nobody(tmp_path: Path, what: str) -> None:
+def test_a_broken_neighbour_harms_nothing_else(tmp_path: Path, what: str) -> None:
     write_host_file(tmp_path, "etc/cdi/x.json", make_spec("a"))
     for name in ("0.json", "z.json"):
         write_host_file(tmp_path, f"etc/cdi/{name}", BROKEN[what])
@@ -115,7 +115,7 @@ def test_a_broken_neighbour_harms_nobody(tmp_path: Path, what: str) -> None:
     assert [bool(file.errors) for file in looked.files] == [True, False, True]
 
 
-def test_what_is_no_file_harms_nobody_and_does_not_block(tmp_path: Path) -> None:
+def test_what_is_no_file_harms_nothing_else_and_does_not_block(tmp_path: Path) -> None:
     write_host_file(tmp_path, "etc/cdi/x.json", make_spec("a"))
     os.mkfifo(tmp_path / "etc/cdi/fifo.json")
     (tmp_path / "etc/cdi/loop.json").symlink_to("loop.json")
@@ -195,7 +195,7 @@ def test_a_name_twice_is_one(tmp_path: Path) -> None:
     assert len(parts(tmp_path, A, A)) == 2
 
 
-# --- memory ----------------------------------------------------------------------------------------
+# --- cache ----------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -219,11 +219,11 @@ def scans(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_a_second_look_reads_no_file(tmp_path: Path, old: None, scans: list[int]) -> None:
-    memory = FakeCache(lockable=False)
+    cache = FakeCache(lockable=False)
     write_host_file(tmp_path, "etc/cdi/1.json", make_spec("a"))
-    first = make_registry(tmp_path, memory)
+    first = make_registry(tmp_path, cache)
     assert len(scans) == 1
-    second = make_registry(tmp_path, memory)
+    second = make_registry(tmp_path, cache)
     assert len(scans) == 1
     assert [part.edits for part in first.resolve_devices([A])] == [part.edits for part in second.resolve_devices([A])]
     assert second.find_device_file(A) == first.find_device_file(A)
@@ -244,14 +244,14 @@ CHANGES = {
 
 @pytest.mark.parametrize("change", CHANGES)
 def test_any_change_is_noticed(tmp_path: Path, old: None, change: str) -> None:
-    memory = FakeCache(lockable=False)
+    cache = FakeCache(lockable=False)
     write_host_file(tmp_path, "new", make_spec("q"))
     write_host_file(tmp_path, "etc/cdi/1.json", make_spec("a"))
     before = spec_dirs.read_spec_dir_signatures(Host(str(tmp_path)), DIRECTORIES)
-    make_registry(tmp_path, memory)
+    make_registry(tmp_path, cache)
     CHANGES[change](tmp_path)
     assert spec_dirs.read_spec_dir_signatures(Host(str(tmp_path)), DIRECTORIES) != before
-    assert make_registry(tmp_path, memory).list_device_names() == make_registry(tmp_path).list_device_names()
+    assert make_registry(tmp_path, cache).list_device_names() == make_registry(tmp_path).list_device_names()
 
 
 def test_what_lies_beside_the_spec_files_is_no_change(tmp_path: Path) -> None:
@@ -261,33 +261,33 @@ def test_what_lies_beside_the_spec_files_is_no_change(tmp_path: Path) -> None:
     assert spec_dirs.read_spec_dir_signatures(Host(str(tmp_path)), DIRECTORIES) == before
 
 
-def test_a_file_of_this_very_moment_is_not_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_file_of_this_very_moment_is_not_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its next change could leave its status as it is: clocks of file systems tick some hundred times a second."""
     monkeypatch.setattr(scan, "_SETTLE_TIME_NS", 1 << 62)
-    memory = FakeCache(lockable=False)
+    cache = FakeCache(lockable=False)
     write_host_file(tmp_path, "etc/cdi/1.json", make_spec("a"))
-    make_registry(tmp_path, memory)
-    assert not memory.blobs
+    make_registry(tmp_path, cache)
+    assert not cache.blobs
 
 
 @pytest.mark.parametrize("damage", [b"", b"\0", b"(", b"N", b"i\1\0\0\0"])
-def test_a_damaged_memory_costs_time_and_nothing_else(tmp_path: Path, old: None, damage: bytes) -> None:
-    memory = FakeCache(lockable=False)
+def test_a_damaged_cache_costs_time_and_nothing_else(tmp_path: Path, old: None, damage: bytes) -> None:
+    cache = FakeCache(lockable=False)
     write_host_file(tmp_path, "etc/cdi/1.json", make_spec("a"))
-    make_registry(tmp_path, memory)
-    (name,) = memory.blobs
-    memory.blobs[name] = damage
-    assert make_registry(tmp_path, memory).list_device_names() == [A]
+    make_registry(tmp_path, cache)
+    (name,) = cache.blobs
+    cache.blobs[name] = damage
+    assert make_registry(tmp_path, cache).list_device_names() == [A]
 
 
-def test_other_directories_have_a_memory_of_their_own(tmp_path: Path, old: None) -> None:
-    memory = FakeCache(lockable=False)
+def test_other_directories_have_a_cache_of_their_own(tmp_path: Path, old: None) -> None:
+    cache = FakeCache(lockable=False)
     write_host_file(tmp_path, "etc/cdi/1.json", make_spec("a"))
     write_host_file(tmp_path, "opt/cdi/1.json", make_spec("b"))
-    assert make_registry(tmp_path, memory).list_device_names() == [A]
-    assert make_registry(tmp_path, memory, ("/opt/cdi",)).list_device_names() == [B]
-    assert make_registry(tmp_path, memory).list_device_names() == [A]
-    assert len(memory.blobs) == 2
+    assert make_registry(tmp_path, cache).list_device_names() == [A]
+    assert make_registry(tmp_path, cache, ("/opt/cdi",)).list_device_names() == [B]
+    assert make_registry(tmp_path, cache).list_device_names() == [A]
+    assert len(cache.blobs) == 2
 
 
 def test_the_registry_itself_needs_neither_yaml_nor_the_checks() -> None:

@@ -192,13 +192,13 @@ def test_our_own_hook_says_for_which_driver_the_file_was_made(host: Path) -> Non
 
 
 @pytest.mark.parametrize("kind", ["nvidia.com/gpu", "vendor.com/dev"])
-def test_the_cure_is_our_generator_or_the_tool_of_another_vendor(host: Path, kind: str) -> None:
+def test_the_hint_is_our_generator_or_the_tool_of_another_vendor(host: Path, kind: str) -> None:
     data = {**spec({"mounts": [mount("/none")]}), "kind": kind}
     (finding,) = staleness.list_stale_findings(data, "/etc/cdi/x.yaml", Host(str(host)), RUNNING)
     assert ("gpu-oci-hook cdi generate --output /etc/cdi/x.yaml" in finding.hint) == (kind == "nvidia.com/gpu")
 
 
-def test_the_cure_for_a_file_of_each_kind_of_ours_is_the_command_that_writes_that_kind() -> None:
+def test_the_hint_for_a_file_of_each_kind_of_ours_is_the_command_that_writes_that_kind() -> None:
     assert provenance.build_stale_hint("nvidia.com/gpu", "/f") == "Regenerate it: gpu-oci-hook cdi generate --output /f"
     assert "generate --mode management --output /f" in provenance.build_stale_hint("management.nvidia.com/gpu", "/f")
     assert "generate --vendor runtime.nvidia.com --output /f" in provenance.build_stale_hint(

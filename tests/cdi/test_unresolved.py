@@ -196,12 +196,12 @@ def test_what_this_user_may_not_read_is_told_so(shared: Path, what: str) -> None
     done = subprocess.run(
         [sys.executable, "-c", code, shared, NAME], capture_output=True, text=True, check=True, cwd="/"
     )
-    code, files, text, cure = json.loads(done.stdout)
+    code, files, text, hint = json.loads(done.stdout)
     assert code == "unreadable"
     assert files == [str(path if what == "file" else path.parent)]
     if what == "file":
         assert "exists, not readable by you (mode 0600, owned by user 0; you are user 4807)" in text
-    assert cure.startswith("Run: chmod")
+    assert hint.startswith("Run: chmod")
 
 
 def test_a_later_directory_that_wins_is_no_fault(tmp_path: Path) -> None:  # (e), as `cdi resolve` tells it
@@ -352,7 +352,7 @@ def test_a_mistyped_kind_has_the_right_one_told_and_another_vendors_is_none(
 
 
 @pytest.mark.parametrize(
-    ("name", "cure"),
+    ("name", "hint"),
     [
         ("nvidia.com/gpu", "Use nvidia.com/gpu=0"),
         ("acme.com/nic", "Use acme.com/nic=DEVICE"),
@@ -361,8 +361,8 @@ def test_a_mistyped_kind_has_the_right_one_told_and_another_vendors_is_none(
         ("bad name", "Use vendor/class=device, such as nvidia.com/gpu=0"),
     ],
 )
-def test_what_is_no_name_is_told_the_name_that_it_may_be(tmp_path: Path, name: str, cure: str) -> None:
-    assert asked(tmp_path, name).hint == cure
+def test_what_is_no_name_is_told_the_name_that_it_may_be(tmp_path: Path, name: str, hint: str) -> None:
+    assert asked(tmp_path, name).hint == hint
 
 
 def test_without_any_directory_there_is_an_answer_too(tmp_path: Path) -> None:
@@ -370,7 +370,7 @@ def test_without_any_directory_there_is_an_answer_too(tmp_path: Path) -> None:
     assert "looked in no directory" in found.text and "--output /etc/cdi/nvidia.yaml" in found.hint
 
 
-def test_the_shims_error_has_the_same_cure(tmp_path: Path) -> None:
+def test_the_shims_error_has_the_same_hint(tmp_path: Path) -> None:
     found = unresolved.make_unresolved_fault("nvidia.com/gup=0", "here", 0, Host(str(with_gpus(tmp_path))), Config())
     assert found.what.startswith("CDI device nvidia.com/gup=0 is unresolvable: no file defines devices of the kind")
     assert found.hint == "Did you mean nvidia.com/gpu=0?"

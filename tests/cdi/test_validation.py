@@ -413,8 +413,8 @@ def test_a_digit_first_and_a_dot_in_the_class_say_so_in_words() -> None:
 
 def test_several_features_ask_for_the_version_that_serves_all() -> None:
     spec = minimal_spec("0.3.0", additionalGids=[1], mounts=[{"hostPath": "/a", "containerPath": "/a", "type": "bind"}])
-    cures = {one.hint.partition(",")[0] for one in validation.validate_spec(spec, "x")}
-    assert cures == {"Declare 0.7.0"}
+    hints = {one.hint.partition(",")[0] for one in validation.validate_spec(spec, "x")}
+    assert hints == {"Declare 0.7.0"}
 
 
 # --- an engine that reads less ----------------------------------------------------------------------
@@ -470,7 +470,7 @@ def test_a_field_that_is_gone_is_an_error_for_an_engine_that_does_not_know_it_an
 
 
 @pytest.mark.parametrize(
-    ("spec", "cure"),
+    ("spec", "hint"),
     [
         (minimal_spec() | {"containerEdit": {}}, "Did you mean containerEdits?"),
         (minimal_spec() | {"mounts": []}, "It belongs in containerEdits"),
@@ -482,8 +482,8 @@ def test_a_field_that_is_gone_is_an_error_for_an_engine_that_does_not_know_it_an
         (device(fileMode=660), "For 0660 write 432"),
     ],
 )
-def test_a_cure_is_offered(spec: Spec, cure: str) -> None:
-    assert only(spec).hint == cure
+def test_a_hint_is_offered(spec: Spec, hint: str) -> None:
+    assert only(spec).hint == hint
 
 
 def test_findings_come_in_the_order_of_the_file_with_their_lines() -> None:

@@ -97,7 +97,7 @@ def test_another_cdi_file_is_replaced_as_people_expect(generate: Command, tmp_pa
     assert generate("--output", tmp_path / "x.yaml").out.startswith("wrote ")
 
 
-def test_a_file_that_is_no_cdi_file_is_not_replaced_unless_somebody_insists(generate: Command, tmp_path: Path) -> None:
+def test_a_file_that_is_no_cdi_file_is_not_replaced_unless_it_is_forced(generate: Command, tmp_path: Path) -> None:
     path = tmp_path / "passwd"
     path.write_text("root:x:0:0\n")
     answer = generate("--output", path)
@@ -217,7 +217,7 @@ def test_a_refresh_says_which_engines_read_its_file(refresh: Command, tmp_path: 
         ('{"cdiVersion": "0.5.0"}', "is invalid"),
     ],
 )
-def test_another_vendors_file_is_not_replaced_unless_somebody_insists(
+def test_another_vendors_file_is_not_replaced_unless_it_is_forced(
     generate: Command, tmp_path: Path, content: str, what: str
 ) -> None:
     path = tmp_path / "nvidia.yaml"
@@ -299,7 +299,7 @@ def test_a_log_without_a_hook_is_a_mistake(command: Command, host: Path) -> None
     assert answer.status == 1 and "--hook-log and --no-hook exclude each other" in answer.err
 
 
-# --- what a file remembers -------------------------------------------------------------------------------------------
+# --- what a file records -------------------------------------------------------------------------------------------
 
 MANY = ("--target", "podman-4.3", "--name", "index", "--name", "type-index", "--capabilities", "compute,utility",
         "--vendor", "site.example", "--class", "card", "--device", "0", "--hook-log", "/tmp/hook.log")  # fmt: skip
@@ -323,7 +323,7 @@ def test_a_refresh_makes_a_file_as_it_was_made(
 
 
 @pytest.mark.parametrize("words", [("--no-hook",), ("--no-hook", "--name", "index")])
-def test_a_file_without_a_hook_remembers_that_too(
+def test_a_file_without_a_hook_records_that_too(
     command: Command, host: Path, tmp_path: Path, words: tuple[str, ...]
 ) -> None:
     path = tmp_path / "x.yaml"
@@ -333,7 +333,7 @@ def test_a_file_without_a_hook_remembers_that_too(
     assert command("cdi", "refresh", "--output", path).out.startswith(f"unchanged {path}: ")
 
 
-def test_a_file_that_can_remember_nothing_is_warned_of(command: Command, host: Path, tmp_path: Path) -> None:
+def test_a_file_that_can_record_nothing_is_warned_of(command: Command, host: Path, tmp_path: Path) -> None:
     path = tmp_path / "x.json"
     answer = command("cdi", "generate", "--root", host, "--output", path, "--no-hook")
     assert "warning: JSON without a hook cannot record that the file is ours: refresh will not touch it" in answer.err
@@ -357,7 +357,7 @@ def test_the_command_in_the_file_is_one_that_writes_the_same_file(
     assert (tmp_path / "a dir/it's.yaml").read_text() == before
 
 
-def test_a_file_that_came_from_standard_output_remembers_as_well(
+def test_a_file_that_came_from_standard_output_records_its_options_too(
     command: Command, generate: Command, tmp_path: Path
 ) -> None:
     path = tmp_path / "x.yaml"
@@ -376,7 +376,7 @@ def test_a_file_that_came_from_standard_output_remembers_as_well(
         (("--target", "podman-4.3"), ("--hook", "/bin/false"), "--target podman-4.3 --hook /bin/false"),
     ],
 )
-def test_options_that_are_given_take_the_place_of_those_that_a_file_remembers(
+def test_options_that_are_given_take_the_place_of_those_that_a_file_records(
     command: Command, host: Path, tmp_path: Path, made: tuple[str, ...], given: tuple[str, ...], found: str
 ) -> None:
     path = tmp_path / "x.yaml"
@@ -426,15 +426,15 @@ def test_a_file_of_an_earlier_version_keeps_its_options(command: Command, host: 
     assert path.read_text() == text
 
 
-def test_the_cure_of_a_stale_file_of_ours_is_a_refresh_that_keeps_its_options(command: Command, tmp_path: Path) -> None:
+def test_the_hint_of_a_stale_file_of_ours_is_a_refresh_that_keeps_its_options(command: Command, tmp_path: Path) -> None:
     host_tree.build_host(tmp_path / "h", gpus=1)
     path = tmp_path / "x.yaml"
     command("cdi", "generate", "--root", tmp_path / "h", "--no-hook", "--output", path, "--name", "index")
     host_tree.build_host(tmp_path / "h", gpus=1, driver="555.42.02")
     answer = command("cdi", "validate", "--root", tmp_path / "h", path)
-    cure = f"Regenerate it: gpu-oci-hook cdi refresh --output {path}"
-    assert answer.status == 1 and cure in answer.out
-    answer = command(*cure.split(": gpu-oci-hook ")[1].split())
+    hint = f"Regenerate it: gpu-oci-hook cdi refresh --output {path}"
+    assert answer.status == 1 and hint in answer.out
+    answer = command(*hint.split(": gpu-oci-hook ")[1].split())
     assert answer.out.startswith(f"wrote {path}: nvidia.com/gpu, 3 devices (0,")
     assert command("cdi", "validate", "--root", tmp_path / "h", path).status == 0
 
@@ -494,7 +494,7 @@ def test_generating_leaves_no_trace(generate: Command, refresh: Command, tmp_pat
     generate()
     assert not (tmp_path / "state").exists()
     refresh("--output", tmp_path / "x.yaml")
-    assert (tmp_path / "state").exists(), "a refresh remembers, so that the next one is quick"
+    assert (tmp_path / "state").exists(), "a refresh fills the cache, so that the next one is quick"
 
 
 def test_a_full_disk_behind_standard_output_is_a_sentence(host: Path, tmp_path: Path) -> None:

@@ -97,7 +97,7 @@ def test_resolve_says_which_directory_wins(command: Command, host: Path) -> None
     assert f"later directory wins: {host}/var/run/cdi/x.yaml" in answer.out
 
 
-def test_resolve_of_what_nobody_has_fails_with_the_cause(command: Command, host: Path) -> None:
+def test_resolve_of_an_unknown_name_fails_with_the_cause(command: Command, host: Path) -> None:
     write_host_file(host, "etc/cdi/a.json", make_spec("a", "all"))
     answer = command("cdi", "resolve", *words(host), "vendor.com/dev=0", "vendor.com/dev=a")
     assert answer.status == 1
@@ -166,7 +166,7 @@ def test_the_advice_for_a_simulated_host_names_a_place_where_engines_look(comman
     assert f"([host] root is {host}: engines of this machine read /etc/cdi, /var/run/cdi)" in answer.out
 
 
-def test_resolve_of_a_file_that_does_not_fit_says_why_and_the_cure_and_stops(command: Command, host: Path) -> None:
+def test_resolve_of_a_file_that_does_not_fit_says_why_and_the_hint_and_stops(command: Command, host: Path) -> None:
     library = "/usr/lib/libnvidia-x.so.550.54.14"
     mounts = [{"hostPath": library, "containerPath": library, "options": ["bind"]}]
     write_host_file(host, "etc/cdi/nvidia.yaml", make_spec("0", kind="nvidia.com/gpu", mounts=mounts, env=["SECRET=1"]))

@@ -261,7 +261,7 @@ def stale(tmp_path: Path, count: int) -> Path:
     return path
 
 
-def test_a_driver_that_was_upgraded_is_two_lines_and_one_cure_however_many_paths_are_gone(
+def test_a_driver_that_was_upgraded_is_two_lines_and_one_hint_however_many_paths_are_gone(
     command: Command, tmp_path: Path
 ) -> None:
     path = stale(tmp_path, 52)

@@ -259,7 +259,7 @@ def test_a_host_root_that_is_not_there_is_a_sentence(command: Command, bundle: D
     assert (answer.status, answer.err) == (1, f"gpu-oci-hook: {tmp_path}/none.toml: there is no such file\n")
 
 
-def test_a_config_file_that_somebody_named_must_be_there(
+def test_a_config_file_that_is_named_must_be_there(
     command: Command, bundle: DebianBundle, host: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle.request("NVIDIA_VISIBLE_DEVICES=0")
@@ -409,7 +409,7 @@ def test_simulate_builds_what_is_asked_and_says_how_to_use_it(command: Command, 
     assert document["driver"]["module"] == "535.183.06"
 
 
-def test_simulate_refuses_a_directory_with_somebody_elses_files(command: Command, tmp_path: Path) -> None:
+def test_simulate_refuses_a_directory_with_foreign_files(command: Command, tmp_path: Path) -> None:
     (tmp_path / "mine").write_text("precious")
     answer = command("simulate", tmp_path)
     assert answer.status == 1 and str(tmp_path) in answer.err

@@ -1,4 +1,4 @@
-"""`install`: launchers that start, replace themselves and nobody else's files."""
+"""`install`: launchers that start, replace older launchers, and never foreign files."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_an_older_launcher_is_replaced_and_its_mode_mended(command: Command, tmp
 
 @pytest.mark.parametrize("kind", ["file", "link", "directory", "fifo"])
 @pytest.mark.parametrize("name", ["gpu-oci-hook", "nvidia-cdi-hook"])
-def test_somebody_elses_file_is_left_alone_and_nothing_is_written(
+def test_a_foreign_file_is_left_alone_and_nothing_is_written(
     command: Command, tmp_path: Path, kind: str, name: str
 ) -> None:
     (tmp_path / "bin").mkdir()
@@ -127,7 +127,7 @@ def test_somebody_elses_file_is_left_alone_and_nothing_is_written(
     assert [one.name for one in (tmp_path / "bin").iterdir()] == [name]
 
 
-def test_force_replaces_somebody_elses_file_but_not_through_a_link(command: Command, tmp_path: Path) -> None:
+def test_force_replaces_a_foreign_file_but_not_through_a_link(command: Command, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "victim").write_text("mine")
     (tmp_path / "bin/gpu-oci-hook").symlink_to(tmp_path / "victim")

@@ -24,7 +24,7 @@ def host(command: Command, tmp_path: Path) -> Path:
     return directory
 
 
-def test_list_says_what_there_is_beside_gpus_and_who_asks_for_it(command: Command, host: Path) -> None:
+def test_list_says_what_there_is_with_gpus_and_who_asks_for_it(command: Command, host: Path) -> None:
     answer = command("list", "--root", host)
     for line in (
         "GPUDirect Storage (NVIDIA_GDS=enabled): available\n   /dev/nvidia-fs0, /dev/nvidia-fs1",

@@ -227,7 +227,7 @@ def test_only_the_default_file_may_be_missing(tmp_path: Path, monkeypatch: pytes
         load.load_config()
 
 
-def test_taking_a_remembered_config_loads_no_toml_parser() -> None:
+def test_taking_a_cached_config_loads_no_toml_parser() -> None:
     code = (
         "import sys; before = set(sys.modules)\n"
         "from gpu_oci_hook.config import load; load.DEFAULT_PATH = '/nonexistent/config.toml'\n"
@@ -348,7 +348,7 @@ def findings(text: str) -> list[str]:
         ),
     ],
 )
-def test_a_complaint_names_line_key_and_cure(text: str, complaint: str) -> None:
+def test_a_complaint_names_line_key_and_hint(text: str, complaint: str) -> None:
     assert findings(text) == [complaint]
 
 

@@ -54,7 +54,7 @@ class Watch(threading.Thread):
         return self.seen - self.before
 
 
-def test_64_creates_at_once_with_nothing_remembered(
+def test_64_creates_at_once_with_nothing_cached(
     tmp_path: Path, image: Path, runtime: InstalledRuntime, workspace: Path
 ) -> None:
     """All are right, and one of them learnt the inventory for all."""

@@ -1,4 +1,4 @@
-"""What is remembered: only from files that nobody else could have written."""
+"""Cached files are believed only if no other user could have written them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One table of architectures, and nobody with a second list."""
+"""One table of architectures, and no second list anywhere."""
 
 from __future__ import annotations
 

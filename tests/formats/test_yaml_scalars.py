@@ -58,7 +58,7 @@ def test_a_tag_that_does_not_fit_is_an_error_in_words(text: str, tag: str) -> No
         yaml_scalars.parse_tagged_scalar(text, yaml_scalars.TAG_PREFIX + tag)
 
 
-def test_a_tag_of_somebody_else_changes_nothing() -> None:
+def test_a_foreign_tag_changes_nothing() -> None:
     assert yaml_scalars.parse_tagged_scalar("7", "!foo") == "7"
     assert not yaml_scalars.is_known_tag("!foo") and not yaml_scalars.is_known_tag(
         f"{yaml_scalars.TAG_PREFIX}python/object"

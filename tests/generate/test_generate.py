@@ -195,24 +195,24 @@ def test_the_hook_makes_the_links_that_the_shim_prepares(host: Path, tmp_path: P
         for path in Path(mount["source"]).iterdir()
         if path.is_symlink()
     }
-    errand = read_hook_arguments(build_host_spec(host).spec)
-    assert set(errand.links) == prepared and len(errand.links) == len(prepared)
+    arguments = read_hook_arguments(build_host_spec(host).spec)
+    assert set(arguments.links) == prepared and len(arguments.links) == len(prepared)
     rootfs = made_bundle / "rootfs"
     own = "usr/lib/x86_64-linux-gnu"
-    for target, name in errand.plugins:
+    for target, name in arguments.plugins:
         assert os.readlink(rootfs / own / name) == target
-    assert {name for _, name in errand.plugins} == {"gbm/nvidia-drm_gbm.so", "vdpau/libvdpau_nvidia.so.1"}
-    assert errand.folders == [DRIVER_LIBRARY_DIR] and errand.folders32 == ["/usr/local/nvidia/lib"]
+    assert {name for _, name in arguments.plugins} == {"gbm/nvidia-drm_gbm.so", "vdpau/libvdpau_nvidia.so.1"}
+    assert arguments.folders == [DRIVER_LIBRARY_DIR] and arguments.folders32 == ["/usr/local/nvidia/lib"]
 
 
 def test_the_hook_is_told_what_the_configuration_decides(host: Path) -> None:
-    errand = read_hook_arguments(build_host_spec(host).spec)
-    assert (errand.driver_version, errand.root, errand.cuda_compat) == (DRIVER_VERSION, str(host), "auto")
-    assert errand.hide_device_files and errand.egl_profile and errand.drm_links and errand.requirements
+    arguments = read_hook_arguments(build_host_spec(host).spec)
+    assert (arguments.driver_version, arguments.root, arguments.cuda_compat) == (DRIVER_VERSION, str(host), "auto")
+    assert arguments.hide_device_files and arguments.egl_profile and arguments.drm_links and arguments.requirements
     other = host_config(host, cuda_compat="never", hide_device_files=False, disable_require=True, log_file="/var/log/x")
-    errand = read_hook_arguments(build_host_spec(host, other, capabilities=("compute",)).spec)
-    assert (errand.cuda_compat, errand.log) == ("never", "/var/log/x")
-    assert not (errand.hide_device_files or errand.egl_profile or errand.drm_links or errand.requirements)
+    arguments = read_hook_arguments(build_host_spec(host, other, capabilities=("compute",)).spec)
+    assert (arguments.cuda_compat, arguments.log) == ("never", "/var/log/x")
+    assert not (arguments.hide_device_files or arguments.egl_profile or arguments.drm_links or arguments.requirements)
 
 
 def test_administrators_files_and_removals_count_as_for_the_shim(host: Path, tmp_path: Path) -> None:
@@ -251,10 +251,10 @@ def test_every_kind_of_machine_has_a_valid_file_with_cuda_and_its_gpu(layout: st
     assert any("libcuda.so" in path or path.endswith("/nvidia") for path in index_mount_sources(found))
     gpu = list_node_paths(index_devices(found)["all"])
     assert gpu and all(stat.S_ISCHR(os.stat(f"{tmp_path}/h{path}").st_mode) for path in gpu)
-    errand = read_hook_arguments(found)
-    assert errand.folders
+    arguments = read_hook_arguments(found)
+    assert arguments.folders
     if layout in host_tree.DESKTOP_LAYOUTS:
-        assert "libcuda.so.1" in {path.rpartition("/")[2] for _, path in errand.links}
+        assert "libcuda.so.1" in {path.rpartition("/")[2] for _, path in arguments.links}
 
 
 def test_a_linux_on_windows_has_one_device_for_all_gpus(tmp_path: Path) -> None:
@@ -347,7 +347,7 @@ def rich(shared_host: SharedHost) -> Path:
 @pytest.mark.parametrize(
     "mode, node", [("gds", "/dev/nvidia-fs0"), ("mofed", "/dev/infiniband/rdma_cm"), ("gdrcopy", "/dev/gdrdrv")]
 )
-def test_what_comes_beside_gpus_is_a_class_of_its_own_and_nothing_else(rich: Path, mode: str, node: str) -> None:
+def test_what_comes_with_gpus_is_a_class_of_its_own_and_nothing_else(rich: Path, mode: str, node: str) -> None:
     found = build_host_spec(rich, mode=mode).spec
     assert found["kind"] == f"nvidia.com/{mode}" and list(index_devices(found)) == ["all"]
     assert node in list_node_paths(index_devices(found)["all"]) and "/dev/nvidiactl" not in list_node_paths(
@@ -359,7 +359,7 @@ def test_what_comes_beside_gpus_is_a_class_of_its_own_and_nothing_else(rich: Pat
         assert [mount["containerPath"] for mount in mounts] == ["/etc/cufile.json", "/run/udev"]
 
 
-def test_what_comes_beside_gpus_does_not_wait_for_cuda(tmp_path: Path) -> None:
+def test_what_comes_with_gpus_does_not_wait_for_cuda(tmp_path: Path) -> None:
     host_tree.build_host(tmp_path / "h", gpus=1, driver=DRIVER_VERSION, features=("gdrcopy",))
     (tmp_path / "h/dev/nvidia-uvm").unlink()
     found = build_host_spec(tmp_path / "h", mode="gdrcopy")

@@ -117,7 +117,7 @@ def test_without_a_driver_our_file_is_removed_and_comes_back_with_it(kept: Kept,
 
 
 @pytest.mark.parametrize("data", ["---\ncdiVersion: 0.5.0\nkind: nvidia.com/gpu\n", "root:x:0:0\n"])
-def test_somebody_elses_file_stays_as_it_is(kept: Kept, tmp_path: Path, data: str) -> None:
+def test_a_foreign_file_stays_as_it_is(kept: Kept, tmp_path: Path, data: str) -> None:
     kept.path.parent.mkdir()
     kept.path.write_text(data)
     with pytest.raises(Fault, match="was not written by gpu-oci-hook and is left unchanged"):

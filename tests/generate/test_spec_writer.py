@@ -87,7 +87,7 @@ def test_a_path_that_is_no_utf_8_is_a_sentence() -> None:
         ("/a.json/x", "", "yaml", "engines only read files that end in .yaml or .json"),
     ],
 )
-def test_the_suffix_decides_unless_somebody_says_otherwise(path: str, wanted: str, form: str, warned: str) -> None:
+def test_the_suffix_decides_unless_an_option_says_otherwise(path: str, wanted: str, form: str, warned: str) -> None:
     found, warning = emit.choose_output_format(path, wanted)
     assert found == form and (warned in warning if warned else not warning)
 

@@ -13,29 +13,29 @@ WORD = some.text(some.characters(exclude_characters="\0", exclude_categories=["C
 PATH = WORD.filter(lambda text: "::" not in text and not text.endswith(":")).map(lambda text: "/" + text)
 
 
-def values(errand: HookArguments) -> dict[str, object]:
-    return {name: getattr(errand, name) for name in HookArguments.__slots__}
+def values(arguments: HookArguments) -> dict[str, object]:
+    return {name: getattr(arguments, name) for name in HookArguments.__slots__}
 
 
 def full() -> HookArguments:
-    errand = HookArguments()
-    errand.links = [("libcuda.so.1", "/usr/local/nvidia/lib64/libcuda.so"), ("../card1", "/dev/dri/by-path/x")]
-    errand.plugins = [("/usr/local/nvidia/lib64/libnvidia-allocator.so.1", "gbm/nvidia-drm_gbm.so")]
-    errand.plugins32 = [("/usr/local/nvidia/lib/libnvidia-allocator.so.1", "gbm/nvidia-drm_gbm.so")]
-    errand.folders, errand.folders32 = ["/usr/local/nvidia/lib64"], ["/usr/local/nvidia/lib"]
-    errand.driver_version, errand.cuda_compat, errand.root = "550.163.01", "never", "/run/nvidia/driver"
-    errand.hide_device_files = errand.egl_profile = errand.drm_links = errand.requirements = True
-    errand.log, errand.made_from = "/var/log/hook.log", "1f"
-    errand.made_by, errand.incomplete = "gpu-oci-hook cdi refresh --output /etc/cdi/x.yaml", "/dev/x is missing"
-    return errand
+    arguments = HookArguments()
+    arguments.links = [("libcuda.so.1", "/usr/local/nvidia/lib64/libcuda.so"), ("../card1", "/dev/dri/by-path/x")]
+    arguments.plugins = [("/usr/local/nvidia/lib64/libnvidia-allocator.so.1", "gbm/nvidia-drm_gbm.so")]
+    arguments.plugins32 = [("/usr/local/nvidia/lib/libnvidia-allocator.so.1", "gbm/nvidia-drm_gbm.so")]
+    arguments.folders, arguments.folders32 = ["/usr/local/nvidia/lib64"], ["/usr/local/nvidia/lib"]
+    arguments.driver_version, arguments.cuda_compat, arguments.root = "550.163.01", "never", "/run/nvidia/driver"
+    arguments.hide_device_files = arguments.egl_profile = arguments.drm_links = arguments.requirements = True
+    arguments.log, arguments.made_from = "/var/log/hook.log", "1f"
+    arguments.made_by, arguments.incomplete = "gpu-oci-hook cdi refresh --output /etc/cdi/x.yaml", "/dev/x is missing"
+    return arguments
 
 
-def test_an_errand_that_asks_for_nothing_has_no_words() -> None:
+def test_arguments_that_ask_for_nothing_has_no_words() -> None:
     assert HookArguments().to_command_line() == []
     assert values(parse_hook_arguments([])) == values(HookArguments())
 
 
-def test_the_words_of_an_errand_have_one_order() -> None:
+def test_the_words_of_arguments_have_one_order() -> None:
     assert full().to_command_line() == [
         "--link", "libcuda.so.1::/usr/local/nvidia/lib64/libcuda.so", "--link", "../card1::/dev/dri/by-path/x",
         "--plugin", "/usr/local/nvidia/lib64/libnvidia-allocator.so.1::gbm/nvidia-drm_gbm.so",
@@ -61,18 +61,18 @@ def test_what_is_said_comes_back() -> None:
 def test_whatever_is_said_comes_back(
     links: list[tuple[str, str]], folders: list[str], texts: tuple[str, ...], switches: tuple[bool, bool]
 ) -> None:
-    errand = HookArguments()
-    errand.links, errand.folders = links, folders
-    errand.driver_version, errand.made_from, errand.root, errand.log = texts
-    errand.hide_device_files, errand.requirements = switches
-    assert values(parse_hook_arguments(errand.to_command_line())) == values(errand)
+    arguments = HookArguments()
+    arguments.links, arguments.folders = links, folders
+    arguments.driver_version, arguments.made_from, arguments.root, arguments.log = texts
+    arguments.hide_device_files, arguments.requirements = switches
+    assert values(parse_hook_arguments(arguments.to_command_line())) == values(arguments)
 
 
 def test_a_value_may_follow_an_equals_sign() -> None:
     words = ["--folder=/a", "-folder", "/b", "--link=x=1::/y=2", "--egl-profile=false", "--drm-links=true"]
-    errand = parse_hook_arguments(words)
-    assert (errand.folders, errand.links) == (["/a", "/b"], [("x=1", "/y=2")])
-    assert (errand.egl_profile, errand.drm_links) == (False, True)
+    arguments = parse_hook_arguments(words)
+    assert (arguments.folders, arguments.links) == (["/a", "/b"], [("x=1", "/y=2")])
+    assert (arguments.egl_profile, arguments.drm_links) == (False, True)
 
 
 @pytest.mark.parametrize(
@@ -104,8 +104,8 @@ def test_what_means_nothing_is_a_sentence(words: list[str], text: str) -> None:
     assert str(caught.value).startswith(text)
 
 
-def test_an_errand_that_no_command_line_can_say_is_refused_when_it_is_written() -> None:
-    errand = HookArguments()
-    errand.links = [("a::b", "/c")]
+def test_arguments_that_no_command_line_can_express_are_refused_when_written() -> None:
+    arguments = HookArguments()
+    arguments.links = [("a::b", "/c")]
     with pytest.raises(Fault, match="is not of the form TARGET::PATH"):
-        errand.to_command_line()
+        arguments.to_command_line()

@@ -442,8 +442,8 @@ def test_any_value_of_config_json_may_be_anything(tmp_path: Path, host: Path, wa
     cdi_edits.add_devices(config, {"/dev/nvidia0": (195, 0), "/dev/dri/card0": (226, 0)})
     cdi_edits.EDITS_OF[way](config, host, scene.program)
     cdi_edits.make_mount_points(scene.bundle, config)
-    errand = scene.hook_arguments
-    errand.requirements = errand.egl_profile = errand.drm_links = errand.hide_device_files = True
+    arguments = scene.hook_arguments
+    arguments.requirements = arguments.egl_profile = arguments.drm_links = arguments.hide_device_files = True
     text = json.dumps(config)
     choose = random.Random(way)
     before = snapshot_tree(host)
@@ -460,7 +460,7 @@ def test_any_value_of_config_json_may_be_anything(tmp_path: Path, host: Path, wa
         try:
             here = called_container.read_container(fd)
             if way == "ours":
-                cdi_hook.run_create_container(errand, here)
+                cdi_hook.run_create_container(arguments, here)
             else:
                 for words in cdi_edits.list_nvidia_hooks():
                     nvidia_hooks.run_nvidia_hook([*words, f"--container-spec={state_file}"])

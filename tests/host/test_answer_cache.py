@@ -39,18 +39,18 @@ def values(*, arch: str = "", brand: tuple[str, ...] = ()) -> HostProperties:
     return HostProperties("GPU 0", cuda="", cuda_at_least="13.1", driver="700.10", arch=arch, brand=brand)
 
 
-def test_what_is_unknown_is_asked_once_and_remembered(asked: list[tuple[str, str]]) -> None:
-    memory = FakeCache()
+def test_what_is_unknown_is_asked_once_and_cached(asked: list[tuple[str, str]]) -> None:
+    cache = FakeCache()
     for _ in range(2):
         host = values()
         assert (
-            answer_cache.fill_unknown_values([host], [GPU], "700.10", ("cuda", "arch", "brand"), memory, library) == ""
+            answer_cache.fill_unknown_values([host], [GPU], "700.10", ("cuda", "arch", "brand"), cache, library) == ""
         )
         assert (host.cuda, host.arch, host.brand) == ("13.4", "13.0", ("nvidia",))
     assert asked == [("cuda", ""), ("arch", "0000:01:00.0"), ("brand", "0000:01:00.0")]
-    answer_cache.fill_unknown_values([values()], [GPU], "701.10", ("arch",), memory, library)
+    answer_cache.fill_unknown_values([values()], [GPU], "701.10", ("arch",), cache, library)
     other = Gpu(index=0, uuid="GPU-2", pci="0000:01:00.0", minor=0, model="Other GPU")
-    answer_cache.fill_unknown_values([values()], [other], "700.10", ("arch",), memory, library)
+    answer_cache.fill_unknown_values([values()], [other], "700.10", ("arch",), cache, library)
     assert len(asked) == 5
 
 
@@ -70,22 +70,22 @@ def test_without_a_gpu_only_the_driver_can_be_asked(asked: list[tuple[str, str]]
     )
 
 
-def test_a_failure_is_the_reason_and_is_not_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_failure_is_the_reason_and_is_not_cached(monkeypatch: pytest.MonkeyPatch) -> None:
     def ask(question: str, pci: str = "", library: str = "") -> str:
         raise Fault("NVML crashed (SIGSEGV)")
 
     monkeypatch.setattr(answer_cache, "query_nvml", ask)
-    memory = FakeCache()
-    reason = answer_cache.fill_unknown_values([values(), values()], [GPU, GPU], "700.10", ("arch",), memory, library)
+    cache = FakeCache()
+    reason = answer_cache.fill_unknown_values([values(), values()], [GPU, GPU], "700.10", ("arch",), cache, library)
     assert reason == "NVML crashed (SIGSEGV)"
-    assert memory.puts == 0
+    assert cache.puts == 0
 
 
 @pytest.mark.parametrize(
     "blob", [b"", b"x", marshal.dumps(1), marshal.dumps(("0", {})), marshal.dumps((gpu_oci_hook.VERSION, 7))]
 )
-def test_damaged_memory_only_costs_a_question(asked: list[tuple[str, str]], blob: bytes) -> None:
-    memory = FakeCache()
-    memory.blobs["answers"] = blob
-    assert answer_cache.fill_unknown_values([values()], [GPU], "700.10", ("arch",), memory, library) == ""
+def test_a_damaged_cache_only_costs_a_question(asked: list[tuple[str, str]], blob: bytes) -> None:
+    cache = FakeCache()
+    cache.blobs["answers"] = blob
+    assert answer_cache.fill_unknown_values([values()], [GPU], "700.10", ("arch",), cache, library) == ""
     assert len(asked) == 1

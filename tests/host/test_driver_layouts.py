@@ -127,14 +127,14 @@ def test_gpus_and_nodes_of_a_simulated_host_are_right(tmp_path: Path) -> None:
     assert complaints == []
 
 
-def test_a_remembered_layout_is_the_same_as_a_searched_one(tmp_path: Path) -> None:
+def test_a_cached_layout_is_the_same_as_a_searched_one(tmp_path: Path) -> None:
     for layout in DESKTOP_LAYOUTS:
         report = build_host(tmp_path / layout, layout=layout)
         host = Host(str(tmp_path / layout))
-        memory = FakeCache()
-        first = load_inventory(host, host.sub_host(report.driver_root), (), VERSION, memory)
-        second = load_inventory(host, host.sub_host(report.driver_root), (), VERSION, memory)
-        assert memory.puts == 1, layout
+        cache = FakeCache()
+        first = load_inventory(host, host.sub_host(report.driver_root), (), VERSION, cache)
+        second = load_inventory(host, host.sub_host(report.driver_root), (), VERSION, cache)
+        assert cache.puts == 1, layout
         assert all(
             [getattr(a, name) for name in DriverFile.__slots__] == [getattr(b, name) for name in DriverFile.__slots__]
             for a, b in zip(first.files, second.files, strict=True)

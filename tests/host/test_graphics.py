@@ -76,7 +76,7 @@ def test_a_gpu_without_drm_says_which_module_is_missing(drm: Path, tmp_path: Pat
     assert extra.best_effort_nodes == [] and "nvidia_drm" in extra.withheld[0][2]
 
 
-def test_a_stale_node_is_a_problem_with_a_cure(drm: Path, tmp_path: Path) -> None:
+def test_a_stale_node_is_a_problem_with_a_hint(drm: Path, tmp_path: Path) -> None:
     (tmp_path / "dev/dri").mkdir(parents=True)
     (tmp_path / "dev/dri/card5").write_text("")
     problems: list[str] = []

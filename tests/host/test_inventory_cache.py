@@ -209,7 +209,7 @@ def never(*_: object, **__: object) -> object:
     raise AssertionError("searched again")
 
 
-def test_what_was_found_is_remembered_and_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_found_is_cached_and_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_driver(tmp_path)
     write_driver(tmp_path, "/usr/lib/i386-linux-gnu", arch="i386")
     put(tmp_path, "/usr/bin/nvidia-smi", mode=0o755)
@@ -279,7 +279,7 @@ def test_any_change_that_matters_is_noticed(tmp_path: Path, change: str) -> None
     ("paths", "version", "below"),
     [(("/opt/y",), VERSION, "/"), ((), "535.183.01", "/"), ((), None, "/"), ((), VERSION, "/usr")],
 )
-def test_another_question_is_not_answered_from_memory(
+def test_another_question_is_not_answered_from_the_cache(
     tmp_path: Path, paths: tuple[str, ...], version: str | None, below: str
 ) -> None:
     write_driver(tmp_path)
@@ -289,16 +289,16 @@ def test_another_question_is_not_answered_from_memory(
     assert memory.puts == 2
 
 
-def test_damaged_memory_only_costs_a_search(tmp_path: Path) -> None:
+def test_a_damaged_cache_only_costs_a_search(tmp_path: Path) -> None:
     write_driver(tmp_path)
     memory, host = FakeCache(), Host(str(tmp_path))
     expected = load_inventory(host, host, (), VERSION, memory).to_data()
     ((name, good),) = memory.blobs.items()
     bad = [b"", b"\0", b"garbage", good[:10], good[: len(good) // 2], good[:-1]]
     bad += [marshal.dumps(value) for value in (None, (1, 2), (1, 2, 3, 4), {"a": 1})]
-    key, witnesses, data, live = marshal.loads(good)
-    bad += [marshal.dumps((key, witnesses, data[:-1], live)), marshal.dumps((key, 7, data, live))]
-    bad += [marshal.dumps((key, witnesses, (*data[:2], (("x",),), *data[3:]), live))]
+    key, signatures, data, live = marshal.loads(good)
+    bad += [marshal.dumps((key, signatures, data[:-1], live)), marshal.dumps((key, 7, data, live))]
+    bad += [marshal.dumps((key, signatures, (*data[:2], (("x",),), *data[3:]), live))]
     for blob in bad:
         memory.blobs[name] = blob
         assert load_inventory(host, host, (), VERSION, memory).to_data() == expected
@@ -339,7 +339,7 @@ def test_many_starts_at_once_search_once(tmp_path: Path, monkeypatch: pytest.Mon
     assert all(result == results[0] for result in results)
 
 
-def test_remembering_is_fast_and_imports_nothing_of_the_search(tmp_path: Path) -> None:
+def test_caching_is_fast_and_imports_nothing_of_the_search(tmp_path: Path) -> None:
     write_driver(tmp_path)
     for number in range(60):
         write_library(tmp_path, LIBRARY_DIR, f"libnvidia-n{number}.so.{VERSION}", f"libnvidia-n{number}.so.1")
@@ -385,7 +385,7 @@ print(best, ",".join(new), ",".join(sorted(n for n in sys.modules if n.startswit
     assert float(best) < 0.005  # below 1 ms on an idle machine; this guards against another order of magnitude
 
 
-def test_the_libraries_of_a_remembered_inventory_are_whole(tmp_path: Path) -> None:
+def test_the_libraries_of_a_cached_inventory_are_whole(tmp_path: Path) -> None:
     write_driver(tmp_path)
     first = search_inventory(tmp_path)
     again = Inventory.from_data(marshal.loads(marshal.dumps(first.to_data())))  # type: ignore[arg-type]

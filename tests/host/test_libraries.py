@@ -124,7 +124,7 @@ def test_a_versioned_file_wins_over_one_without_version(tmp_path: Path) -> None:
     assert found["libGLX_nvidia.so.0", "x86_64"].name == f"libGLX_nvidia.so.{VERSION}"
 
 
-def test_libraries_of_another_version_than_the_module_are_a_problem_with_a_cure(tmp_path: Path) -> None:
+def test_libraries_of_another_version_than_the_module_are_a_problem_with_a_hint(tmp_path: Path) -> None:
     write_driver(tmp_path, version="555.42.02")
     found = search_inventory(tmp_path, version="550.54.14")
     assert found.has_version_mismatch

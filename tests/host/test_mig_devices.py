@@ -37,11 +37,11 @@ class Machine:
         self.report = host_tree.build_host(root, gpus=gpus, mig=words, driver=VERSION)
         self.host = Host(str(root))
         self.gpus: list[Gpu] = read_gpus(self.host)[0]
-        self.memory = FakeCache()
+        self.cache = FakeCache()
         self.library = str(root) + self.report.libraries["libnvidia-ml.so.1"]
 
     def instances(self, *, limit: float = 10.0, version: str = VERSION) -> MigDevices:
-        return MigDevices(self.host, self.gpus, version, self.memory, lambda: self.library, timeout=limit)
+        return MigDevices(self.host, self.gpus, version, self.cache, lambda: self.library, timeout=limit)
 
     def tree(self, gpu: int) -> Path:
         return self.root / f"proc/driver/nvidia/capabilities/gpu{self.gpus[gpu].minor}/mig"
@@ -182,7 +182,7 @@ def test_a_right_over_all_brings_its_own_node_and_every_instance(machine: Machin
 # --- NVML --------------------------------------------------------------------------------------------
 
 
-def test_nvml_gives_the_uuids_once_and_they_are_remembered(machine: Machine) -> None:
+def test_nvml_gives_the_uuids_once_and_they_are_cached(machine: Machine) -> None:
     double = machine.double()
     expected = {one.uuid for gpu in machine.report.gpus for one in gpu.mig}
     assert {one.uuid for one in machine.instances().list_with_uuids()} == expected
@@ -205,7 +205,7 @@ def test_the_order_is_nvmls_where_nvml_was_asked(machine: Machine) -> None:
     assert found[7:] == ["2:0=7/0", "2:1=3/1", "2:2=3/0", "2:3=1/0"]
 
 
-@pytest.mark.parametrize("change", ["gone", "new", "made anew"])
+@pytest.mark.parametrize("change", ["gone", "new", "rebuilt"])
 def test_a_change_of_one_gpus_tree_asks_again_about_that_gpu(machine: Machine, change: str) -> None:
     double = machine.double()
     machine.instances().list_with_uuids()
@@ -231,7 +231,7 @@ def test_a_change_of_one_gpus_tree_asks_again_about_that_gpu(machine: Machine, c
     assert double.call_count == 2
 
 
-def test_what_is_forgotten_is_asked_anew_though_it_is_still_in_the_memory(machine: Machine) -> None:
+def test_what_is_forgotten_is_asked_again_though_it_is_still_cached(machine: Machine) -> None:
     """Devices made anew under the same numbers, whose directories look the same."""
     double = machine.double()
     machine.instances().list_with_uuids()
@@ -248,7 +248,7 @@ def test_what_is_forgotten_is_asked_anew_though_it_is_still_in_the_memory(machin
     assert double.call_count == 2, "the second one takes what the first one has learnt"
 
 
-def test_another_driver_or_damaged_memory_only_costs_a_question(machine: Machine) -> None:
+def test_another_driver_or_a_damaged_cache_only_costs_a_question(machine: Machine) -> None:
     double = machine.double()
     machine.instances().list_with_uuids()
     machine.instances(version="580.65.06").list_with_uuids()
@@ -256,7 +256,7 @@ def test_another_driver_or_damaged_memory_only_costs_a_question(machine: Machine
     for count, blob in enumerate(
         (b"", b"x", marshal.dumps(1), marshal.dumps((gpu_oci_hook.VERSION, VERSION, {"a": 1})))
     ):
-        machine.memory.blobs["mig"] = blob
+        machine.cache.blobs["mig"] = blob
         assert machine.instances().list_with_uuids()
         assert double.call_count == 3 + count
 
@@ -277,7 +277,7 @@ def test_another_driver_or_damaged_memory_only_costs_a_question(machine: Machine
         ("orphan", "did not answer within 1 seconds"),
     ],
 )
-def test_whatever_nvml_does_is_one_sentence_within_the_limit_and_not_remembered(
+def test_whatever_nvml_does_is_one_sentence_within_the_limit_and_not_cached(
     machine: Machine, mode: str, words: str
 ) -> None:
     double = machine.double()
@@ -288,7 +288,7 @@ def test_whatever_nvml_does_is_one_sentence_within_the_limit_and_not_remembered(
     assert time.monotonic() - began < 5
     assert words in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert machine.memory.puts == 0
+    assert machine.cache.puts == 0
 
 
 def test_a_name_that_is_no_utf8_is_left_out_and_nothing_else_with_it(machine: Machine) -> None:
@@ -316,13 +316,13 @@ def test_the_limit_is_told_without_the_microseconds_that_are_gone_already(machin
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can give a file away")
 @pytest.mark.parametrize("what", ["owner", "mode", "directory"])
-def test_root_runs_no_library_that_somebody_else_could_change(machine: Machine, what: str) -> None:
+def test_root_runs_no_library_that_another_user_could_change(machine: Machine, what: str) -> None:
     double = machine.double()
     if what == "owner":
         os.chown(double.path, 12345, 12345)
     else:
         (double.path if what == "mode" else double.path.parent).chmod(0o777)
-    found = inventory_cache.load_inventory(machine.host, machine.host, (), VERSION, machine.memory)
+    found = inventory_cache.load_inventory(machine.host, machine.host, (), VERSION, machine.cache)
     with pytest.raises(Fault, match=r"NVML is not queried: /.* (belongs to user 12345|can be written by every user)"):
         query.find_nvml_library(machine.host, found)
 

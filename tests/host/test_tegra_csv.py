@@ -54,12 +54,12 @@ def board(root: Path, **lists: str) -> Path:
 
 
 def look(
-    root: Path, *, every: bool = False, ignore: tuple[str, ...] = (), memory: FakeCache | None = None
+    root: Path, *, every: bool = False, ignore: tuple[str, ...] = (), cache: FakeCache | None = None
 ) -> tuple[tegra.TegraPlatform, Inventory]:
     host = Host(str(root))
     made = tegra.TegraPlatform(host, ())
     made.list_gpus([])
-    found = made.collect_inventory(host, Config(csv_ignore=ignore), [], None, memory or FakeCache(), all_lists=every)
+    found = made.collect_inventory(host, Config(csv_ignore=ignore), [], None, cache or FakeCache(), all_lists=every)
     return made, found
 
 
@@ -149,18 +149,18 @@ def test_a_line_that_gives_nothing_says_why(tmp_path: Path, line: str, what: str
 
 @ROOT
 @pytest.mark.parametrize("kind", ["list", "directory"])
-def test_root_believes_no_list_that_somebody_else_could_write(tmp_path: Path, kind: str) -> None:
+def test_root_believes_no_list_that_another_user_could_write(tmp_path: Path, kind: str) -> None:
     """It says what is mounted, as the configuration does."""
     board(tmp_path, l4t="lib, /file\n")
     write(tmp_path, "/file")
     place = Path(f"{tmp_path}/{LISTS}{'/l4t.csv' * (kind == 'list')}")
     os.chown(place, 12345, 0)
-    memory = FakeCache()
-    made, found = look(tmp_path, memory=memory)
+    cache = FakeCache()
+    made, found = look(tmp_path, cache=cache)
     assert said(made) == {} and files(found) == {("config", "/etc/nv_tegra_release")}
     assert f"{place} belongs to user 12345, so it" in found.problems[0]
     os.chown(place, 0, 0)
-    assert said(look(tmp_path, memory=memory)[0]) == {"lib, /file": "matched"}, "mended is mended at once"
+    assert said(look(tmp_path, cache=cache)[0]) == {"lib, /file": "matched"}, "mended is mended at once"
     place.chmod(0o777)
     assert "can be written by every user" in look(tmp_path)[1].problems[0]
 
@@ -187,7 +187,7 @@ def test_wildcards_stand_for_names_and_not_for_slashes(tmp_path: Path) -> None:
     }
 
 
-def test_the_whole_chain_of_links_is_made_anew_and_its_end_comes_along(tmp_path: Path) -> None:
+def test_the_whole_chain_of_links_is_rebuilt_and_its_end_comes_along(tmp_path: Path) -> None:
     board(tmp_path, drivers="sym, /opt/current/libx.so\n")
     write(tmp_path, "/data/v2/libx.so.1.0", elf_builder.build_shared_object(soname="libx.so.1", arch="aarch64"))
     link(tmp_path, "/data/v2/libx.so.1", "libx.so.1.0")
@@ -287,12 +287,12 @@ def test_what_a_whole_directory_brings_is_not_mounted_twice(tmp_path: Path) -> N
     }
 
 
-def test_the_answer_is_remembered_until_something_changes(tmp_path: Path) -> None:
+def test_the_answer_is_cached_until_something_changes(tmp_path: Path) -> None:
     board(tmp_path, drivers=f"lib, {LIB}/tegra/*\nsym, /later\nlib, /opt/deep/file\n")
-    memory = FakeCache()
-    look(tmp_path, memory=memory)
-    _, again = look(tmp_path, memory=memory)
-    assert memory.puts == 1
+    cache = FakeCache()
+    look(tmp_path, cache=cache)
+    _, again = look(tmp_path, cache=cache)
+    assert cache.puts == 1
     assert ("library", f"{LIB}/tegra/libcuda.so.1.1") in files(again)
     changes: list[Callable[[], object]] = [
         lambda: write(tmp_path, f"{LIB}/tegra/libnew.so", "data"),
@@ -304,8 +304,8 @@ def test_the_answer_is_remembered_until_something_changes(tmp_path: Path) -> Non
     ]
     for number, change in enumerate(changes):
         change()
-        made, _ = look(tmp_path, memory=memory)
-        assert memory.puts == 2 + number, number
+        made, _ = look(tmp_path, cache=cache)
+        assert cache.puts == 2 + number, number
     assert said(made)["lib, /opt/deep/file"] == "missing"
 
 
@@ -313,13 +313,13 @@ def test_the_answer_is_remembered_until_something_changes(tmp_path: Path) -> Non
 def test_nodes_are_looked_at_every_time(tmp_path: Path) -> None:
     board(tmp_path, devices="dev, /dev/nvgpu/igpu?/*\n")
     (tmp_path / "dev/nvgpu/igpu0").mkdir(parents=True)
-    memory = FakeCache()
-    made, _ = look(tmp_path, memory=memory)
+    cache = FakeCache()
+    made, _ = look(tmp_path, cache=cache)
     assert list(said(made).values()) == ["missing"]
     os.mknod(tmp_path / "dev/nvgpu/igpu0/ctrl", 0o20660, os.makedev(502, 2))
-    made, _ = look(tmp_path, memory=memory)
+    made, _ = look(tmp_path, cache=cache)
     assert list(said(made).values()) == ["matched"]
-    assert memory.puts == 1
+    assert cache.puts == 1
 
 
 @pytest.mark.parametrize(

@@ -358,7 +358,7 @@ def test_the_bundle_of_a_cdi_engine_is_left_alone(tmp_path: Path, host: Path) ->
     assert any("nvidia-ctk" in warning for warning in outcome.plan.warnings)
 
 
-def test_the_hook_of_the_incumbent_is_taken_out(tmp_path: Path, host: Path) -> None:
+def test_the_hook_of_nvidias_toolkit_is_taken_out(tmp_path: Path, host: Path) -> None:
     other = {"path": "/usr/bin/other"}
     nvidia = {"path": "/usr/bin/nvidia-container-runtime-hook", "args": ["nvidia-container-runtime-hook", "prestart"]}
     after = inject_in_process(
@@ -535,7 +535,7 @@ def test_a_group_of_the_nodes_becomes_the_processs(own: Path, tmp_path: Path) ->
     assert {(node["gid"], node["fileMode"]) for node in after["linux"]["devices"]} == {(44, 0o660)}
 
 
-def test_an_excluded_gpu_is_nobodys(own: Path, tmp_path: Path) -> None:
+def test_an_excluded_gpu_is_not_used(own: Path, tmp_path: Path) -> None:
     name = sorted(os.listdir(own / "proc/driver/nvidia/gpus"))[0]
     path = own / "proc/driver/nvidia/gpus" / name / "information"
     path.chmod(0o644)

@@ -416,7 +416,7 @@ def test_links_of_the_image_that_bring_two_files_together_cost_the_second_one(li
     assert len(where) == len(set(where))
 
 
-def test_a_container_without_any_place_for_libraries_is_refused_with_a_cure() -> None:
+def test_a_container_without_any_place_for_libraries_is_refused_with_a_hint() -> None:
     with pytest.raises(Fault, match=r"no directory for the driver's libraries.*tmpfs"):
         plan(image=Image(library_dir=IMAGE_LIBRARY_DIR, writable=False))
 
@@ -526,7 +526,7 @@ def test_a_subset_of_the_gpus_hides_the_modules_parameters() -> None:
     assert file.content == b"EnableMSI: 1\nModifyDeviceFiles: 0\nDeviceFileUID: 0\n"
 
 
-def test_in_a_user_namespace_the_file_is_nobodys_and_is_not_remounted() -> None:
+def test_in_a_user_namespace_the_file_has_no_owner_and_is_not_remounted() -> None:
     (hook,) = of(hidden("0", spec={"mounts": [PROC], "linux": {"namespaces": [{"type": "user"}]}}), AddHook)
     assert "-o" not in hook.args
 
@@ -602,5 +602,5 @@ def test_a_bundle_that_a_cdi_file_has_done_is_recognised(stage: str, program: st
 
 
 @pytest.mark.parametrize("spec", [{}, {"hooks": None}, {"hooks": {"prestart": [{"path": "/bin/x"}]}}, [], None])
-def test_a_bundle_that_nobody_has_done(spec: object) -> None:
+def test_a_bundle_that_is_not_done(spec: object) -> None:
     assert build.find_injecting_cdi_hook(spec) == ""

@@ -84,7 +84,7 @@ def test_mounts_of_an_earlier_run_of_ours_do_not_count() -> None:
     assert Layout({"mounts": mounts}, FakeRootfs(), ours[:1], writable=True).driver_library_dir != NVIDIA
 
 
-def test_odd_mounts_are_nobodys_business() -> None:
+def test_odd_mounts_are_ignored() -> None:
     found = Layout(
         {"mounts": [None, 7, {}, {"destination": 7}, {"destination": "usr/lib"}, {"destination": None}]},
         FakeRootfs(), [], writable=True,
@@ -109,13 +109,13 @@ def test_a_link_in_the_place_of_a_file_is_not_followed_and_in_that_of_a_director
     assert found.find_mount_point("/tmp/nvidia-mps", follow=True) == ("/var/mps", "")
 
 
-def test_a_mount_point_below_somebody_elses_mount_is_refused() -> None:
+def test_a_mount_point_below_another_mount_is_refused() -> None:
     destination, reason = places(mount("/usr/bin")).find_mount_point("/usr/bin/nvidia-smi")
     assert destination == ""
     assert "another mount" in reason
 
 
-def test_a_link_of_the_image_into_somebody_elses_mount_is_seen_through() -> None:
+def test_a_link_of_the_image_into_another_mount_is_seen_through() -> None:
     """The runtime would make the mount point in the volume, which is a directory of the user's."""
     target = FakeRootfs({"/usr/bin": "/data/bin"})
     destination, reason = places(mount("/data"), target=target).find_mount_point("/usr/bin/nvidia-smi")

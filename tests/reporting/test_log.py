@@ -176,7 +176,7 @@ def test_a_log_of_another_user_never_stops_a_start(tmp_path: Path, host: Path) -
         subprocess.run(["rm", "-rf", path], check=True)
 
 
-def test_a_full_disk_stops_nobody(tmp_path: Path, host: Path) -> None:
+def test_a_full_disk_stops_no_container(tmp_path: Path, host: Path) -> None:
     inject_in_process(make_bundle(tmp_path / "bundle", container_spec(GPU0)), host_config(host, log_file="/dev/full"))
 
 

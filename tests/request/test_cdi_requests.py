@@ -134,7 +134,7 @@ def test_annotations_ask_in_the_order_of_their_names() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "cure"),
+    ("value", "hint"),
     [
         ("0", "Use nvidia.com/gpu=0"),
         ("GPU-abcdef", "Use nvidia.com/gpu=GPU-abcdef"),
@@ -146,14 +146,14 @@ def test_annotations_ask_in_the_order_of_their_names() -> None:
     ],
 )
 def test_an_annotations_word_that_is_no_qualified_name_is_an_error_with_the_name_that_it_may_be(
-    value: str, cure: str
+    value: str, hint: str
 ) -> None:
     with pytest.raises(Fault, match="is not a CDI name") as caught:
         words(spec(notes={NOTE: value}))
-    assert caught.value.where == f"annotation {NOTE}" and caught.value.hint.startswith(cure)
+    assert caught.value.where == f"annotation {NOTE}" and caught.value.hint.startswith(hint)
 
 
-def test_an_annotation_that_nobody_heeds_may_say_what_it_likes() -> None:
+def test_an_annotation_that_is_ignored_may_say_what_it_likes() -> None:
     request = read_request(spec("NVIDIA_VISIBLE_DEVICES=void", notes={NOTE: "bad name"}), Config())
     assert asked(request) == ([], []) and request.withheld
 
@@ -233,7 +233,7 @@ def test_under_another_prefix_cri_o_s_annotations_count_if_kubelet_gave_them() -
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", "null", '"x"'])
-def test_cri_o_s_own_list_that_cannot_be_read_names_nobody(text: str) -> None:
+def test_cri_o_s_own_list_that_cannot_be_read_names_no_container(text: str) -> None:
     notes = {"io.kubernetes.cri-o.Annotations": text, "nvidia.cdi.k8s.io/x": "nvidia.com/gpu=0"}
     assert words(spec(notes=notes), annotation_prefixes=("nvidia.cdi.k8s.io/",)) == ([], [])
 

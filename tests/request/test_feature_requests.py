@@ -179,7 +179,7 @@ def test_no_image_can_make_a_container_a_management_container(mounted: bool) -> 
 
 
 @pytest.mark.parametrize("word", ["cdi/management.nvidia.com/gpu/all", "cdi/management.nvidia.com/gpu=all"])
-def test_management_is_no_device_like_any_other_beside_gpus_that_somebody_else_has_named(word: str) -> None:
+def test_management_is_no_device_like_any_other_with_gpus_that_another_runtime_has_named(word: str) -> None:
     """A CDI file may define a device of that name, which would bring everything."""
     made = {
         "annotations": {"cdi.k8s.io/x": "nvidia.com/gpu=0"},

@@ -166,7 +166,7 @@ def test_nvmls_failure_is_told_with_a_word_that_needs_no_nvml() -> None:
     assert "Use a name that needs no NVML. This machine has 0:0 to 0:2, 1:0" in text
 
 
-def test_what_is_remembered_is_not_asked_again_unless_nobody_has_the_uuid() -> None:
+def test_what_is_cached_is_not_asked_again_unless_the_uuid_is_unknown() -> None:
     fake = Fake(remembers=True)
     assert chosen(UUIDS[0, 2, 1], "MIG-cccc", fake=fake) == ["0:2", "1:0"]
     assert fake.asked == 0
@@ -175,7 +175,7 @@ def test_what_is_remembered_is_not_asked_again_unless_nobody_has_the_uuid() -> N
     assert fake.asked == 1
 
 
-def test_a_machine_without_mig_devices_asks_nobody_and_says_so() -> None:
+def test_a_machine_without_mig_devices_does_not_ask_nvml_and_says_so() -> None:
     fake = Fake(silent="NVML crashed")
     fake.uuids = {}
     with pytest.raises(Fault, match="This machine has no MIG device"):

@@ -143,7 +143,7 @@ def test_any_text_is_parsed_or_refused_with_a_sentence(text: str) -> None:
         assert "\n" not in str(fault)
 
 
-def test_many_properties_that_nobody_knows_are_one_warning() -> None:
+def test_many_properties_that_are_unknown_are_one_warning() -> None:
     warnings: list[str] = []
     assert parse_requirement("NVIDIA_REQUIRE_X", "a=1 cuda>1,b=2 " + "c=3 " * 1000, warnings)[0][0].name == "cuda"
     assert warnings == [

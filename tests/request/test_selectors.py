@@ -172,7 +172,7 @@ def test_pci_addresses_of_all_tools_are_one(text: str, address: str) -> None:
 
 
 @pytest.mark.parametrize("word", ["1", "0-2"])
-def test_a_gpu_that_cannot_be_used_leaves_its_index_to_nobody(word: str) -> None:
+def test_a_gpu_that_cannot_be_used_keeps_its_index(word: str) -> None:
     with pytest.raises(Fault) as caught:
         resolve_gpus((DeviceRequest(word, "here"),), [GPUS[0], *GPUS[2:]])
     said = "has a gap: GPU 1 cannot be used" if "-" in word else "there is no GPU 1. This machine has 0, 2 to 3"

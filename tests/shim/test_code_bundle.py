@@ -107,7 +107,7 @@ def test_one_bit_that_has_turned_anywhere_makes_it_stale(copy: Path) -> None:
         assert {line[0] for line in loaders(copy)} == {"SourceFileLoader"}
 
 
-def test_a_fifo_in_its_place_keeps_nobody_waiting(copy: Path) -> None:
+def test_a_fifo_in_its_place_does_not_block(copy: Path) -> None:
     data(copy).unlink()
     os.mkfifo(data(copy))
     assert {line[0] for line in loaders(copy)} == {"SourceFileLoader"}

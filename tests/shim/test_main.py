@@ -331,7 +331,7 @@ def test_a_wrapper_that_calls_the_shim_again_does_not_go_round_for_ever(machine:
 def test_a_broken_configuration_never_keeps_a_container_from_being_stopped_or_started_without_a_gpu(
     text: str, machine: Path, tmp_path: Path
 ) -> None:
-    assert shim("state", "x").returncode == 0  # remembers the runtime
+    assert shim("state", "x").returncode == 0  # caches the runtime
     (tmp_path / "config.toml").write_text(text)
     assert shim("kill", "x", "9").returncode == 0
     assert Path(f"{machine}.args").read_text() == "kill\nx\n9\n"
@@ -343,10 +343,10 @@ def test_a_broken_configuration_never_keeps_a_container_from_being_stopped_or_st
     assert b"config.toml" in result.stderr
 
 
-def test_a_named_configuration_that_is_missing_refuses_who_asks_for_a_gpu_and_nobody_else(
+def test_a_named_configuration_that_is_missing_refuses_only_containers_that_ask_for_a_gpu(
     machine: Path, tmp_path: Path
 ) -> None:
-    assert shim("state", "x").returncode == 0  # remembers the runtime
+    assert shim("state", "x").returncode == 0  # caches the runtime
     (tmp_path / "config.toml").unlink()
     directory = bundle(tmp_path)
     for words in (["kill", "x", "9"], ["create", "-b", str(directory), "x"]):

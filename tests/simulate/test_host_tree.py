@@ -277,7 +277,7 @@ def test_a_marker_that_is_a_link_is_none(tmp_path: Path) -> None:
         host_tree.build_host(tmp_path / "host")
 
 
-def test_a_simulated_host_is_made_anew_without_following_links_out_of_it(tmp_path: Path) -> None:
+def test_a_simulated_host_is_rebuilt_without_following_links_out_of_it(tmp_path: Path) -> None:
     outside = tmp_path / "outside"
     outside.mkdir()
     (outside / "keep").write_text("kept")
