@@ -3,7 +3,8 @@
 Each round runs every action once, in a random order, so that a slower moment of the machine affects all alike.
 Containers get a fresh overlay on one image each time, as from an engine, and a config.json as dockerd writes it
 (bench_bundle.json: seccomp, masked paths, device rules). Bundles and our state lie on a tmpfs, as /run does on a real
-machine. The container's layer lies on a disk. NVML does not answer while MIG devices are measured: their UUIDs are cached.
+machine. The container's layer lies on a disk. NVML does not answer while MIG devices are measured: their UUIDs are
+cached.
 """
 
 from __future__ import annotations

@@ -1,4 +1,6 @@
-"""README.md and docs/: what operators copy is what the project ships, links lead somewhere, facts are cited and listed."""
+"""README.md and docs/: what operators copy is what the project ships, links lead somewhere, facts are cited and
+listed.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +21,11 @@ SNIPPETS = sorted(
     if path.suffix in (".json", ".toml", ".conf") and path.parent.name != "systemd"
 )
 FACTS = ROOT / "docs/facts.md"
-CITATION = re.compile(r"\(facts: ([a-z0-9, -]+)\)")
+CITATION = re.compile(r"\(facts:\s+([a-z0-9,\s-]+)\)")
 # Names of documents that are not in the repository, and codes of lists that are not.
 DEAD_CITATION = re.compile(
-    r"(ecosystem|toolkit) facts|field report|cases\.md|\bdesign [0-9]|\(?\b[ADC][0-9]{1,2}-[0-9]{2}\b|\bR[0-9]{2}\b(?! \(release\))"
+    r"(ecosystem|toolkit) facts|field report|cases\.md|\bdesign [0-9]|"
+    r"\(?\b[ADC][0-9]{1,2}-[0-9]{2}\b|\bR[0-9]{2}\b(?! \(release\))"
 )
 
 

@@ -111,7 +111,7 @@ def inside(rootfs: Path, path: str) -> str:
     return "/" + "/".join(done)
 
 
-# --- hooks and the image's environment --------------------------------------------------------------------------------------------------
+# --- hooks and the image's environment --------------------------------------------------------------------------------
 
 
 def test_every_hook_that_we_write_has_an_absolute_path_and_an_environment_of_its_own(
@@ -260,7 +260,7 @@ def test_a_module_that_is_not_loaded_is_named_with_its_cause(tmp_path: Path) -> 
     )
 
 
-# --- library links and leftovers ---------------------------------------------------------------------------------------------
+# --- library links and leftovers --------------------------------------------------------------------------------------
 
 
 def names_in_cache(made: Path) -> dict[str, str]:
@@ -334,7 +334,7 @@ def test_leftovers_of_a_committed_container_give_way_and_are_warned_about(
     assert "/usr/bin/nvidia-smi" in list_mount_destinations(shim.spec())
 
 
-# --- compat directories and musl ---------------------------------------------------------------------------------------------
+# --- compat directories and musl --------------------------------------------------------------------------------------
 
 
 def test_a_compat_directory_behind_absolute_links_is_found_inside(tmp_path: Path) -> None:
@@ -389,7 +389,7 @@ def test_musl_gets_its_path_file_with_its_defaults(tmp_path: Path, host: Path, e
     assert not (rootfs / "etc/ld.so.cache").exists()
 
 
-# --- user namespaces and read-only roots ----------------------------------------------------------------------------------------------------
+# --- user namespaces and read-only roots ------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -463,7 +463,7 @@ def test_a_read_only_file_system_is_announced(cache: bool, tmp_path: Path, host:
         assert f"LD_LIBRARY_PATH={place}" in after["process"]["env"]
 
 
-# --- two driver versions ----------------------------------------------------------------------------------------------------
+# --- two driver versions ----------------------------------------------------------------------------------------------
 
 
 def test_module_and_libraries_of_different_versions_are_refused(tmp_path: Path) -> None:
@@ -567,7 +567,7 @@ def test_other_requirements_pass_or_name_what_fails(gaming: Path, tmp_path: Path
     assert "NVIDIA_DISABLE_REQUIRE=1" in document["request"]["requirements_off"]
 
 
-# --- values of NVIDIA_VISIBLE_DEVICES ----------------------------------------------------------------------------------------------------
+# --- values of NVIDIA_VISIBLE_DEVICES ---------------------------------------------------------------------------------
 
 UUID = "GPU-" + "0" * 35 + "1"
 SYS_ADMIN = {"capabilities": {"bounding": ["CAP_SYS_ADMIN"]}}
@@ -641,7 +641,7 @@ def test_a_variable_that_is_set_twice_is_warned_about(tmp_path: Path, numbered: 
     assert any("set twice" in warning for warning in outcome.plan.warnings)
 
 
-# --- old C libraries ----------------------------------------------------------------------------------------------------
+# --- old C libraries --------------------------------------------------------------------------------------------------
 
 
 def test_a_libc_too_old_for_a_library_is_a_warning(tmp_path: Path, explain: Explain) -> None:

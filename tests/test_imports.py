@@ -64,7 +64,8 @@ INJECTION |= modules(
     """
     shim.code_bundle
     inject.pipeline inject.gather inject.requirements
-    plan.build plan.devices plan.driver_params plan.files plan.library_mounts plan.layout plan.links plan.loader_files plan.mounting
+    plan.build plan.devices plan.driver_params plan.files plan.library_mounts plan.layout plan.links
+    plan.loader_files plan.mounting
     container.image container.rootfs_edits container.spec_edits
     host.device_nodes host.driver.inventory_cache host.gpus host.mig.capability_files host.model_tables
     host.optional.graphics host.root

@@ -130,7 +130,7 @@ def test_a_file_that_is_no_cdi_file_is_not_replaced_unless_it_is_forced(generate
         (("--mode", "nvswitch"), "NVSwitch devices are requested, but this host does not have them: /dev/nvidia-nvswi"),
         (("--vendor", "-"), '"-/gpu" is not a valid CDI kind'),
         (("--output", "/proc/nowhere/x.yaml"), "/proc/nowhere/x.yaml: cannot be written"),
-        (("--output", "/nowhere/at/all/x.yaml"), "there is no directory /nowhere/at. Create it first: mkdir -p /nowhere"),
+        (("--output", "/nowhere/at/all/x.yaml"), "no directory /nowhere/at. Create it first: mkdir -p /nowhere"),
         (("--output", "/tmp"), "/tmp: it is a directory"),
         (("--root", "/nowhere"), "/nowhere: there is no such directory"),
     ],
@@ -225,7 +225,8 @@ def test_another_vendors_file_is_not_replaced_unless_it_is_forced(
     answer = generate("--output", path)
     assert answer.status == 1 and path.read_text() == content
     assert answer.err.splitlines()[-1] == (
-        f"gpu-oci-hook: {path}: the existing CDI file {what} and is not replaced. Choose another --output, or replace it with --force"
+        f"gpu-oci-hook: {path}: the existing CDI file {what} and is not replaced. "
+        "Choose another --output, or replace it with --force"
     )
     assert generate("--output", path, "--force").out.startswith("wrote ")
     assert generate("--output", path, "--class", "card").out.startswith("wrote "), "ours is ours, whatever its kind"

@@ -274,7 +274,8 @@ def test_loading_a_file_needs_no_library(tmp_path: Path) -> None:
     code = (
         f"import sys; sys.path.append({str(ROOT / 'src')!r})\n"
         f"from gpu_oci_hook.config.load import load_config; print(load_config({str(path)!r}).missing_gpu)\n"
-        "print(*{name.partition('.')[0] for name in sys.modules} & {'jsonschema', 'referencing', 'dataclasses', 'json'})"
+        "print(*{name.partition('.')[0] for name in sys.modules} & "
+        "{'jsonschema', 'referencing', 'dataclasses', 'json'})"
     )
     run = subprocess.run([sys.executable, "-ISc", code], capture_output=True, text=True)
     assert (run.stdout, run.stderr) == ("warn\n\n", "")

@@ -49,8 +49,8 @@ def with_file(workspace: Path) -> host.SimulatedHost:
 
 @pytest.fixture(params=[("runc", "v1"), ("runc", "v2"), ("crun", "v1"), ("crun", "v2")], ids="-".join)
 def bare_runtime(
-    request: pytest.FixtureRequest, workspace: Path, image: Path, runtime: InstalledRuntime, with_file: host.SimulatedHost,
-    tmp_path_factory: pytest.TempPathFactory,
+    request: pytest.FixtureRequest, workspace: Path, image: Path, runtime: InstalledRuntime,
+    with_file: host.SimulatedHost, tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[BareRuntime]:  # fmt: skip
     low_level, cgroup = request.param
     engine = BareRuntime(low_level, cgroup, "create")

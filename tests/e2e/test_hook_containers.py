@@ -48,8 +48,8 @@ def bare_runtime(request: pytest.FixtureRequest, workspace: Path, image: Path) -
 
 
 def prepared(
-    bare_runtime: BareRuntime, program: HookProgram, way: str, request: ContainerRequest, nodes: dict[str, tuple[int, int]] | None = None,
-    change: Callable[[dict[str, Any]], None] | None = None,
+    bare_runtime: BareRuntime, program: HookProgram, way: str, request: ContainerRequest,
+    nodes: dict[str, tuple[int, int]] | None = None, change: Callable[[dict[str, Any]], None] | None = None,
 ) -> Path:  # fmt: skip
     """A bundle with the edits in it."""
     bundle = bare_runtime.bundle(request)

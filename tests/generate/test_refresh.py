@@ -184,8 +184,8 @@ def test_a_watch_says_what_changed_and_nothing_when_nothing_did() -> None:
 def test_a_watch_survives_whatever_goes_wrong_with_one_line_each_time_it_begins() -> None:
     full = OSError(28, "No space left on device", "/x")
     said, _ = watched(
-        [Fault("no", where="here"), Fault("no", where="here"), full, ValueError("odd"), RefreshResult("nothing", "none"),
-         RefreshResult("nothing", "none"), Fault("no", where="here")]
+        [Fault("no", where="here"), Fault("no", where="here"), full, ValueError("odd"),
+         RefreshResult("nothing", "none"), RefreshResult("nothing", "none"), Fault("no", where="here")]
     )  # fmt: skip
     assert said == [
         "gpu-oci-hook: here: no", "gpu-oci-hook: /x: the disk is full",

@@ -166,7 +166,7 @@ def test_a_library_that_the_container_mounts_itself_is_the_one_that_is_cached(sc
     assert scene.read_ld_cache()["libcuda.so.1"] == f"{OWN}/libcuda.so.1"
 
 
-# --- CUDA forward compatibility ----------------------------------------------------------------------------------------------------
+# --- CUDA forward compatibility ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

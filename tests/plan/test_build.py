@@ -494,7 +494,8 @@ def test_mounts_of_an_earlier_run_with_another_driver_give_way() -> None:
     ]
     made = plan(spec={"mounts": mounts})
     assert [(edit.source, edit.destination) for edit in of(made, DropMount)] == [
-        ("/state/libraries-77", DRIVER_LIBRARY_DIR), ("/drv/libcuda.so.470.1", f"{DRIVER_LIBRARY_DIR}/libcuda.so.470.1"),
+        ("/state/libraries-77", DRIVER_LIBRARY_DIR),
+        ("/drv/libcuda.so.470.1", f"{DRIVER_LIBRARY_DIR}/libcuda.so.470.1"),
     ]  # fmt: skip
     assert DRIVER_LIBRARY_DIR in mounted(made)
 

@@ -185,7 +185,8 @@ def test_no_log_no_structlog(tmp_path: Path, host: Path) -> None:
     code = (
         "import sys; from support.bundles import host_config, inject_in_process; from pathlib import Path; "
         "from gpu_oci_hook.files import state_dir;"
-        f"state_dir.DIRECTORY={str(tmp_path / 's')!r}; inject_in_process(Path({str(tmp_path / 'b')!r}), host_config({str(host)!r}));"
+        f"state_dir.DIRECTORY={str(tmp_path / 's')!r};"
+        f"inject_in_process(Path({str(tmp_path / 'b')!r}), host_config({str(host)!r}));"
         "print('structlog' in sys.modules)"
     )
     make_bundle(tmp_path / "b", container_spec(GPU0))

@@ -82,7 +82,8 @@ def test_a_source_that_is_gone_makes_it_stale(copy: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"no marshal at all", b"truncated", marshal.dumps((code_bundle.BUNDLE_STAMP, {"gpu_oci_hook.inject.pipeline": 1})),
+    [b"", b"no marshal at all", b"truncated",
+     marshal.dumps((code_bundle.BUNDLE_STAMP, {"gpu_oci_hook.inject.pipeline": 1})),
      marshal.dumps(((code_bundle.BUNDLE_STAMP[0], 1), {})), marshal.dumps(7)],
 )  # fmt: skip
 def test_a_damaged_or_foreign_file_is_passed_over(copy: Path, content: bytes) -> None:

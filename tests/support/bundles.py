@@ -146,7 +146,9 @@ def skip_or_fail(what: str) -> None:
 
 
 def user_namespace_param(kind: str) -> Any:
-    """Make a parameter of a kind of container; one in a user namespace needs real device nodes, which only root can create."""
+    """Make a parameter of a kind of container; one in a user namespace needs real device nodes, which only root can
+    create.
+    """
     lack = kind == "user namespace" and os.geteuid() != 0
     return pytest.param(kind, marks=pytest.mark.skipif(lack, reason="NOT TESTED: only root can make device nodes"))
 

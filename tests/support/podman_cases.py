@@ -1,4 +1,5 @@
-"""What podman does with odd CDI files, as recorded; tests/e2e/test_podman_cases.py checks the record with a real podman.
+"""What podman does with odd CDI files, as recorded; tests/e2e/test_podman_cases.py checks the record with a real
+podman.
 
 With it, unit tests compare our reading with an engine's on machines without one.
 """

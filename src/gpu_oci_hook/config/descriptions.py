@@ -26,19 +26,19 @@ KEY_DESCRIPTIONS = {
     "platform": "Kind of host: desktop or server with NVIDIA's driver, Linux on Windows (WSL2), or Jetson (tegra). "
     "`gpu-oci-hook list` shows the evidence that auto uses.",
     "csv-directory": "Directory of JetPack's CSV lists of device nodes and files, on a Jetson.",
-    "csv-ignore": "Symbolic links (sym lines) of the CSV lists that are not created in containers: patterns for a whole "
-    "path, or for a name after **/, where * matches anything but a slash.",
-    "low-level": "Low-level runtime that the shim executes: the first of these that exists. Names are looked up in PATH "
-    "and the standard directories.",
+    "csv-ignore": "Symbolic links (sym lines) of the CSV lists that are not created in containers: patterns for a "
+    "whole path, or for a name after **/, where * matches anything but a slash.",
+    "low-level": "Low-level runtime that the shim executes: the first of these that exists. Names are looked up in "
+    "PATH and the standard directories.",
     "log-file": "Log file, one JSON object per line; empty for no log. A log that cannot be written never stops a "
     "container.",
     "log-level": "Least severe level that is logged.",
     "env": "Which containers may request GPUs with NVIDIA_VISIBLE_DEVICES: all, privileged ones (CAP_SYS_ADMIN in the "
     "bounding set and no user namespace of their own), or none. This variable can also be set by the image.",
-    "volume-mounts": "Whether containers may request GPUs with mounts below /var/run/nvidia-container-devices, which an "
-    "image cannot set.",
-    "legacy-images": "Whether an image with CUDA_VERSION but without NVIDIA_REQUIRE_CUDA (CUDA images of 2017) requests "
-    "all GPUs.",
+    "volume-mounts": "Whether containers may request GPUs with mounts below /var/run/nvidia-container-devices, which "
+    "an image cannot set.",
+    "legacy-images": "Whether an image with CUDA_VERSION but without NVIDIA_REQUIRE_CUDA (CUDA images of 2017) "
+    "requests all GPUs.",
     "default-capabilities": "Driver capabilities of containers that do not set NVIDIA_DRIVER_CAPABILITIES.",
     "supported-capabilities": "Driver capabilities that containers may request; requesting another one is an error.",
     "disable-require": "Whether to ignore NVIDIA_REQUIRE_* constraints, as NVIDIA_DISABLE_REQUIRE does for one "
@@ -51,8 +51,8 @@ KEY_DESCRIPTIONS = {
     "upgrade without a reboot): containers fail, or they start and a warning is logged.",
     "cuda-compat": "When the image's CUDA forward compatibility libraries take precedence over the host's libcuda: if "
     "they are newer than the driver and all GPUs are data-centre GPUs, whenever the image has them, or never.",
-    "sockets": "Whether to inject the sockets of the persistence daemon and the fabric manager and the MPS directories, "
-    "if they exist.",
+    "sockets": "Whether to inject the sockets of the persistence daemon and the fabric manager and the MPS "
+    "directories, if they exist.",
     "firmware": "Whether to inject the driver's GSP firmware, if it exists.",
     "hide-device-files": "Whether to keep the driver libraries from creating device nodes in containers that get only "
     "some of the GPUs (ModifyDeviceFiles: 0 in /proc/driver/nvidia/params).",

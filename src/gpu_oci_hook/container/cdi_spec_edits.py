@@ -75,7 +75,8 @@ class CdiSpecEditor:
 class SpecChecker:
     """A config.json, and the questions whether it has what edits would make.
 
-    The order of mounts does not count. Groups, device rules and RDT can have entries of others, so nothing asks for them.
+    The order of mounts does not count. Groups, device rules and RDT can have entries of others, so nothing asks for
+    them.
     """
 
     __slots__ = ("_hook_counts", "_spec")

@@ -38,7 +38,9 @@ _SYMBOL_VERSION = re.compile(rb"GLIBC_2\.(\d{1,3})(?:\.\d{1,3})?\0")
 
 
 def find_misspelt_variables(environment: Iterable[str]) -> list[str]:
-    """Return a sentence for each variable whose name is nearly a known one: it has no effect, and nothing else warns."""
+    """Return a sentence for each variable whose name is nearly a known one: it has no effect, and nothing else
+    warns.
+    """
     known = (
         VISIBLE_DEVICES,
         CAPABILITIES_VARIABLE,

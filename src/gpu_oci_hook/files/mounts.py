@@ -130,7 +130,8 @@ def clone_writable_mount(fd: int) -> int:
 def _call_mount(source: str, target: str, flags: int) -> None:
     """Call mount(2).
 
-    CPython's `_ctypes` is called directly (0.5 ms). `ctypes` costs 3 ms, and is imported only for the errno of a failure.
+    CPython's `_ctypes` is called directly (0.5 ms). `ctypes` costs 3 ms, and is imported only for the errno of a
+    failure.
 
     Raises:
         OSError: the kernel refuses.

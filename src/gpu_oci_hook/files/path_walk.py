@@ -31,8 +31,8 @@ class PathWalker:
         fd: an O_PATH descriptor of the root, owned by the caller.
 
     Attributes:
-        write_guard: tells whether entries of a directory may be changed, or None where all may. It is called with the held
-            directory, so that no other process can redirect the path after the check.
+        write_guard: tells whether entries of a directory may be changed, or None where all may. It is called with the
+            held directory, so that no other process can redirect the path after the check.
     """
 
     __slots__ = ("_cached", "_missing", "_root_fd", "write_guard")

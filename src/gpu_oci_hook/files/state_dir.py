@@ -5,17 +5,19 @@ Import budget: pass-through.
 
 # Every call loads this module, so it imports `posix` and `sys` only: `os` costs a seventh of the interpreter's start,
 # and `from __future__ import annotations` would be one more file to load.
-# Losing the state costs time, never correctness. So nothing here makes a start fail: a file that cannot be read, or that
-# another user could have written, counts as missing, and a file that cannot be written is not kept.
+# Losing the state costs time, never correctness. So nothing here makes a start fail: a file that cannot be read, or
+# that another user could have written, counts as missing, and a file that cannot be written is not kept.
 
 import posix
 import sys
 
-# A user namespace's root sees the host's /run/gpu-oci-hook as another user's, and uses the user's run directory instead.
+# A user namespace's root sees the host's /run/gpu-oci-hook as another user's, and uses the user's run directory
+# instead.
 DIRECTORY = "/run/gpu-oci-hook"
 LIMIT = 8 << 20
 
-# The config file when the environment names none. It is here because the shim needs it before it can load `config.load`.
+# The config file when the environment names none. It is here because the shim needs it before it can load
+# `config.load`.
 DEFAULT_CONFIG_PATH = "/etc/gpu-oci-hook/config.toml"
 
 _OTHERS_WRITE = 0o022

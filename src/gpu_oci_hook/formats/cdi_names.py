@@ -1,7 +1,7 @@
 """Parse qualified names of CDI devices, `vendor/class=name`.
 
-The rules are those of the reference library (container-device-interface, pkg/parser). Unlike the specification's text it
-does not limit the length.
+The rules are those of the reference library (container-device-interface, pkg/parser). Unlike the specification's text
+it does not limit the length.
 
 Import budget: CDI.
 """

@@ -1,8 +1,8 @@
 """Read SONAME, dependencies, architecture and glibc version of a shared object.
 
-Like the loader it reads the program headers and the dynamic segment, not the section headers, which stripped files lack.
-Whatever the file claims, it reads at most about 200 KiB in a few hundred reads. The format is that of the ELF gABI, and
-of glibc's dl-version.c for version records.
+Like the loader it reads the program headers and the dynamic segment, not the section headers, which stripped files
+lack. Whatever the file claims, it reads at most about 200 KiB in a few hundred reads. The format is that of the ELF
+gABI, and of glibc's dl-version.c for version records.
 
 Import budget: cold.
 """

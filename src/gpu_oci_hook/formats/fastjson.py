@@ -1,8 +1,8 @@
 """Parse and write JSON with CPython's accelerator `_json` alone.
 
-`import json` also imports `re` and `enum`, and costs more than the interpreter's own start. `_json` does all the work of
-the default encoder and decoder. Where it is missing (another interpreter), the standard library's module is used. A test
-compares the two.
+`import json` also imports `re` and `enum`, and costs more than the interpreter's own start. `_json` does all the work
+of the default encoder and decoder. Where it is missing (another interpreter), the standard library's module is used. A
+test compares the two.
 
 Import budget: GPU container.
 """

@@ -1,8 +1,8 @@
 """Parse and write the loader cache, /etc/ld.so.cache, and add libraries to it.
 
 It parses the old format ("ld.so-1.7.0"), the old one followed by the new one (glibc < 2.32) and the new one
-("glibc-ld.so.cache1.1") with its extensions. It always writes the new one, which every glibc since 2.2 reads. The formats
-are those of glibc's sysdeps/generic/dl-cache.h and of caches written by ldconfig 2.36.
+("glibc-ld.so.cache1.1") with its extensions. It always writes the new one, which every glibc since 2.2 reads. The
+formats are those of glibc's sysdeps/generic/dl-cache.h and of caches written by ldconfig 2.36.
 
 The bytes may come from an image: every offset is checked, sizes are bounded, and Fault is the only exception.
 
@@ -131,8 +131,8 @@ def merge_ld_cache(cache: LoaderCache | None, libraries: Iterable[tuple[str, str
     """Return the cache with libraries added; the original is not changed.
 
     A new library replaces all entries of its name and architecture, also those for processor variants (glibc-hwcaps and
-    legacy hwcaps), which the loader would prefer. Of two new ones with the same name and architecture the first is used.
-    All other entries keep their order.
+    legacy hwcaps), which the loader would prefer. Of two new ones with the same name and architecture the first is
+    used. All other entries keep their order.
 
     Arguments:
         libraries: (name, path, flags).

@@ -45,7 +45,8 @@ def get_optional_int(value: object, key: str) -> int | None:
 def normalize_destination(path: str) -> str:
     """Return the destination of a mount as runtimes understand it: absolute, without empty components and `.`.
 
-    The runtime specification requires an absolute path. runc takes a relative one from the root (libcontainer/specconv).
+    The runtime specification requires an absolute path. runc takes a relative one from the root
+    (libcontainer/specconv).
     """
     return "/" + "/".join(part for part in path.split("/") if part not in ("", "."))
 

@@ -57,8 +57,8 @@ def parse_driver_version(text: bytes | str) -> str | None:
 def parse_gpu_information(text: bytes | str) -> GpuInformation:
     """Return the fields of one GPU's /proc/driver/nvidia/gpus/<address>/information.
 
-    The uuid is as written, with question marks until the GPU has been initialised once. The pci address is in lower case,
-    with a domain of four digits. A missing minor is -1, every other missing field "".
+    The uuid is as written, with question marks until the GPU has been initialised once. The pci address is in lower
+    case, with a domain of four digits. A missing minor is -1, every other missing field "".
     """
     fields = parse_key_value_lines(text)
     minor = fields.get("Device Minor", "")

@@ -1,8 +1,8 @@
 """Resolve plain YAML scalars by the rules of CDI engines: those of go-yaml 2, neither YAML 1.1 nor 1.2.
 
-Engines read every CDI file, JSON files too, with sigs.k8s.io/yaml: go-yaml 2 parses it, the values become JSON, and Go's
-decoder converts that to its types. PyYAML's rules differ (`1:30` is 90, `0o17` a string, `y` not a boolean), so none of
-them is used. Each rule here was tried with podman 4.3 (tests/e2e/test_podman_cases.py).
+Engines read every CDI file, JSON files too, with sigs.k8s.io/yaml: go-yaml 2 parses it, the values become JSON, and
+Go's decoder converts that to its types. PyYAML's rules differ (`1:30` is 90, `0o17` a string, `y` not a boolean), so
+none of them is used. Each rule here was tried with podman 4.3 (tests/e2e/test_podman_cases.py).
 
 Import budget: cold.
 """

@@ -44,8 +44,8 @@ def extract_missing_control_nodes(plan_input: PlanInput, implied_by: dict[str, s
     """Remove the missing control nodes from a plan input, so that the plan does without them.
 
     Arguments:
-        implied_by: driver capabilities, see `capabilities.add_implied_capabilities`. Nodes that serve none of them stay;
-            the plan withholds them anyway.
+        implied_by: driver capabilities, see `capabilities.add_implied_capabilities`. Nodes that serve none of them
+            stay; the plan withholds them anyway.
 
     Returns:
         The removed nodes.

@@ -236,7 +236,8 @@ class _SpecPlanner:
                 self.warnings.append(f"{path} is left out: links need the hook")
             folders = ", ".join(common.folders + common.folders32) or "the usual directories"
             self.warnings.append(
-                f"a file without a hook does not configure the loader: the image's loader must look in {folders} by itself"
+                "a file without a hook does not configure the loader: the image's loader must look in "
+                f"{folders} by itself"
             )
             return None
         arguments = build_hook_arguments(common, self.facts, self.config, self.options)

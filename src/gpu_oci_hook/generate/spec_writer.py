@@ -53,10 +53,10 @@ def classify_existing_file(path: str) -> FileOwner:
 def write_spec_file(path: str, data: bytes) -> WriteAction:
     """Write a file atomically, with mode 0644.
 
-    A file with the same content keeps its inode and time. After a crash either the old or the new file exists. Links are
-    followed, and the owner is kept. The directory is created if its parent exists (/etc/cdi): a path that lacks more is
-    likely a typing error. All steps use one open directory, so a user who can exchange directories or names on the path
-    can at most prevent the write.
+    A file with the same content keeps its inode and time. After a crash either the old or the new file exists. Links
+    are followed, and the owner is kept. The directory is created if its parent exists (/etc/cdi): a path that lacks
+    more is likely a typing error. All steps use one open directory, so a user who can exchange directories or names on
+    the path can at most prevent the write.
 
     Raises:
         Fault: the file cannot be written; the old file is unchanged.

@@ -51,7 +51,9 @@ def _list_gpu_minors(container: Container) -> list[int]:
 
 
 def has_only_datacenter_gpus(container: Container, root: str) -> bool:
-    """Tell whether all of the container's GPUs are data-centre GPUs; a node without a known GPU does not count as one."""
+    """Tell whether all of the container's GPUs are data-centre GPUs; a node without a known GPU does not count as
+    one.
+    """
     from gpu_oci_hook.host.model_tables import is_datacenter_gpu
 
     _, chosen, minors = find_container_gpus(container, root)

@@ -94,7 +94,8 @@ class AddFile(Edit):
 
     Attributes:
         bind_mounted: the file is written into the bundle; a mount brings it into the container.
-        optional: a failure to write it does not stop the start, since only a later `ldconfig` in the container needs it.
+        optional: a failure to write it does not stop the start, since only a later `ldconfig` in the container needs
+            it.
     """
 
     __slots__ = ("bind_mounted", "content", "optional", "path")

@@ -36,8 +36,8 @@ _CACHE_VERSION = b"1.1"
 class LibrarySearch:
     """The libraries that a container's loader has to find: the one policy, which the shim and the hook carry out.
 
-    The shim (`plan.libraries`) decides before the container's mounts are made, the hook (`hook.loader_steps`) after. Both
-    add their libraries and directories, make the links that `choose_image_links` and `may_link_plugins` allow, and
+    The shim (`plan.libraries`) decides before the container's mounts are made, the hook (`hook.loader_steps`) after.
+    Both add their libraries and directories, make the links that `choose_image_links` and `may_link_plugins` allow, and
     write the files of `build_files`. The order in which libraries win:
 
     1. A library that the container itself mounts in the image's library directory (`find_own_mount`).

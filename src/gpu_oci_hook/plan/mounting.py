@@ -38,7 +38,9 @@ LINKS_DIR_PREFIX = "links-"
 def add_generated_file(
     plan_input: PlanInput, plan: Plan, layout: Layout, path: str, content: bytes, reason: str, *, optional: bool
 ) -> str:
-    """Add a file that is written below the root, or into the bundle and mounted; return why neither is possible, or ""."""
+    """Add a file that is written below the root, or into the bundle and mounted; return why neither is possible, or
+    "".
+    """
     if layout.classify_path(path) == "image" and layout.writable:
         plan.edits.append(AddFile(path, content, reason, optional=optional))
         return ""

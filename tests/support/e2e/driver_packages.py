@@ -44,7 +44,8 @@ def fetch_packages(suite: str, packages: Sequence[str] = PACKAGES, name: str = "
     for below in ("lists/partial", "cache/archives/partial"):
         (apt / below).mkdir(parents=True)
     (apt / "sources.list").write_text(
-        f"deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] {find_debian_mirror()} {suite} main contrib non-free\n"
+        "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] "
+        f"{find_debian_mirror()} {suite} main contrib non-free\n"
     )
     options = [
         *("-o", f"Dir::Etc::SourceList={apt}/sources.list", "-o", "Dir::Etc::SourceParts=/dev/null"),

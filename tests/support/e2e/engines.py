@@ -1,7 +1,7 @@
 """Container engines in temporary directories, all driven through the same few verbs.
 
-An `Engine` is started with an `EngineHome` (directories, image, and the runtime under test for a low-level runtime). Then
-`run`, `background`, `exec` and `remove` mean the same for a bare runtime as for dockerd.
+An `Engine` is started with an `EngineHome` (directories, image, and the runtime under test for a low-level runtime).
+Then `run`, `background`, `exec` and `remove` mean the same for a bare runtime as for dockerd.
 """
 
 from __future__ import annotations

@@ -53,7 +53,9 @@ def build_host(root: Path, *, gpus: int = 2, layout: str = "debian", version: st
 
 
 def read_host(root: Path, version: str) -> SimulatedHost:
-    """Read a simulated host's GPUs from its /proc: the index is the rank of the PCI address, the minor another number."""
+    """Read a simulated host's GPUs from its /proc: the index is the rank of the PCI address, the minor another
+    number.
+    """
     cards = []
     for index, directory in enumerate(sorted((root / "proc/driver/nvidia/gpus").iterdir())):
         facts = {}

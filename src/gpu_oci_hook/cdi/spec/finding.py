@@ -17,8 +17,8 @@ class Finding(NamedTuple):
     """One problem of a CDI file.
 
     Attributes:
-        level: "error": engines refuse the whole file, or nothing can be injected from it. "warning": engines read it, but
-            older ones do not, or it does something else than it seems to. "info": anything else worth knowing.
+        level: "error": engines refuse the whole file, or nothing can be injected from it. "warning": engines read it,
+            but older ones do not, or it does something else than it seems to. "info": anything else worth knowing.
         file: path of the file.
         where: JSON path ("devices[0].containerEdits.mounts[1].hostPath"); "" for the whole file.
         text: the problem, a sentence without its full stop.

@@ -6,10 +6,10 @@ specification forbids are warnings.
 
 How to add a finding:
 
-- If a JSON schema can express it, change schema.json: `x-words` is the rule in words, `x-level` its level, `x-since` the
-  version that has a field. `schema_check` makes the sentence, `versions` and `version_checks` follow.
-- Otherwise write a function that takes the parsed file and yields violations (`make_violation`), in `content_checks`, and
-  add it to SPEC_CHECKS.
+- If a JSON schema can express it, change schema.json: `x-words` is the rule in words, `x-level` its level, `x-since`
+  the version that has a field. `schema_check` makes the sentence, `versions` and `version_checks` follow.
+- Otherwise write a function that takes the parsed file and yields violations (`make_violation`), in `content_checks`,
+  and add it to SPEC_CHECKS.
 - Add a case to tests/cdi/test_validation.py.
 
 Checks against the host are in `cdi.registry.staleness`.

@@ -1,9 +1,9 @@
 """Build dicts, lists and scalars with line numbers from YAML text, within bounds, and as strict as engines.
 
 PyYAML's parser turns the text into events. The values are built here, because PyYAML's constructor has no bounds
-(aliases!), accepts duplicate keys, and has other rules for plain scalars (see `yaml_scalars`). Engines read what go-yaml
-2 reads, a translation of an old libyaml. Without libyaml the result is the same, only slower. At most MAX_VALUES values
-are built, aliases included.
+(aliases!), accepts duplicate keys, and has other rules for plain scalars (see `yaml_scalars`). Engines read what
+go-yaml 2 reads, a translation of an old libyaml. Without libyaml the result is the same, only slower. At most
+MAX_VALUES values are built, aliases included.
 
 Import budget: cold.
 """

@@ -1,9 +1,10 @@
 """Support Jetson boards: an integrated GPU whose nodes and files are named by JetPack's CSV lists.
 
 The lists name the nodes and files of all boards, so one that this board lacks is not an error
-(facts: jetpack-lists-name-absent-files). `list` and `explain` show the result of each line (facts: jetpack-list-report).
-A container that would get a GPU without any node is refused (facts: jetson-without-nodes). A board can have discrete
-GPUs too, with the desktop's driver. The integrated GPU is then index 0 (facts: thor-mixed-gpus).
+(facts: jetpack-lists-name-absent-files). `list` and `explain` show the result of each line (facts:
+jetpack-list-report). A container that would get a GPU without any node is refused (facts: jetson-without-nodes). A
+board can have discrete GPUs too, with the desktop's driver. The integrated GPU is then index 0 (facts:
+thor-mixed-gpus).
 
 Nodes are read on every start. The list of files is cached, see `collect_inventory`.
 
