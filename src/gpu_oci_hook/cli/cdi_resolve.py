@@ -34,7 +34,7 @@ def resolve(form: str, config_path: str, root: str, directories: tuple[str, ...]
     """Show the edits of CDI devices, or why they are unresolvable.
 
     Exit status 1 if a name is not resolved by a file that fits this host. Names of the kind in [cdi] default-kind need
-    no file with gpu-oci-runtime, which plans them in memory; see explain.
+    no file with gpu-oci-runtime, which resolves them without a file; see explain.
     """
     inspection = CdiInspection(config_path, root, directories)
     answers = [_resolve_name(inspection, name) for name in dict.fromkeys(names)]

@@ -52,7 +52,7 @@ def _print_gpus(listing: MachineListing) -> None:
     if mig_devices:
         print_heading("MIG devices")
         print_table(
-            ("index", "gi", "ci", "uuid", "name without NVML"),
+            ("index", "gi", "ci", "uuid", "legacy name (works without NVML)"),
             [
                 (device.name, str(device.gi), str(device.ci), device.uuid or "-", device.old_name)
                 for device in mig_devices
