@@ -1,4 +1,4 @@
-"""Why a name is unresolvable: nine causes, each with another answer, and what lies between them."""
+"""Why a name is unresolvable: each cause has an answer of its own."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_oci_hook import cli
 from gpu_oci_hook.cdi.registry import unresolved, unresolved_query
 from gpu_oci_hook.cdi.registry.own_devices import OwnDevices
 from gpu_oci_hook.cdi.registry.scan import SpecScan
@@ -26,6 +27,22 @@ NAME = "nvidia.com/gpu=0"
 GPU = "nvidia.com/gpu"
 
 
+SCHEMA = json.loads((Path(cli.__file__).parent / "cdi-resolve.schema.json").read_text())
+
+
+def find_cause_codes(schema: object) -> list[str]:
+    """The values that the schema allows for the code of a cause."""
+    if isinstance(schema, dict):
+        code = schema.get("code")
+        if isinstance(code, dict) and "enum" in code:
+            return list(code["enum"])
+        return [found for value in schema.values() for found in find_cause_codes(value)]
+    return [found for value in schema for found in find_cause_codes(value)] if isinstance(schema, list) else []
+
+
+CAUSE_CODES = find_cause_codes(SCHEMA)
+
+
 def asked(root: Path, name: str = NAME, directories: tuple[str, ...] = DIRECTORIES) -> unresolved_query.UnresolvedCause:
     """The cause, with the host's root taken out of its words."""
     scan = SpecScan(Host(str(root)), directories)
@@ -33,6 +50,7 @@ def asked(root: Path, name: str = NAME, directories: tuple[str, ...] = DIRECTORI
     found = unresolved.find_unresolved_cause(
         name, scan, Config(), OwnDevices(scan.host, Config(), FakeCache(lockable=False))
     )
+    assert found.code in CAUSE_CODES, f'add "{found.code}" to cause.code in cli/cdi-resolve.schema.json'
     words = [text.replace(str(root), "") for text in (found.text, found.hint)]
     return unresolved_query.UnresolvedCause(
         found.code, tuple(path.replace(str(root), "") for path in found.files), *words

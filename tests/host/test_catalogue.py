@@ -50,6 +50,7 @@ def test_a_required_library_belongs_to_the_capability_that_requires_it(capabilit
         ('[[library]]\ncapability="compute"\nnames="x.so"\n', "not a list of strings"),
         ('[[library]]\ncapability=7\nnames=["x.so"]\n', "not a string"),
         ('[[library]]\ncapability=""\nnames=["x.so", "x.so"]\n', "x.so is listed twice"),
+        ('[[library]]\ncapability=""\nnames=["x.so.1"]\n', 'library 1: "x.so.1" has a version; write "x.so"'),
         ("search-paths = 4\n", "it is not a table"),
         ("[search-paths]\ncaches=[1]\n", "search-paths.caches: it is not a list"),
     ],

@@ -1,6 +1,6 @@
 """The same driver in every layout of real hosts gives the same inventory, with and without a loader cache.
 
-WSL and Jetson boards have other files: test_wsl and test_tegra are about them.
+WSL and Jetson boards have other files: see test_tegra_csv and tests/test_board_injection.py.
 """
 
 from __future__ import annotations

@@ -98,7 +98,7 @@ class SpecEditor:
             devices[existing] = node  # its numbers are from an earlier boot or driver
 
     def allow_device(self, edit: AddDeviceRule) -> None:
-        """Add a rule that allows a device, unless a rule does so that no later one revokes."""
+        """Add the cgroup device rule that allows a device, unless a rule does so that no later rule revokes."""
         if self._rules is None:
             self._rules = ensure_list(ensure_object(ensure_object(self.spec, "linux"), "resources"), "devices")
             for position, rule in enumerate(self._rules):

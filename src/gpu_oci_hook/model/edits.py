@@ -322,7 +322,12 @@ class DropMount(Edit):
 
 
 class WithheldItem:
-    """Something that is not injected, and the reason."""
+    """Something that is not injected, and the reason.
+
+    Attributes:
+        kind: what it is: "library", "device", "link" ...
+        name: SONAME of a library, path in the container of anything else.
+    """
 
     __slots__ = ("kind", "name", "reason")
 

@@ -5,7 +5,8 @@ finds a cause answers.
 
 How to add a cause: write a function that takes a `CdiNameQuery` and returns an `UnresolvedCause`, or None if the cause
 does not apply. Put it into `unresolved_files` if it reads CDI files, into `unresolved_names` if it compares names.
-Add it to CAUSE_CHECKS, the surer causes first, and add a case to tests/cdi/test_unresolved.py. A hint never advises
+Add it to CAUSE_CHECKS, the surer causes first, and add a case to tests/cdi/test_unresolved.py. Reuse a `code` if one
+fits; a new one also goes into `cause.code` of cli/cdi-resolve.schema.json. A hint never advises
 `all` to a container that asked for one device, unless no file has anything else.
 
 Import budget: cold.

@@ -191,6 +191,8 @@ def _add_table(catalogue: Catalogue, kind: str, table: dict[str, object], where:
         catalogue.entries.append(entry)
         return
     for name in entry.names:
+        if library_stem(name) != name:
+            raise Fault(f'"{name}" has a version; write "{library_stem(name)}"', where=where)
         if name in catalogue.libraries:
             raise Fault(f"{name} is listed twice", where=where)
         catalogue.libraries[name] = entry
