@@ -78,7 +78,7 @@ KEY_DESCRIPTIONS = {
     "spec-dirs": "Directories with CDI files; later directories have precedence.",
     "default-kind": "Vendor and class of this program's own CDI devices. Names of this kind need no CDI file.",
     "annotation-prefixes": "Annotations that request CDI devices, by the beginning of their names. Which of them are "
-    "trusted depends on the engine; see docs/cdi.md, \"Who may use CDI names\".",
+    'trusted depends on the engine; see docs/cdi.md, "Who may use CDI names".',
 }
 
 USER_FILE_DESCRIPTIONS = {

@@ -228,10 +228,8 @@ class Directory:
             return False
 
     def _get_owner(self) -> tuple[int, int]:
-        """Return the directory's owner, who also gets the entries created in it.
-
-        With docker's userns-remap the container has no user for files of the host's root.
-        """
+        """Return the directory's owner, who also gets the entries created in it."""
+        # With docker's userns-remap the container has no user for files of the host's root.
         if self._owner is None:
             info = os.fstat(self.fd)
             self._owner = (info.st_uid, info.st_gid)

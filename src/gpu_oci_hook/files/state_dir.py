@@ -41,10 +41,8 @@ def list_state_directories() -> list[str]:
 
 
 def is_private_directory(path: str) -> bool:
-    """Tell whether a run directory belongs to this user and only this user may write it.
-
-    After `su` or `sudo` root may have the run directory of another user in its environment, who could exchange files.
-    """
+    """Tell whether a run directory belongs to this user and only this user may write it."""
+    # After `su` or `sudo` root may have another user's run directory in its environment, who could exchange files.
     try:
         return _is_private(posix.stat(path))
     except OSError:

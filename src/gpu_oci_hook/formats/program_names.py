@@ -55,10 +55,8 @@ def is_prestart_hook(hook: object) -> bool:
 
 
 def find_nvidia_hook_arguments(hook: object, name: str) -> list[str] | None:
-    """Return the arguments after NAME of a hook object that runs NVIDIA's hook NAME, or None for any other hook.
-
-    Our own program runs these hooks too.
-    """
+    """Return the arguments after NAME of a hook object that runs NVIDIA's hook NAME, or None for any other hook."""
+    # Our own program runs these hooks too.
     if get_program_name(get_member(hook, "path")) not in (*_NVIDIA_CDI_HOOKS, HOOK_PROGRAM):
         return None
     args = [arg for arg in get_list(hook, "args") if isinstance(arg, str)]

@@ -27,10 +27,9 @@ DEFAULT_HOOK_ENV = ("PATH=/usr/sbin:/usr/bin:/sbin:/bin",)
 class Edit:
     """One change, and its reason.
 
-    What an edit does stands in its class and nowhere else. `describe` and `to_data` show it. `apply_to_spec` and
-    `apply_to_rootfs` make it, each by one operation of an editor in `container`; `is_in_spec` and `is_in_rootfs` tell
-    whether it is made already. `add_to_cdi` writes it into a CDI file. An edit inherits the methods that do not concern
-    it: they do nothing, or say that it is made.
+    Only its class says what an edit does. `describe` and `to_data` show it, `apply_to_spec` and `apply_to_rootfs` make it,
+    each by one operation of an editor in `container`; `is_in_spec` and `is_in_rootfs` tell whether it is made already.
+    `add_to_cdi` writes it into a CDI file. Methods that do not concern an edit do nothing, or say that it is made.
     """
 
     __slots__ = ("reason",)
@@ -322,12 +321,7 @@ class DropMount(Edit):
 
 
 class WithheldItem:
-    """Something that is not injected, and the reason.
-
-    Attributes:
-        kind: what it is: "library", "device", "link" ...
-        name: SONAME of a library, path in the container of anything else.
-    """
+    """Something that is not injected, and the reason. `name` is a library's SONAME, else the path in the container."""
 
     __slots__ = ("kind", "name", "reason")
 
