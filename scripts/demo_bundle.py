@@ -1,9 +1,8 @@
-"""Makes the demo's bundle: an image out of this machine's own Python and C library, and a config.json that
-asks for GPU 0.
+"""Create the demo's bundle: an image with this machine's Python and C library, and a config.json that requests GPU 0.
 
     python3 demo_bundle.py BUNDLE CGROUP
 
-No compiler and no download: programs and libraries are copied, with what they need as ldd tells it.
+Nothing is compiled or downloaded: programs are copied with the libraries that ldd lists.
 """
 
 from __future__ import annotations
@@ -15,23 +14,23 @@ import sys
 import sysconfig
 from pathlib import Path
 
-# What the container does: it looks around. Nothing in here belongs to us.
+# The container's program. It uses none of our code.
 LOOK_AROUND = """
 import ctypes, errno, os, pathlib, subprocess
 
-print("device nodes, and what the kernel says to opening them:")
+print("device nodes, and the result of opening them:")
 for path in sorted(pathlib.Path("/dev").glob("nvidia*")):
     if not path.is_char_device():
         continue
     try:
         os.close(os.open(path, os.O_RDWR))
-        word = "opened"
+        result = "opened"
     except OSError as error:
-        word = {errno.ENXIO: "allowed (ENXIO: no driver behind it, as this GPU is simulated)",
-                errno.EPERM: "DENIED by the device cgroup"}.get(error.errno, os.strerror(error.errno))
-    print(f"  {str(path):24} {word}")
+        result = {errno.ENXIO: "allowed (ENXIO: no driver behind it, as this GPU is simulated)",
+                  errno.EPERM: "DENIED by the device cgroup"}.get(error.errno, os.strerror(error.errno))
+    print(f"  {str(path):24} {result}")
 
-print("libraries that the loader's cache knows (ldconfig -p):")
+print("driver libraries in the loader cache (ldconfig -p):")
 for line in subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True).stdout.splitlines():
     if "nvidia" in line or "libcuda" in line:
         print("  " + line.strip())
@@ -46,23 +45,23 @@ for name in ("libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1"):
 """
 
 
-def needed(program: Path) -> list[Path]:
-    """The libraries that a program or library needs, and the loader, as ldd lists them."""
+def list_needed_libraries(program: Path) -> list[Path]:
+    """Return the libraries that a program or library needs, and the loader, as ldd lists them."""
     done = subprocess.run(["ldd", str(program)], capture_output=True, text=True)
     words = (word for line in done.stdout.splitlines() for word in line.split())
     return [Path(word) for word in words if word.startswith("/")]
 
 
-def copy(source: Path, root: Path) -> None:
-    """Copies a file to its own path below the root, links followed."""
+def copy_file(source: Path, root: Path) -> None:
+    """Copy a file to its own path below the root, following links."""
     target = root / source.relative_to("/")
     target.parent.mkdir(parents=True, exist_ok=True)
     if not target.exists():
         shutil.copy2(source, target)
 
 
-def image(root: Path) -> None:
-    """A root file system with this Python, ldconfig and a loader cache."""
+def build_image(root: Path) -> None:
+    """Build a root file system with this Python, ldconfig and a loader cache."""
     for name in ("dev", "etc/ld.so.conf.d", "proc", "sys", "tmp", "run", "root", "usr"):
         (root / name).mkdir(parents=True)
     for name in ("bin", "sbin", "lib", "lib64"):
@@ -75,25 +74,25 @@ def image(root: Path) -> None:
     )
     shutil.copytree(library, root / library.relative_to("/"), ignore=ignored)
     extensions = list((library / "lib-dynload").glob("_ctypes*.so"))
-    copy(python, root)
+    copy_file(python, root)
     # Ubuntu's ldconfig is a shell script around the program.
     real = Path("/sbin/ldconfig.real")
     shutil.copy2(real if real.exists() else Path("/sbin/ldconfig"), root / "usr/sbin/ldconfig")
     for file in (python, *extensions):
-        for dependency in needed(file):
-            copy(dependency, root)
-    # The driver's libraries were linked when these were not yet parts of libc.so.6, and still ask for them.
-    (libc,) = (path for path in needed(python) if path.name == "libc.so.6")
+        for dependency in list_needed_libraries(file):
+            copy_file(dependency, root)
+    # The driver's libraries were linked before these became parts of libc.so.6, and still need them.
+    (libc,) = (path for path in list_needed_libraries(python) if path.name == "libc.so.6")
     for name in ("libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6"):
-        copy(libc.parent / name, root)
+        copy_file(libc.parent / name, root)
     for conf in (Path("/etc/ld.so.conf"), *Path("/etc/ld.so.conf.d").glob("*-linux-gnu.conf")):
-        copy(conf, root)
+        copy_file(conf, root)
     subprocess.run(["/sbin/ldconfig", "-r", str(root)], check=True)
     (root / "look-around.py").write_text(LOOK_AROUND)
 
 
-def config(bundle: Path, cgroup: str) -> None:
-    """runc's own example, with our command and environment."""
+def write_config(bundle: Path, cgroup: str) -> None:
+    """Write `runc spec`'s example with our command and environment."""
     subprocess.run(["runc", "spec", "--bundle", str(bundle)], check=True)
     path = bundle / "config.json"
     spec = json.loads(path.read_text())
@@ -109,5 +108,5 @@ def config(bundle: Path, cgroup: str) -> None:
 
 if __name__ == "__main__":
     directory = Path(sys.argv[1])
-    image(directory / "rootfs")
-    config(directory, sys.argv[2])
+    build_image(directory / "rootfs")
+    write_config(directory, sys.argv[2])

@@ -1,15 +1,15 @@
 # shellcheck shell=bash
-# What scripts/test and scripts/demo share: sourced, with the project's directory as the working directory.
+# Shell functions of the scripts; sourced with the project's directory as the working directory.
 
-# A heading.
+# Print a heading.
 step() {
     printf '\n== %s\n' "$1"
 }
 
-# Installs what is missing of these Debian packages. Does nothing where apt is not the package manager, or all is there.
+# Install the missing ones of these Debian packages. Do nothing where apt is not the package manager.
 packages() {
     command -v dpkg-query >/dev/null && command -v apt-get >/dev/null || {
-        echo "No apt here: make sure that these are installed: $*"
+        echo "No apt: make sure that these packages are installed: $*"
         return 0
     }
     local name missing=()
@@ -17,15 +17,15 @@ packages() {
         dpkg-query -W -f '${db:Status-Status}\n' "$name" 2>/dev/null | grep -qx installed || missing+=("$name")
     done
     if [ ${#missing[@]} = 0 ]; then
-        echo "All there."
+        echo "All installed."
         return 0
     fi
     if [ "$(id -u)" != 0 ]; then
-        echo "NOT ROOT, so these stay missing: ${missing[*]}" >&2
+        echo "NOT ROOT: these packages stay missing: ${missing[*]}" >&2
         return 0
     fi
     echo "Installing: ${missing[*]}"
-    # Packages of engines start their daemons; we want their programs only.
+    # Packages of engines start their daemons; only their programs are needed.
     local policy=/usr/sbin/policy-rc.d status=0 log
     log=$(mktemp)
     if [ ! -e "$policy" ]; then
@@ -42,7 +42,7 @@ packages() {
     return "$status"
 }
 
-# The Python to use: the system's before one in somebody's home, which other users (rootless podman) cannot run.
+# Print the Python to use: the system's before one in a home directory, which other users (rootless podman) cannot run.
 interpreter() {
     local python
     for python in /usr/bin/python3 python3; do
@@ -55,11 +55,11 @@ interpreter() {
     return 1
 }
 
-# Makes .venv with the project in it, editable. Argument: the extra to install, or nothing.
+# Create .venv with the project in it, editable. Argument: the extra to install, or nothing.
 environment() {
     local extra=${1:+[$1]} mark=.venv/.installed-${1:-plain}
     [ -x .venv/bin/python ] || "$(interpreter)" -m venv .venv
-    # Not again until the dependencies change: it needs the network.
+    # Installing needs the network, so it is repeated only when the dependencies change.
     if [ ! "$mark" -nt pyproject.toml ]; then
         PIP_ROOT_USER_ACTION=ignore PIP_DISABLE_PIP_VERSION_CHECK=1 .venv/bin/python -m pip install --quiet -e ".$extra"
         touch "$mark"
