@@ -54,8 +54,8 @@ KEY_DESCRIPTIONS = {
     "sockets": "Whether to inject the sockets of the persistence daemon and the fabric manager and the MPS "
     "directories, if they exist.",
     "firmware": "Whether to inject the driver's GSP firmware, if it exists.",
-    "hide-device-files": "Whether to set ModifyDeviceFiles: 0 in /proc/driver/nvidia/params of containers that get only "
-    "some of the GPUs, so the driver libraries create no device nodes there.",
+    "hide-device-files": "Whether to set ModifyDeviceFiles: 0 in /proc/driver/nvidia/params of containers that get "
+    "only some of the GPUs, so the driver libraries create no device nodes there.",
     "imex-channels": "IMEX channels: those requested with NVIDIA_IMEX_CHANNELS or mounts, all existing ones for every "
     "GPU container, or none.",
     "gds": "GPUDirect Storage (/dev/nvidia-fs*, cufile.json, udev database): for containers with NVIDIA_GDS=enabled, "

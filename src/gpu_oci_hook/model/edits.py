@@ -27,9 +27,10 @@ DEFAULT_HOOK_ENV = ("PATH=/usr/sbin:/usr/bin:/sbin:/bin",)
 class Edit:
     """One change, and its reason.
 
-    Only its class says what an edit does. `describe` and `to_data` show it. `apply_to_spec` and `apply_to_rootfs` make it,
-    each by one operation of an editor in `container`. `is_in_spec` and `is_in_rootfs` tell whether it is made already.
-    `add_to_cdi` writes it into a CDI file. Methods that do not concern an edit do nothing, or say that it is made.
+    Only its class says what an edit does. `describe` and `to_data` show it. `apply_to_spec` and `apply_to_rootfs` make
+    it, each by one operation of an editor in `container`. `is_in_spec` and `is_in_rootfs` tell whether it is made
+    already. `add_to_cdi` writes it into a CDI file. Methods that do not concern an edit do nothing, or say that it is
+    made.
     """
 
     __slots__ = ("reason",)
