@@ -428,7 +428,7 @@ def test_explain_tells_of_each_mig_device_whether_and_why(
     assert len(withheld) == 10
     assert f"MIG device 0:0 (MIG-{report.gpus[0].uuid}/7/0)" in withheld
     text = ask("explain", "--bundle", str(made), "--root", report.directory, form="text")
-    assert "2 of 3 GPUs (1 of them for 1 MIG devices)" in text
+    assert "the driver, 1 of 3 GPUs and 1 MIG device of GPU " in text
     assert "GPU instance 8 of MIG device 0:1" in text
 
 

@@ -55,7 +55,7 @@ _REASONS = {
     errno.EMFILE: "too many files are open",
     errno.ENOEXEC: "it is not a program that this kernel can run",
 }
-_WRITE_REASONS = {errno.ENOENT: "nothing can be created there", errno.EACCES: "this user may not write there"}
+_WRITE_REASONS = {errno.ENOENT: "no file can be created there", errno.EACCES: "this user may not write there"}
 
 
 def describe_os_error(error: OSError | ValueError, *, writing: bool = False) -> str:

@@ -133,11 +133,11 @@ def nothing(root: Path) -> None:
 # What is there, the word of the cause, what the sentence has.
 CASES: list[tuple[Callable[[Path], None], str, list[str]]] = [
     (unknown_field, "invalid", ["/etc/cdi/x.json", "devices[0].containerEdits.newField"]),  # (b)
-    (newer_field, "invalid", ["additionalGids: field needs >= 0.7.0", "podman 5.1", "docker 26.1"]),  # (b)
-    (no_edits, "no-edits", ["/etc/cdi/x.json", "device 0 has no containerEdits: invalid"]),  # (c)
-    (empty_edits, "no-edits", ["device 0 has no containerEdits: invalid"]),  # (c)
-    (conflict, "conflict", ["/etc/cdi/x.json and /etc/cdi/y.json", "conflict: none used"]),  # (d)
-    (conflict_below, "conflict", ["conflict: none used, nor /var/run/cdi/z.json"]),  # (d)
+    (newer_field, "invalid", ["additionalGids: this field needs CDI 0.7.0", "podman 5.1", "docker 26.1"]),  # (b)
+    (no_edits, "no-edits", ["/etc/cdi/x.json", "device 0 has no containerEdits, which makes"]),  # (c)
+    (empty_edits, "no-edits", ["device 0 has no containerEdits, which makes"]),  # (c)
+    (conflict, "conflict", ["/etc/cdi/x.json and /etc/cdi/y.json", "so neither is used"]),  # (d)
+    (conflict_below, "conflict", ["so neither is used, nor /var/run/cdi/z.json"]),  # (d)
     (suffix, "suffix", ["/etc/cdi/nvidia.yml", "ignored: only .json and .yaml are read", "nvidia.yaml"]),  # (f)
     (copy_kept, "suffix", ["/etc/cdi/nvidia.yaml.bak", "mv"]),  # (f)
     (only_all, "device", ["only nvidia.com/gpu=all", "Use nvidia.com/gpu=all"]),  # (g)
@@ -218,7 +218,7 @@ def test_what_this_user_may_not_read_is_told_so(shared: Path, what: str) -> None
     assert code == "unreadable"
     assert files == [str(path if what == "file" else path.parent)]
     if what == "file":
-        assert "exists, not readable by you (mode 0600, owned by user 0; you are user 4807)" in text
+        assert "exists, but user 4807 cannot read it (mode 0600, owned by user 0)" in text
     assert hint.startswith("Run: chmod")
 
 
@@ -329,7 +329,7 @@ def test_the_management_device_needs_no_file_here_and_one_of_its_own_elsewhere(
     found = asked(host, "management.nvidia.com/gpu=all")
     name = "management.nvidia.com-gpu.yaml" if file else "nvidia-management.yaml"  # nothing is replaced
     assert f"gpu-oci-hook cdi generate --mode management --output /etc/cdi/{name}" in found.hint
-    assert found.hint.endswith("gpu-oci-runtime needs no file for it")
+    assert found.hint.endswith("gpu-oci-runtime resolves this name without a CDI file")
     assert asked(host, "management.nvidia.com/gpu=0").hint == "Use management.nvidia.com/gpu=all"
 
 

@@ -123,16 +123,16 @@ BAD: dict[str, tuple[Spec, str, str]] = {
         '"9223372036854775808" is more than 9223372036854775807',
     ),
     "a user of more than 32 bits": (device(uid=2**32), f"{EDITS}.deviceNodes[0].uid", '"4294967296" is more than'),
-    "a mode as text": (device(fileMode="0666"), f"{EDITS}.deviceNodes[0].fileMode", "must be a whole number, is text"),
+    "a mode as text": (device(fileMode="0666"), f"{EDITS}.deviceNodes[0].fileMode", "must be a whole number, not text"),
     "a mode that is a fraction": (
         device(fileMode=1.5),
         f"{EDITS}.deviceNodes[0].fileMode",
-        "must be a whole number, is a fraction",
+        "must be a whole number, not a fraction",
     ),
     "a mode that is true": (
         device(fileMode=True),
         f"{EDITS}.deviceNodes[0].fileMode",
-        "must be a whole number, is true or false",
+        "must be a whole number, not true or false",
     ),
     "a mount with an empty host path": (
         minimal_spec(mounts=[{"hostPath": "", "containerPath": "/a"}]),
@@ -149,11 +149,11 @@ BAD: dict[str, tuple[Spec, str, str]] = {
         f"{EDITS}.mounts[0]",
         "has no containerPath",
     ),
-    "a mount that is null": (minimal_spec(mounts=[None]), f"{EDITS}.mounts[0]", "must be a mapping, is null"),
+    "a mount that is null": (minimal_spec(mounts=[None]), f"{EDITS}.mounts[0]", "must be a mapping, not null"),
     "mounts that are no list": (
         minimal_spec(mounts={}, env=["A=b"]),
         f"{EDITS}.mounts",
-        "must be a list, is a mapping",
+        "must be a list, not a mapping",
     ),
     "a hook with an empty path": (hook(path=""), f"{EDITS}.hooks[0].path", "is empty"),
     "a hook of an unknown name": (
@@ -190,7 +190,7 @@ BAD: dict[str, tuple[Spec, str, str]] = {
     ),
     "no devices": (minimal_spec() | {"devices": []}, "devices", "is an empty list"),
     "missing devices": (with_change(minimal_spec(), "devices", remove=True), "", "has no devices"),
-    "a device that is null": (minimal_spec() | {"devices": [None]}, "devices[0]", "must be a mapping, is null"),
+    "a device that is null": (minimal_spec() | {"devices": [None]}, "devices[0]", "must be a mapping, not null"),
     "a device without edits": (
         with_change(minimal_spec(), "devices", 0, "containerEdits", remove=True),
         "devices[0]",
@@ -209,7 +209,7 @@ BAD: dict[str, tuple[Spec, str, str]] = {
     "edits that are a list, as in the specification's example": (
         minimal_spec() | {"containerEdits": [{"env": ["A=b"]}]},
         "containerEdits",
-        "must be a mapping, is a list",
+        "must be a mapping, not a list",
     ),
     "two devices of one name": (
         minimal_spec() | {"devices": minimal_spec()["devices"] * 2},
@@ -251,26 +251,26 @@ BAD: dict[str, tuple[Spec, str, str]] = {
         '"0.2.0" is older than 0.3.0, the oldest version that engines accept',
     ),
     "another version that nobody accepts": (minimal_spec("v0.1.0"), "cdiVersion", '"v0.1.0" is older than 0.3.0'),
-    "a version that is a number": (minimal_spec() | {"cdiVersion": 1}, "cdiVersion", "must be text, is a whole number"),
+    "a version that is a number": (minimal_spec() | {"cdiVersion": 1}, "cdiVersion", "must be text, not a whole"),
     "an unknown field": (
         minimal_spec() | {"foo": 1},
         "foo",
-        "is not a field that engines know here: they refuse the whole file",
+        "unknown field: engines refuse the whole file",
     ),
     "an unknown field of a device": (
         with_change(minimal_spec(), "devices", 0, "foo", to=1),
         "devices[0].foo",
-        "is not a field",
+        "unknown field",
     ),
     "an unknown field of a mount": (
         minimal_spec(mounts=[{"hostPath": "/a", "containerPath": "/a", "readonly": True}]),
         f"{EDITS}.mounts[0].readonly",
-        "is not a field",
+        "unknown field",
     ),
     "an annotation that is a number": (
         minimal_spec("0.6.0") | {"annotations": {"a": 1}},
         "annotations.a",
-        "must be text, is a whole number",
+        "must be text, not a whole number",
     ),
     "an annotation with an empty key": (
         minimal_spec("0.6.0") | {"annotations": {"": "b"}},
@@ -389,7 +389,8 @@ def test_a_field_that_needs_more_than_the_file_declares_is_an_error_with_both_ve
     document = reading.parse_spec(text.encode(), "/etc/cdi/nvidia.json")
     (one,) = validation.validate_spec(document.data, "/etc/cdi/nvidia.json", line_numbers=document.line_numbers)
     assert str(one) == (
-        "/etc/cdi/nvidia.json:2: devices[0].containerEdits.additionalGids: field needs >= 0.7.0, and the file declares "
+        "/etc/cdi/nvidia.json:2: devices[0].containerEdits.additionalGids: this field needs "
+        "CDI 0.7.0 or later, and the file declares "
         "0.5.0. Declare 0.7.0, which docker 26.1, containerd 1.7.16, crio 1.30, podman 5.1 or later read"
     )
 
@@ -399,15 +400,15 @@ def test_a_field_that_needs_more_than_the_file_declares_is_an_error_with_both_ve
 )
 def test_what_a_version_brought_is_an_error_in_a_file_that_declares_less(version: str) -> None:
     said = found(with_change(SPECS_BY_VERSION[version], "cdiVersion", to="0.3.0"))
-    assert {level for level, _, text in said if "needs >=" in text} == {"error"}
-    assert all(text.startswith(("field needs >= ", "enableCMT")) for _, _, text in said) and said
+    assert {level for level, _, text in said if "needs CDI" in text} == {"error"}
+    assert all(text.startswith(("this field needs CDI ", "enableCMT")) for _, _, text in said) and said
 
 
 def test_a_digit_first_and_a_dot_in_the_class_say_so_in_words() -> None:
     spec = with_change(minimal_spec(), "devices", 0, "name", to="0") | {"kind": "a.com/b.c"}
     assert [text for _, _, text in found(spec)] == [
-        "a dot in the class needs >= 0.6.0, and the file declares 0.3.0",
-        "a device name that begins with a digit needs >= 0.5.0, and the file declares 0.3.0",
+        "a dot in the class needs CDI 0.6.0 or later, and the file declares 0.3.0",
+        "a device name that begins with a digit needs CDI 0.5.0 or later, and the file declares 0.3.0",
     ]
 
 
@@ -430,16 +431,16 @@ def test_an_engine_that_reads_less_refuses_the_version_and_each_field() -> None:
     said = validation.validate_spec(FULL_SPEC, "x", maximum="0.5.0", reader="podman 4.3")
     assert {one.level for one in said} == {"error"}
     assert [(one.where, one.text.partition(":")[0]) for one in said] == [
-        ("cdiVersion", "1.1.0 is more than podman 4.3 reads"),
-        ("kind", "a dot in the class needs >= 0.6.0"),
-        ("annotations", "field needs >= 0.6.0"),
-        ("devices[0].annotations", "field needs >= 0.6.0"),
-        (f"{EDITS}.netDevices", "field needs >= 1.1.0"),
-        (f"{EDITS}.intelRdt", "field needs >= 0.7.0"),
-        (f"{EDITS}.intelRdt.schemata", "field needs >= 1.1.0"),
-        (f"{EDITS}.intelRdt.enableMonitoring", "field needs >= 1.1.0"),
-        (f"{EDITS}.additionalGids", "field needs >= 0.7.0"),
-        ("devices[1].containerEdits.intelRdt", "field needs >= 0.7.0"),
+        ("cdiVersion", "podman 4.3 reads CDI up to 0.5.0, and the file declares 1.1.0"),
+        ("kind", "a dot in the class needs CDI 0.6.0 or later"),
+        ("annotations", "this field needs CDI 0.6.0 or later"),
+        ("devices[0].annotations", "this field needs CDI 0.6.0 or later"),
+        (f"{EDITS}.netDevices", "this field needs CDI 1.1.0 or later"),
+        (f"{EDITS}.intelRdt", "this field needs CDI 0.7.0 or later"),
+        (f"{EDITS}.intelRdt.schemata", "this field needs CDI 1.1.0 or later"),
+        (f"{EDITS}.intelRdt.enableMonitoring", "this field needs CDI 1.1.0 or later"),
+        (f"{EDITS}.additionalGids", "this field needs CDI 0.7.0 or later"),
+        ("devices[1].containerEdits.intelRdt", "this field needs CDI 0.7.0 or later"),
     ]
 
 
@@ -451,7 +452,7 @@ def test_an_empty_field_is_unknown_to_an_engine_that_reads_less() -> None:
     spec = minimal_spec("0.5.0", env=["A=b"], additionalGids=[])
     said = [text for level, _, text in found(spec, maximum="0.6.0") if level == "error"]
     assert said == [
-        "additionalGids is not a field that an engine that reads CDI up to 0.6.0 knows: it refuses the whole file"
+        "unknown field additionalGids: an engine that reads CDI up to 0.6.0 refuses the whole file"
     ]
 
 

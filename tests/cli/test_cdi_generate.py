@@ -78,7 +78,8 @@ def test_a_file_gets_the_form_of_its_suffix(generate: Command, tmp_path: Path, n
     answer = generate("--output", tmp_path / "new" / name)
     path = tmp_path / "new" / name
     assert (answer.status, answer.err) == (0, REFUSED)
-    assert answer.out.startswith(f"wrote {path}: nvidia.com/gpu, 4 devices (0, GPU-") and "CDI 0.7.0, " in answer.out
+    assert answer.out.startswith(f"wrote {path}: nvidia.com/gpu, 4 device names (0, GPU-")
+    assert "CDI 0.7.0; " in answer.out
     assert path.read_text().startswith("{" if form == "json" else "---")
     assert stat.S_IMODE(path.stat().st_mode) == 0o644
     before = path.stat()
@@ -132,7 +133,7 @@ def test_a_file_that_is_no_cdi_file_is_not_replaced_unless_it_is_forced(generate
         (("--output", "/proc/nowhere/x.yaml"), "/proc/nowhere/x.yaml: cannot be written"),
         (("--output", "/nowhere/at/all/x.yaml"), "no directory /nowhere/at. Create it first: mkdir -p /nowhere"),
         (("--output", "/tmp"), "/tmp: it is a directory"),
-        (("--root", "/nowhere"), "/nowhere: there is no such directory"),
+        (("--root", "/nowhere"), "--root /nowhere: no such directory"),
     ],
 )  # fmt: skip
 def test_a_wrong_word_is_one_sentence(generate: Command, words: tuple[str, ...], said: str) -> None:
@@ -161,9 +162,9 @@ def test_a_target_says_what_it_leaves_out(generate: Command) -> None:
 def test_what_was_written_says_which_engines_can_read_it(generate: Command, tmp_path: Path) -> None:
     """A file with groups is refused as a whole by engines that are still in use."""
     answer = generate("--output", tmp_path / "x.yaml")
-    assert "CDI 0.7.0, which docker 26.1, containerd 1.7.16, crio 1.30, podman 5.1 and later read" in answer.out
+    assert "CDI 0.7.0; read by docker 26.1, containerd 1.7.16, crio 1.30, podman 5.1 and later" in answer.out
     answer = generate("--output", tmp_path / "x.yaml", "--target", "podman-4.3")
-    assert "CDI 0.5.0, which docker 25, containerd 1.7, crio 1.26, podman 4.3 and later read" in answer.out
+    assert "CDI 0.5.0; read by docker 25, containerd 1.7, crio 1.26, podman 4.3 and later" in answer.out
 
 
 def test_missing_nodes_end_with_1_and_are_named(command: Command, tmp_path: Path) -> None:
@@ -199,14 +200,14 @@ def test_an_empty_text_is_no_wish_for_the_default(generate: Command, flag: str) 
 
 def test_a_file_for_an_engine_that_is_named_warns_of_no_others(generate: Command, tmp_path: Path) -> None:
     answer = generate("--output", tmp_path / "x.yaml", "--target", "docker-28.3")
-    assert answer.err == "" and "CDI 0.7.0, which docker 26.1, containerd 1.7.16" in answer.out
+    assert answer.err == "" and "CDI 0.7.0; read by docker 26.1, containerd 1.7.16" in answer.out
     answer = generate("--output", tmp_path / "x.yaml", "--target", "podman-4.3")
-    assert "refuse it" not in answer.err and "CDI 0.5.0, which docker 25, " in answer.out
+    assert "refuse it" not in answer.err and "CDI 0.5.0; read by docker 25, " in answer.out
 
 
 def test_a_refresh_says_which_engines_read_its_file(refresh: Command, tmp_path: Path) -> None:
     answer = refresh("--output", tmp_path / "x.yaml")
-    assert "CDI 0.7.0, which docker 26.1, " in answer.out and answer.out.endswith(" and later read\n")
+    assert "CDI 0.7.0; read by docker 26.1, " in answer.out and answer.out.endswith(" and later\n")
 
 
 @pytest.mark.parametrize(
@@ -363,7 +364,8 @@ def test_a_file_that_came_from_standard_output_records_its_options_too(
 ) -> None:
     path = tmp_path / "x.yaml"
     path.write_text(generate("--name", "uuid").out)
-    assert command("cdi", "refresh", "--output", path).out.startswith(f"wrote {path}: nvidia.com/gpu, 3 devices (GPU-")
+    answer = command("cdi", "refresh", "--output", path)
+    assert answer.out.startswith(f"wrote {path}: nvidia.com/gpu, 3 device names (GPU-")
 
 
 @pytest.mark.parametrize(
@@ -394,7 +396,7 @@ def test_a_file_that_others_may_write_is_not_believed(command: Command, generate
     generate("--output", path, "--name", "index")
     path.chmod(0o666)
     answer = command("cdi", "refresh", "--output", path, "--root", "/nowhere")
-    assert answer.status == 1 and "there is no such directory" in answer.err
+    assert answer.status == 1 and "no such directory" in answer.err
     answer = generate("--output", path, "--name", "index")
     os.chown(path, 4807, 4807)
     (tmp_path / "empty").mkdir()
@@ -436,7 +438,7 @@ def test_the_hint_of_a_stale_file_of_ours_is_a_refresh_that_keeps_its_options(co
     hint = f"Regenerate it: gpu-oci-hook cdi refresh --output {path}"
     assert answer.status == 1 and hint in answer.out
     answer = command(*hint.split(": gpu-oci-hook ")[1].split())
-    assert answer.out.startswith(f"wrote {path}: nvidia.com/gpu, 3 devices (0,")
+    assert answer.out.startswith(f"wrote {path}: nvidia.com/gpu, 3 device names (0,")
     assert command("cdi", "validate", "--root", tmp_path / "h", path).status == 0
 
 

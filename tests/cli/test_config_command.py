@@ -41,7 +41,7 @@ def test_the_shipped_file_is_valid(command: Command) -> None:
         ('[host]\nroot = "{0}"\nlibrary-paths = ["/none"]', "host.library-paths: {0}/none is not a directory"),
         (
             '[runtime]\nlow-level = ["/none"]',
-            "runtime.low-level: no low-level runtime is installed: looked for /none in",
+            "runtime.low-level: found none of: /none",
         ),
         ('[[inject.extra]]\npath = "{0}/none"\nrequired = true', "inject.extra[0].path: {0}/none is missing"),
         ('[inject]\nmps-shm = "{0}/none"', "inject.mps-shm: {0}/none is not a directory"),
@@ -130,7 +130,7 @@ def test_validate_lists_every_finding_and_exits_1(command: Command, file: Path) 
     answer = command("config", "validate")
     assert answer.status == 1
     assert answer.out.split("\n") == [
-        f"{file}: line 2: request.env: must be a string, is the number 3",
+        f"{file}: line 2: request.env: must be a string, not the number 3",
         f"{file}: line 4: inject.no-cgroups: unknown key: decided per container; remove it",
         "",
     ]
@@ -180,4 +180,4 @@ def test_a_wrong_file_keeps_show_from_showing(command: Command, file: Path) -> N
     file.write_text("[request]\nenv = 3\n")
     answer = command("config", "show")
     assert answer.status == 1 and answer.out == ""
-    assert answer.err == f"gpu-oci-hook: {file}: line 2: request.env: must be a string, is the number 3\n"
+    assert answer.err == f"gpu-oci-hook: {file}: line 2: request.env: must be a string, not the number 3\n"

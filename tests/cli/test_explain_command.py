@@ -67,7 +67,7 @@ def test_explain_as_text_says_the_same(command: Command, host: Path, bundle: Deb
     answer = command("explain", "-b", bundle.path, "--root", host)
     assert answer.status == 0 and answer.err == ""
     assert "request       NVIDIA_VISIBLE_DEVICES=all (process.env[1])\n" in answer.out
-    assert "the container gets the driver, 2 of 2 GPUs\n" in answer.out
+    assert "the container gets the driver and 2 of 2 GPUs\n" in answer.out
     assert "capabilities  utility (NVIDIA_DRIVER_CAPABILITIES=utility)\n" in answer.out
     goes_in, withheld = answer.out.split("\nwithheld\n")
     assert "requested by" not in goes_in
@@ -142,7 +142,7 @@ def test_explain_of_a_running_bundle_takes_no_mount_point_for_a_leftover_and_rep
         if mount["destination"].startswith("/usr/bin/"):
             place.touch()  # as runc does
     answer = command("explain", "-b", bundle.path, "--root", host)
-    assert answer.status == 0 and "leftover" not in answer.out
+    assert answer.status == 0 and "probably committed" not in answer.out
     assert command("explain", "-b", bundle.path, "--root", host, "--format", "diff").out == ""
 
 
@@ -207,7 +207,7 @@ def test_explain_warns_about_driver_files_left_in_an_image(command: Command, hos
         (bundle.path / "rootfs" / name).touch()
     bundle.request("NVIDIA_VISIBLE_DEVICES=0")
     document = read_json(command("explain", "--bundle", bundle.path, "--root", host, "--format", "json"), "explain")
-    assert any("left" in sentence for sentence in document["warnings"]), document["warnings"]
+    assert any("probably committed" in sentence for sentence in document["warnings"]), document["warnings"]
 
 
 def test_explain_never_loads_a_kernel_module(
@@ -254,7 +254,10 @@ def test_a_broken_config_json_is_never_a_traceback(
 def test_a_host_root_that_is_not_there_is_a_sentence(command: Command, bundle: DebianBundle, tmp_path: Path) -> None:
     bundle.request("NVIDIA_VISIBLE_DEVICES=0")
     answer = command("explain", "--bundle", bundle.path, "--root", tmp_path / "none")
-    assert (answer.status, answer.err) == (1, f"gpu-oci-hook: {tmp_path}/none: there is no such directory\n")
+    assert (answer.status, answer.err) == (
+        1,
+        f"gpu-oci-hook: --root {tmp_path}/none: no such directory. Name a host built with gpu-oci-hook simulate\n",
+    )
     answer = command("list", "--config", tmp_path / "none.toml")
     assert (answer.status, answer.err) == (1, f"gpu-oci-hook: {tmp_path}/none.toml: there is no such file\n")
 
@@ -275,7 +278,11 @@ def test_a_config_file_that_is_named_must_be_there(
 
 
 @pytest.mark.parametrize(
-    ("root", "said"), [("usr", "not an absolute path"), ("/nope", "no such directory"), ("/etc/ld.so.cache", "no such")]
+    ("root", "said"), [
+        ("usr", "not an absolute path"),
+        ("/nope", "no such directory"),
+        ("/etc/ld.so.cache", "not a directory"),
+    ]
 )
 def test_a_driver_root_that_is_none_is_a_sentence(
     command: Command, bundle: DebianBundle, host: Path, root: str, said: str
@@ -372,8 +379,8 @@ def test_list_of_a_machine_without_a_driver_is_no_failure(command: Command, tmp_
     assert "kernel module  not loaded\n" in answer.out and "\nno GPUs\n" in answer.out
     assert "libraries      none found\n" in answer.out
     assert answer.out.endswith(
-        "\nNo driver was found: install it. If it is installed elsewhere, set [host] driver-root to its "
-        "root or [host] library-paths to its directory\n"
+        "\nNo driver was found: install it. If it is installed elsewhere, set [host] driver-root to the "
+        "root or [host] library-paths to the directory\n"
     )
     document = read_json(command("list", "--root", tmp_path / "empty", "--format", "json"), "list")
     assert document["gpus"] == [] and document["files"] == [] and document["places"]

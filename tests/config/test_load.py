@@ -302,14 +302,14 @@ def findings(text: str) -> list[str]:
         ),
         (
             "[request]\n\nvolume-mounts = 1",
-            "line 3: request.volume-mounts: must be true or false, is the number 1",
+            "line 3: request.volume-mounts: must be true or false, not the number 1",
         ),
         ("host.root = 'x'", 'line 1: host.root: "x" is not an absolute path'),
         ("host.root = ''", 'line 1: host.root: "" is not an absolute path'),
         ('host.root = "/a\\u0000"', "line 1: host.root: has a control character"),
         (
             "[runtime]\nlow-level = 'runc'",
-            'line 2: runtime.low-level: must be a list of strings, is the string "runc"',
+            'line 2: runtime.low-level: must be a list of strings, not the string "runc"',
         ),
         ("[runtime]\nlow-level = []", "line 2: runtime.low-level: must name at least one program"),
         (
@@ -317,11 +317,11 @@ def findings(text: str) -> list[str]:
             'line 2: runtime.low-level.1: "bin/crun" is not a program name or an absolute path',
         ),
         ("[cdi]\ndefault-kind = 'gpu'", 'line 2: cdi.default-kind: "gpu" is not a CDI kind (vendor/class)'),
-        ("[cdi]\nspec-dirs = [1979-05-27]", "line 2: cdi.spec-dirs.0: must be a string, is a date or time"),
+        ("[cdi]\nspec-dirs = [1979-05-27]", "line 2: cdi.spec-dirs.0: must be a string, not a date or time"),
         ("[cdi]\nannotation-prefixes = ['']", "line 2: cdi.annotation-prefixes.0: must not be empty"),
-        ("runtime = 3", "line 1: runtime: must be a table, is the number 3"),
-        ("[[runtime]]", "line 1: runtime: must be a table, is a list"),
-        ("runtime = true", "line 1: runtime: must be a table, is true"),
+        ("runtime = 3", "line 1: runtime: must be a table, not the number 3"),
+        ("[[runtime]]", "line 1: runtime: must be a table, not a list"),
+        ("runtime = true", "line 1: runtime: must be a table, not true"),
         (
             "[request]\nmissing-gpus = 'warn'",
             "line 2: request.missing-gpus: unknown key; did you mean missing-gpu?",
@@ -371,19 +371,19 @@ kind = "library"
 container = "/e"
 """
     assert findings(text) == [
-        "line 6: inject.extra.1: has no path, the file on the host",
+        "line 6: inject.extra.1: path is missing (the file on the host)",
         "line 7: inject.extra.1.pth: unknown key; did you mean path?",
         (
             'line 8: inject.extra.1.kind: "fil" is not one of file, library, directory, socket, device'
             " (did you mean file?)"
         ),
         'line 10: inject.extra.2.path: "c" is not an absolute path',
-        'line 11: inject.extra.2.required: must be true or false, is the string "yes"',
+        'line 11: inject.extra.2.required: must be true or false, not the string "yes"',
         "line 12: inject.extra.3: is a library, which is placed where the loader finds it; remove container",
     ]
-    number = "line 2: inject.extra: must be tables ([[inject.extra]]), is the number 3"
+    number = "line 2: inject.extra: must be tables ([[inject.extra]]), not the number 3"
     assert findings("[inject]\nextra = 3") == [number]
-    assert findings("[inject]\nextra = ['/a']") == ['line 2: inject.extra.0: must be a table, is the string "/a"']
+    assert findings("[inject]\nextra = ['/a']") == ['line 2: inject.extra.0: must be a table, not the string "/a"']
 
 
 def test_a_file_that_is_added_is_a_tuple_of_its_values_and_survives_marshal() -> None:
@@ -418,7 +418,8 @@ def test_a_wrong_type_stops_the_shim_with_one_sentence() -> None:
     with pytest.raises(Fault) as caught:
         load.parse_config(b"[request]\nenv = 1\nmissing-gpu = 2\nfoo = 3\n", "/etc/c.toml")
     assert str(caught.value) == (
-        "/etc/c.toml: line 2: request.env: must be a string, is the number 1 (and 1 more: gpu-oci-hook config validate)"
+        "/etc/c.toml: line 2: request.env: must be a string, not the number 1 "
+        "(and 1 more: gpu-oci-hook config validate)"
     )
 
 

@@ -79,5 +79,5 @@ def test_a_number_that_json_cannot_say_is_refused_when_written() -> None:
 
 
 def test_an_error_has_line_and_column() -> None:
-    with pytest.raises(Fault, match="line 2 column 6"):
+    with pytest.raises(Fault, match="line 2, column 6"):
         fastjson.parse_json(b'{"a":1,\n "b":}')

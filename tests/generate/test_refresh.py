@@ -217,7 +217,7 @@ def test_the_watch_of_the_command_line_follows_the_machine_and_ends_at_once(kept
     )  # fmt: skip
     try:
         assert process.stderr is not None
-        assert process.stderr.readline().startswith(f"wrote {kept.path}: nvidia.com/gpu, 6 devices")
+        assert process.stderr.readline().startswith(f"wrote {kept.path}: nvidia.com/gpu, 6 device names")
         assert "odd" in process.stderr.readline(), "what is odd about the configuration, once and not at every look"
         assert process.stderr.readline().startswith("warning: the file needs CDI 0.7.0 (additionalGids)")
         time.sleep(0.5)

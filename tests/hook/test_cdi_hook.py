@@ -46,7 +46,7 @@ def scene(tmp_path: Path, host: Path) -> HookScene:
     [
         (b"", "the container's state is empty"),
         (b" \n", "the container's state is empty"),
-        (b"{", "invalid container state: it is not JSON"),
+        (b"{", "invalid container state: not valid JSON"),
         (b"[]", "invalid container state: it is not an object"),
         (b"\xff\xfe", "invalid container state: it is not UTF-8"),
         (b"[" * 100000, "invalid container state: it is nested too deeply"),
@@ -84,10 +84,10 @@ def test_a_closed_state_is_a_sentence(scene: HookScene) -> None:
 @pytest.mark.parametrize(
     ("config", "text"),
     [
-        (b"", "it is not JSON"),
-        (b"[]", "it is not an object"),
+        (b"", "not valid JSON"),
+        (b"[]", "must be a JSON object"),
         (b"{}", '"root.path" is missing'),
-        (b'{"root": {"path": "nowhere"}}', "cannot open the container's root file system"),
+        (b'{"root": {"path": "nowhere"}}', "the rootfs does not exist"),
         (b'{"root": {"path": "/"}}', "is the host's root"),
         (b'{"root": {"path": "/../"}}', "is the host's root"),
     ],
@@ -412,7 +412,7 @@ def test_no_hook_takes_long_over_a_fifo_or_a_huge_file_of_the_image(scene: HookS
     (scene.root / "etc/ld.so.conf").unlink()
     (scene.root / "etc/ld.so.conf").symlink_to("huge")
     begin = time.monotonic()
-    assert "not a readable file of a sane size" in scene.run_successfully()
+    assert "cannot be read or is too large, so it is replaced" in scene.run_successfully()
     assert time.monotonic() - begin < 10
     assert (scene.root / LD_CACHE).is_file()
 

@@ -176,7 +176,7 @@ def test_a_library_that_the_container_mounts_itself_is_the_one_that_is_cached(sc
         (["535.183.06"], "535.104.05", "NVIDIA A100-SXM4-40GB", False, ""),
         (["525.60.13"], "555.42.02", "NVIDIA GeForce RTX 3090", False, ""),
         (["560.35.03"], "535.183.06", "NVIDIA GeForce RTX 3090", False, "error 804"),
-        (["560.35.03", "555.42.02"], "535.183.06", "NVIDIA A100-SXM4-40GB", False, "several compat libcuda"),
+        (["560.35.03", "555.42.02"], "535.183.06", "NVIDIA A100-SXM4-40GB", False, "several CUDA compat libraries"),
     ],
 )
 @pytest.mark.parametrize("way", ["ours", "theirs"])

@@ -546,7 +546,7 @@ def test_no_hook_where_there_is_nothing_to_hide(asked: str, params: bytes | None
     made = hidden(asked, params)
     assert not of(made, AddHook)
     reason = reasons(made).get("/proc/driver/nvidia/params (ModifyDeviceFiles: 0)", "")
-    assert ("shows containers no such file" in reason) is (params is None)
+    assert ("containers have no such file" in reason) is (params is None)
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_on_a_machine_with_many_mig_devices_an_unknown_word_costs_one_short_line
 
 
 def test_a_gpu_without_mig_devices_is_said_to_have_none() -> None:
-    with pytest.raises(Fault, match="GPU 2 has no MIG devices"):
+    with pytest.raises(Fault, match="GPU 2 has no MIG devices, so 2:"):
         chosen("2:0")
 
 

@@ -200,12 +200,12 @@ BROKEN = {
     "a directory": (_directory, "not a regular file"),
     "a device": (_device, "not a regular file"),
     "33 MB": (_huge, "larger than 32 MiB"),
-    "truncated": (lambda path: path.write_text('{"process":{"env":["NVIDIA_VISIBLE_DEVICES=0"'), "not JSON"),
-    "an array": (lambda path: path.write_text('["NVIDIA_VISIBLE_DEVICES=0"]'), "not an object"),
-    "text": (lambda path: path.write_text("NVIDIA_VISIBLE_DEVICES=0"), "not JSON"),
+    "truncated": (lambda path: path.write_text('{"process":{"env":["NVIDIA_VISIBLE_DEVICES=0"'), "not valid JSON"),
+    "an array": (lambda path: path.write_text('["NVIDIA_VISIBLE_DEVICES=0"]'), "must be a JSON object"),
+    "text": (lambda path: path.write_text("NVIDIA_VISIBLE_DEVICES=0"), "not valid JSON"),
     "not UTF-8": (lambda path: path.write_bytes(b'{"NVIDIA_VISIBLE_DEVICES":"\xff"}'), "not UTF-8"),
     "too deep": (lambda path: path.write_text('{"NVIDIA_VISIBLE_DEVICES":' + "[" * 100000), "nested too deeply"),
-    "two values": (lambda path: path.write_text('{"NVIDIA_VISIBLE_DEVICES":1} {}'), "extra data at line 1 column 30"),
+    "two values": (lambda path: path.write_text('{"NVIDIA_VISIBLE_DEVICES":1} {}'), "extra data at line 1, column 30"),
 }
 
 

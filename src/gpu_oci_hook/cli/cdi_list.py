@@ -76,7 +76,7 @@ def _print_devices(inspection: CdiInspection) -> None:
     rows = []
     for name, (file, _) in sorted(scan.winners.items()):
         shadowed = ", ".join(other.path for other in scan.shadowed.get(name, []))
-        rows.append((name, file.path, f"wins over {shadowed}" if shadowed else ""))
+        rows.append((name, file.path, f"overrides {shadowed}" if shadowed else ""))
     print_table(("device", "file", ""), rows)
 
 

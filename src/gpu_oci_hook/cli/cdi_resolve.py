@@ -21,7 +21,7 @@ from gpu_oci_hook.cli.command_config import ReadOnlyCache
 from gpu_oci_hook.cli.common_options import format_option
 from gpu_oci_hook.cli.printing import print_json, print_line
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.model.cdi_edits import AddCdiHook
+from gpu_oci_hook.model.cdi_edits import AddCdiHook, SortMounts
 from gpu_oci_hook.model.edits import Edit
 from gpu_oci_hook.request.cdi_requests import get_own_kinds
 
@@ -105,16 +105,18 @@ def _print_resolution(inspection: CdiInspection, answer: dict[str, Any]) -> None
     else:
         print_line(f"  file      {answer['file']}")
         for path in answer["wins_over"]:
-            print_line(f"  wins over {path}: later directory wins: {answer['file']}")
+            print_line(f"  overrides {path}, because its directory comes later")
         print_line(f"  read by   {', '.join(answer['readers'])} or later")
         for misfit in answer["stale"]:
             sentence = f"{misfit['text']}. {misfit['cure']}" if misfit["cure"] else misfit["text"]
             print_line(f"  cannot be used: {sentence}", colour="red")
         if not answer["stale"]:
             for edit in _build_edits(inspection, name):
+                if isinstance(edit, SortMounts):
+                    continue  # says nothing about the device
                 print_line(f"  {edit.kind:<10}{_describe_edit(edit)}")
     if answer["in_memory"]:
-        print_line(f"  gpu-oci-runtime needs no file for it and injects {answer['in_memory']}")
+        print_line(f"  gpu-oci-runtime resolves this name without a CDI file and injects {answer['in_memory']}")
 
 
 def _describe_edit(edit: Edit) -> str:

@@ -49,13 +49,16 @@ def load_command_config(config_path: str, root: str, driver_root: str, *, warn: 
     """
     settings = load_config(config_path)
     if config_path and not settings.path:
-        raise Fault("there is no such file", where=config_path)
+        raise Fault("no such file", where=f"--config {config_path}")
     for warning in settings.warnings if warn else ():
         print_warning(warning)
     if root:
         settings.root = str(Path(root).absolute())
         if not Path(settings.root).is_dir():
-            raise Fault("there is no such directory", where=settings.root)
+            if Path(settings.root).exists():
+                raise Fault("not a directory", where=f"--root {settings.root}")
+            hint = "Name a host built with gpu-oci-hook simulate"
+            raise Fault("no such directory", where=f"--root {settings.root}", hint=hint)
     if driver_root:
         if not driver_root.startswith("/"):
             hint = "Give its path as seen from the host root"
@@ -63,6 +66,7 @@ def load_command_config(config_path: str, root: str, driver_root: str, *, warn: 
         host = Host(settings.root)
         status = host.stat_path(driver_root)
         if status is None or not stat.S_ISDIR(status.st_mode):
-            raise Fault("there is no such directory", where=host.full_path(driver_root))
+            problem = "no such directory" if status is None else "not a directory"
+            raise Fault(problem, where=f"--driver-root {host.full_path(driver_root)}")
         settings.driver_root = driver_root
     return settings

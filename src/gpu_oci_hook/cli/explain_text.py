@@ -14,6 +14,7 @@ from gpu_oci_hook.container.rootfs_edits import GENERATED_DIR
 from gpu_oci_hook.model.outcome import Outcome
 from gpu_oci_hook.model.request import Request
 from gpu_oci_hook.request.require_expressions import parse_requirement
+from gpu_oci_hook.request.selectors import format_ranges
 
 # By the value of "state" in the JSON form, with "cdi" for an injection without the NVIDIA driver.
 _STATE_TEXTS = {
@@ -79,12 +80,17 @@ def _summarize_outcome(outcome: Outcome) -> str:
     state: str = outcome.plan.state
     if state == "inject" and not outcome.request.needs_driver:
         state = "cdi"
-    counts = ""
-    if state == "inject":
-        counts = f", {len(outcome.chosen_gpus)} of {len(outcome.gpus)} GPU{'' if len(outcome.gpus) == 1 else 's'}"
-    if outcome.chosen_mig_devices:
-        counts += f" ({len(outcome.mig_parents)} of them for {len(outcome.chosen_mig_devices)} MIG devices)"
-    return f"{_STATE_TEXTS[state]}{counts}"
+    if state != "inject":
+        return _STATE_TEXTS[state]
+    parts = [_STATE_TEXTS[state]]
+    whole_gpus, mig_devices = len(outcome.chosen_gpus) - len(outcome.mig_parents), outcome.chosen_mig_devices
+    if whole_gpus or not mig_devices:
+        parts.append(f"{whole_gpus} of {len(outcome.gpus)} GPU{'' if len(outcome.gpus) == 1 else 's'}")
+    if mig_devices:
+        parents = format_ranges(sorted({device.gpu.index for device, _ in mig_devices}))
+        count = f"{len(mig_devices)} MIG device{'' if len(mig_devices) == 1 else 's'}"
+        parts.append(f"{count} of GPU{'' if parents.isdigit() else 's'} {parents}")
+    return f"{', '.join(parts[:-1])} and {parts[-1]}"
 
 
 def _print_devices(outcome: Outcome) -> None:

@@ -62,9 +62,9 @@ def install(prefix: str, *, aliases: bool, force: bool) -> None:
             _print_result(directory / name, write_alias_link(directory / name, target), f" -> {target}")
     except OSError as error:
         reason = describe_os_error(error, writing=True)
-        raise Fault(f"it cannot be written: {reason}", where=str(error.filename or directory)) from error
+        raise Fault(f"cannot be written: {reason}", where=str(error.filename or directory)) from error
     _compile_package(package)
-    print_line(f"interpreter {python}, libraries from {', '.join(paths)}")
+    print_line(f"interpreter {python}, Python packages from {', '.join(paths)}")
     print_line(
         f"next: configure {directory / LAUNCHER_NAMES[0]} as a runtime of your container engine (docs/engines.md)"
     )
@@ -76,7 +76,7 @@ def install(prefix: str, *, aliases: bool, force: bool) -> None:
 def _compile_package(package: Path) -> None:
     """Compile our package and write its code bundle, and print the result."""
     if compileall.compile_dir(package, quiet=2) and _write_code_bundle():
-        print_line(f"the compiled code of {package} is up to date")
+        print_line(f"Python byte code of {package} is up to date")
     else:
         print_line(f"{package} could not be compiled by this user: every start compiles it again and is slower")
 
@@ -101,7 +101,7 @@ def _refuse_foreign_file(path: Path) -> None:
     except FileNotFoundError:
         return
     except OSError as error:
-        raise Fault(f"it cannot be examined: {describe_os_error(error)}", where=str(path)) from error
+        raise Fault(f"cannot be inspected: {describe_os_error(error)}", where=str(path)) from error
     is_own = False
     if stat.S_ISLNK(status.st_mode):
         is_own = str(path.readlink()) in LAUNCHER_NAMES
@@ -149,7 +149,7 @@ def _replace_atomically(path: Path, content: bytes, target: str | None) -> str:
         finally:
             os.close(directory_fd)
     except OSError as error:
-        raise Fault(f"it cannot be written: {describe_os_error(error, writing=True)}", where=str(path)) from error
+        raise Fault(f"cannot be written: {describe_os_error(error, writing=True)}", where=str(path)) from error
     return "replaced" if existed else "wrote"
 
 

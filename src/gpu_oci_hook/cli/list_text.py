@@ -105,13 +105,14 @@ def _suggest_next_step(listing: MachineListing) -> str:
             f"The driver root {driver_host.root} is empty or missing: start the driver container, "
             "or correct [host] driver-root"
         )
-    elsewhere = (
-        "If it is installed elsewhere, set [host] driver-root to its root or [host] library-paths to its directory"
-    )
+    setting = "set [host] driver-root to the root or [host] library-paths to the directory"
     if not listing.module_version and not libraries:
-        return f"No driver was found: install it. {elsewhere}"
+        return f"No driver was found: install it. If it is installed elsewhere, {setting}"
     if not libraries:
-        return f"The kernel module is loaded, but its libraries were not found. {elsewhere}"
+        return (
+            "The kernel module is loaded, but the driver libraries were not found. "
+            f"If they are installed elsewhere, {setting}"
+        )
     if not listing.module_version:
         return "The libraries are installed, but the kernel module is not loaded: modprobe nvidia"
     return "" if listing.gpus else f"{NO_GPU_HINT[0].upper()}{NO_GPU_HINT[1:]}"

@@ -27,8 +27,7 @@ from gpu_oci_hook.simulate.host_tree import DESKTOP_LAYOUTS, LAYOUTS, SimulatedH
 )
 @click.option(
     "--arch",
-    default="",
-    type=click.Choice(("", *HOST_ARCHITECTURES)),
+    type=click.Choice(HOST_ARCHITECTURES),
     show_choices=False,
     metavar="MACHINE",
     help=f"Machine type: {' or '.join(HOST_ARCHITECTURES)}.  [default: that of this machine]",
@@ -54,7 +53,7 @@ def simulate(
     driver: str,
     model: str,
     layout: str,
-    arch: str,
+    arch: str | None,
     mig: tuple[str, ...],
     imex: int,
     features: str,
@@ -73,7 +72,7 @@ def simulate(
         driver=driver,
         model=model,
         layout=layout,
-        arch=arch,
+        arch=arch or "",
         mig=mig,
         imex=imex,
         features=tuple(features.replace(",", " ").split()),

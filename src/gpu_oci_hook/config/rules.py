@@ -31,7 +31,7 @@ CONTROL_CHARACTERS = "[\\u0000-\\u001f\\u007f]"
 HAS_CONTROL_CHARACTER = "has a control character"
 IS_EMPTY = "must not be empty"
 NEEDS_PROGRAM = "must name at least one program"
-LACKS_PATH = "has no path, the file on the host"
+LACKS_PATH = "path is missing (the file on the host)"
 LIBRARY_WITH_CONTAINER = "is a library, which is placed where the loader finds it; remove container"
 
 # Keys of the NVIDIA container toolkit's config.toml, and what replaces them here.
@@ -65,7 +65,7 @@ _TOOLKIT_TABLES = (
 
 def describe_wrong_type(expected: str, value: object) -> str:
     """Say that a value has the wrong type."""
-    return f"must be {expected}, is {_describe_toml_value(value)}"
+    return f"must be {expected}, not {_describe_toml_value(value)}"
 
 
 def describe_wrong_choice(value: str, choices: tuple[str, ...]) -> str:

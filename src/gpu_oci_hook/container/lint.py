@@ -160,8 +160,12 @@ def _lint_leftovers(
     leftovers = [path for path in leftovers if not mounted or rootfs.resolve_path(path) not in mounted]
     if not leftovers:
         return []
-    count = f"{len(leftovers)} leftover driver file{'' if len(leftovers) == 1 else 's'}"
-    return [f"image contains {count} (committed from a GPU container?): {_join_first_paths(leftovers)}"]
+    paths = _join_first_paths(leftovers)
+    if len(leftovers) == 1:
+        found, removal = "a driver file", "Remove it"
+    else:
+        found, removal = f"{len(leftovers)} driver files", "Remove them"
+    return [f"the image contains {found}, probably committed from a GPU container: {paths}. {removal} from the image"]
 
 
 def _lint_libcudas(image: Image, libraries: list[tuple[str, str, int]], driver_version: str) -> list[str]:
@@ -174,8 +178,8 @@ def _lint_libcudas(image: Image, libraries: list[tuple[str, str, int]], driver_v
             libcudas.append(path)
             if version != driver_version:
                 result.append(
-                    f"image has its own {path} of driver {version}, the host has {driver_version or 'another'}: "
-                    "error 803 risk for programs that load it"
+                    f"programs that load the image's {path} (driver {version}) will fail with CUDA error 803, as the "
+                    f"host has {driver_version or 'another driver version'}"
                 )
     libcudas += [path for path, _ in image.compat_libcudas if path not in libcudas]
     if len(image.compat_libcudas) > 1:
@@ -183,7 +187,7 @@ def _lint_libcudas(image: Image, libraries: list[tuple[str, str, int]], driver_v
         result.append(f"{COMPAT_DIRECTORY} has more than one libcuda; which one applies is ambiguous: {names}")
     if len(libcudas) > 1:
         result.append(
-            f"image contains {len(libcudas)} libcudas in addition to the host's: {_join_first_paths(libcudas)}"
+            f"the image contains {len(libcudas)} libcudas in addition to the host's: {_join_first_paths(libcudas)}"
         )
     return result
 
@@ -192,13 +196,22 @@ def _lint_stubs(rootfs: Rootfs, image: Image, env: Mapping[str, str]) -> list[st
     result = []
     for directory in env.get("LD_LIBRARY_PATH", "").split(":"):
         if "stubs" in directory.split("/"):
-            result.append(f"LD_LIBRARY_PATH has {directory}: error 34 risk, the stub libcuda there does nothing")
+            result.append(
+                f"LD_LIBRARY_PATH names {directory}, which is for a stub libcuda: CUDA fails with error 34. Remove the "
+                "directory from LD_LIBRARY_PATH"
+            )
     targets = ARCHITECTURES[image.arch].toolkit_targets if image.arch in ARCHITECTURES else ()
     for directory in (STUBS_DIRECTORY, *[TARGET_STUBS_DIRECTORY.format(target) for target in targets]):
         if rootfs.stat_path(f"{directory}/libcuda.so.1", follow=True) is not None:
-            result.append(f"{directory} has a libcuda.so.1: error 34 risk, programs may load the stub")
+            result.append(
+                f"{directory} has a stub libcuda.so.1: CUDA fails with error 34 in programs that load it. Remove it "
+                "from the image"
+            )
     if image.ld_cache is not None and b"/stubs/libcuda.so" in image.ld_cache:
-        result.append("the image's loader cache names a stub libcuda: error 34 risk")
+        result.append(
+            "the image's loader cache names a stub libcuda: CUDA fails with error 34 in programs that load it. Remove "
+            "its directory from the loader's configuration and run ldconfig in the image"
+        )
     return result
 
 

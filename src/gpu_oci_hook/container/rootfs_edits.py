@@ -62,7 +62,7 @@ class RootfsEditor:
     def clear_mount_point(self, edit: AddMount) -> None:
         """Remove a link or special file at a mount's destination, where the edit says so."""
         if edit.clear_mount_point and self._rootfs.clear_mount_point(edit.destination):
-            self.changes.append(f"made way at {edit.destination}")
+            self.changes.append(f"removed {edit.destination} to make room for a mount point")
 
     def prepare_directory(self, edit: PrepareDirectory) -> None:
         """Prepare a directory of empty files and links on the host, unless it exists."""
@@ -70,7 +70,11 @@ class RootfsEditor:
             prepare_directory(edit.source, edit.entries)
         except OSError as error:
             reason = describe_os_error(error, writing=True)
-            raise Fault(f"the libraries' directory cannot be made: {reason}", where=edit.source) from None
+            raise Fault(
+                f"cannot create the directory for the driver libraries: {reason}",
+                where=edit.source,
+                hint="Make the bundle writable for this user, or run as the user that the engine runs as",
+            ) from None
 
     def make_link(self, edit: AddLink) -> None:
         """Make a symbolic link below the root."""

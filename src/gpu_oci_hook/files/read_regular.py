@@ -93,7 +93,7 @@ def reopen_regular_fd(path_fd: int, dir_fd: int = -1, name: str = "") -> int:
     reopened = posix.fstat(fd)
     if (reopened.st_dev, reopened.st_ino) != (status.st_dev, status.st_ino):
         posix.close(fd)
-        raise UnusableFileError("has given its name to another file")
+        raise UnusableFileError("was replaced while it was being opened")
     return fd
 
 
@@ -188,7 +188,7 @@ def read_config_json(path: str) -> bytes | None:
         from gpu_oci_hook.errors import Fault, describe_os_error
 
         reason = describe_os_error(error)
-        raise Fault(f"the bundle's configuration is refused: {reason}", where=path) from None
+        raise Fault(f"cannot be read: {reason}", where=path) from None
 
 
 def is_oversized_without_triggers(path: str, triggers: tuple[bytes, ...]) -> bool:

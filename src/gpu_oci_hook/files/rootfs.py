@@ -54,6 +54,9 @@ class Rootfs:
         self._walker = PathWalker(-1)
         try:
             self._fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            hint = "Create it, or correct root.path in config.json"
+            raise Fault("the rootfs does not exist", where=path, hint=hint) from None
         except (OSError, ValueError) as error:
             raise make_os_fault("cannot open the container's root file system", path, error) from error
         self._walker = PathWalker(self._fd)

@@ -76,17 +76,17 @@ def parse_json(data: bytes) -> object:
 
             value, end = _scan(text, start)
     except StopIteration as stop:
-        raise Fault(f"it is not JSON: a value is expected at {_describe_position(text, stop.value)}") from None
+        raise Fault(f"not valid JSON: a value is expected at {_describe_position(text, stop.value)}") from None
     except RecursionError:
         raise Fault("it is nested too deeply") from None
     except ValueError as error:  # json.JSONDecodeError among them
         at = getattr(error, "pos", None)
         reason = getattr(error, "msg", str(error))
         position = "" if at is None else f" at {_describe_position(text, at)}"
-        raise Fault(f"it is not JSON: {reason}{position}") from None
+        raise Fault(f"not valid JSON: {reason}{position}") from None
     rest = text[end:].lstrip(_WHITESPACE)
     if rest:
-        raise Fault(f"it is not JSON: extra data at {_describe_position(text, len(text) - len(rest))}")
+        raise Fault(f"not valid JSON: extra data at {_describe_position(text, len(text) - len(rest))}")
     return value
 
 
@@ -99,9 +99,9 @@ def parse_config_json(data: bytes, path: str) -> dict[str, object]:
     try:
         spec = parse_json(data)
     except Fault as fault:
-        raise Fault(f"the bundle's configuration is refused: {fault}", where=path) from None
+        raise Fault(str(fault), where=path) from None
     if not isinstance(spec, dict):
-        raise Fault("the bundle's configuration is refused: it is not an object", where=path)
+        raise Fault("must be a JSON object", where=path)
     return spec
 
 
@@ -122,4 +122,4 @@ def dump_json(value: object) -> bytes:
 def _describe_position(text: str, at: int) -> str:
     line = text.count("\n", 0, at) + 1
     column = at - text.rfind("\n", 0, at)
-    return f"line {line} column {column}"
+    return f"line {line}, column {column}"

@@ -69,11 +69,11 @@ class BuiltSpec:
         """Summarise the file: kind, devices, CDI version, engines."""
         names = get_device_names(self.spec)
         more = f" and {len(names) - _MAX_SHOWN} more" if len(names) > _MAX_SHOWN else ""
-        count = f"{len(names)} device{'' if len(names) == 1 else 's'}"
+        count = f"{len(names)} device name{'' if len(names) == 1 else 's'}"
         version = self.spec["cdiVersion"]
         engines = ", ".join(list_reading_engines(version))
         shown = f"{', '.join(names[:_MAX_SHOWN])}{more}"
-        return f"{self.spec['kind']}, {count} ({shown}), CDI {version}, which {engines} and later read"
+        return f"{self.spec['kind']}, {count} ({shown}), CDI {version}; read by {engines} and later"
 
 
 def get_device_names(spec: ContainerEdits) -> list[str]:
@@ -111,7 +111,7 @@ def build_spec(recipe: SpecRecipe, config: Config, cache: Cache) -> BuiltSpec:
 def _build_comments(planned: PlannedSpec, rewrite_command: str) -> tuple[str, ...]:
     """Build the head comments of a YAML file."""
     comments = [f"{REGENERATE_COMMENT}{rewrite_command}"] if rewrite_command else []
-    comments.append(f"made from {planned.fingerprint}")
+    comments.append(f"host fingerprint: {planned.fingerprint}")
     if planned.driver_version:
         comments.append(f"driver {planned.driver_version}")
     comments += [f"{INCOMPLETE_COMMENT}{missing}" for missing in planned.missing_nodes if missing.required]

@@ -140,7 +140,7 @@ def _split_resolved_path(path: str) -> tuple[str, str]:
     if not path or "\0" in path:
         raise Fault("a file's name is empty or has a NUL character", where=path)
     if path.endswith("/"):
-        raise Fault("it names a directory, and a CDI file is to be written there", where=path)
+        raise Fault("is a directory", where=path, hint=f"Name a file, such as {path}nvidia.yaml")
     directory, name = os.path.split(resolve_trusted_links(path))
     return directory, name or "."
 
@@ -164,7 +164,8 @@ def _read_existing_file(directory_fd: int, name: str, path: str) -> tuple[bytes 
     except FileNotFoundError:
         return None, None
     except UnusableFileError as error:
-        raise Fault(f"{error}, and a CDI file is to be written there", where=path) from None
+        hint = f"Name a file, such as {path}/nvidia.yaml" if os.path.isdir(path) else "Name another file"
+        raise Fault(str(error), where=path, hint=hint) from None
     except OSError as error:
         raise Fault(f"the existing file cannot be read: {describe_os_error(error)}", where=path) from None
     return data, statuses[0]

@@ -168,7 +168,9 @@ def parse_flags(
             raise Fault(
                 "unknown flag",
                 where=clip_text(argument),
-                hint=_list_valid_values(sorted((*flags_with_value, *flags_without_value)), "--"),
+                hint=_list_valid_values(
+                    sorted(flag for flag in (*flags_with_value, *flags_without_value) if len(flag) > 1), "--"
+                ),
             )
         elif not equals:
             if at == len(command_line):

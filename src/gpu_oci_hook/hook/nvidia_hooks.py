@@ -74,9 +74,9 @@ def run_nvidia_hook(arguments: list[str]) -> list[str]:
         if any(switch in (*_HELP_FLAGS, *_VERSION_FLAGS) for switch in switches) and not name:
             _print_help(f"gpu-oci-hook, version {VERSION}\n" if switches[0] in _VERSION_FLAGS else _USAGE)
             return []
-        problem = f'unknown hook "{clip_text(name)}"' if name else "no hook is named"
+        problem = f'unknown hook "{clip_text(name)}": skipped' if name else "no hook name was given; nothing was done"
         drain_state(0)
-        return [f"{problem}: skipped. Known hooks: {', '.join(HOOK_FLAGS)}"]
+        return [f"{problem}. Known hooks: {', '.join(HOOK_FLAGS)}"]
     for flag, switch in zip(program_flags, switches, strict=True):
         if switch not in _SWITCH_FLAGS:
             raise Fault("unknown flag", where=clip_text(flag))

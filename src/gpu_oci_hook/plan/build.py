@@ -73,7 +73,7 @@ def _mask_driver_params(plan_input: PlanInput, plan: Plan) -> None:
     content = build_hidden_params(container.driver_params)
     obstacle = ""
     if container.driver_params is None:
-        obstacle = "the kernel of this machine shows containers no such file (simulated GPUs)"
+        obstacle = "containers have no such file, because the GPUs are simulated"
     elif content is None:
         return
     elif not plan_input.config.hide_device_files:

@@ -57,7 +57,7 @@ def decide_cuda_compat(
         names = ", ".join(path for path, _ in compat_libraries[:_MAX_LISTED])
         if len(compat_libraries) > _MAX_LISTED:
             names += f" and {len(compat_libraries) - _MAX_LISTED} more"
-        return CompatDecision("", "ambiguous", f"the image has several compat libcuda, none is used: {names}")
+        return CompatDecision("", "ambiguous", f"the image has several CUDA compat libraries, so none is used: {names}")
     if not driver_version and policy != "always":
         return CompatDecision("", "the host's driver version is unknown, so its own libcuda is used")
     path, version = compat_libraries[0]

@@ -179,7 +179,10 @@ def build_loader_files(image: Image, libraries: Sequence[LoaderEntry], directori
     listed = [directory for directory in dict.fromkeys(directories) if _can_be_listed(directory, result)]
     if image.libc == "none":
         result.needs_ld_library_path = True
-        result.notes.append("the image has neither glibc's nor musl's loader in its usual place")
+        result.notes.append(
+            "no glibc or musl loader was found in the image: only statically linked programs will run, and most of "
+            "these cannot load the driver libraries"
+        )
     elif image.libc == "musl":
         result.files.append((musl_path_file(image.arch), _build_musl_path(image.musl_path_content, listed)))
     else:
@@ -232,7 +235,7 @@ def _build_ld_cache(image: Image, libraries: Sequence[LoaderEntry], result: Load
         return None
     old = None
     if image.ld_cache_unreadable:
-        result.notes.append(f"the image's {LD_CACHE} is not a readable file of a sane size: replaced")
+        result.notes.append(f"the image's {LD_CACHE} cannot be read or is too large, so it is replaced")
     elif data is not None:
         try:
             old = parse_ld_cache(data)

@@ -40,7 +40,10 @@ def choose_capabilities(
         if is_legacy_image and value is None:
             return allowed, "legacy CUDA image: all supported capabilities"
         chosen = allowed if "all" in default else tuple([c for c in allowed if c in default])
-        return chosen, f"{CAPABILITIES_VARIABLE} is {'not set' if value is None else 'empty'}: the default"
+        limit = ""
+        if len(chosen) < len(KNOWN_CAPABILITIES if "all" in default else set(default)):
+            limit = ", limited by [request] supported-capabilities"
+        return chosen, f"{CAPABILITIES_VARIABLE} is {'not set' if value is None else 'empty'}: the default{limit}"
     for capability in requested:
         _check_capability(capability, allowed, where)
     chosen = allowed if "all" in requested else tuple([c for c in KNOWN_CAPABILITIES if c in requested])

@@ -233,9 +233,18 @@ def _make_unknown_device_fault(device_request: DeviceRequest, gpus: list[Gpu], m
         )
     index = int(selector.partition(":")[0])
     gpu = next((gpu for gpu in gpus if gpu.index == index), None)
-    reason = f": GPU {gpu.index} has no MIG devices" if gpu is not None and not mig_devices.list_for_gpu(gpu) else ""
+    if gpu is not None and not mig_devices.list_for_gpu(gpu):
+        hint = _describe_mig_devices(gpus, mig_devices)
+        if not any(mig_devices.list_for_gpu(gpu) for gpu in gpus):
+            whole_gpus = format_ranges([gpu.index for gpu in gpus])
+            hint = f"Create one (nvidia-smi mig -cgi PROFILE -C), or request a whole GPU: {whole_gpus}"
+        return Fault(
+            f"GPU {gpu.index} has no MIG devices, so {selector} does not exist",
+            where=device_request.origin,
+            hint=hint,
+        )
     return Fault(
-        f"there is no MIG device {selector}{reason}",
+        f"there is no MIG device {selector}",
         where=device_request.origin,
         hint=_describe_mig_devices(gpus, mig_devices),
     )

@@ -88,11 +88,11 @@ def find_low_level_runtime(candidates: tuple[str, ...]) -> str:
                 continue
             return path
     raise Fault(
-        f"no low-level runtime is installed: looked for {', '.join(candidates) or 'nothing'} in "
+        f"found none of: {', '.join(candidates) or '(empty list)'} in "
         + ":".join(directories)
         + (f" (candidates that are this program itself: {own_copies})" if own_copies else ""),
         where=f"{find_config_path()}: runtime.low-level",
-        hint="Install runc or crun, or name the runtime's absolute path there",
+        hint="Install runc or crun, or set the absolute path of one",
     )
 
 

@@ -233,8 +233,14 @@ def _claim_directory(root: Path) -> None:
     """Create or empty the directory and put the marker file into it.
 
     Raises:
-        Fault: the directory contains files that `simulate` did not create for this user.
+        Fault: it is a file, or a directory with files that `simulate` did not create for this user.
     """
+    if root.exists() and not root.is_dir():
+        raise Fault(
+            "cannot create the simulated host: it is a file",
+            where=str(root),
+            hint="Name a directory that is empty or does not exist yet",
+        )
     root.mkdir(parents=True, exist_ok=True)
     names = [entry.name for entry in os.scandir(root)]
     marker = root / _MARKER

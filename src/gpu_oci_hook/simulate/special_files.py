@@ -37,9 +37,10 @@ class SpecialFiles:
             if group:
                 os.chown(name, 0, group, dir_fd=directory.fd, follow_symlinks=False)
         except OSError as error:
-            self._leave_out(
-                f"device nodes: {describe_os_error(error, writing=True)}; only root can create device nodes"
-            )
+            reason = describe_os_error(error, writing=True)
+            if isinstance(error, PermissionError):
+                reason = "only root can create them"
+            self._leave_out(f"no device nodes were created: {reason}")
             return False
         self.nodes.append(path)
         return True

@@ -34,7 +34,7 @@ def check_conflict(query: CdiNameQuery) -> UnresolvedCause | None:
     if files is None:
         return None
     paths = tuple(file.path for file in files)
-    text = f"{' and '.join(paths)} both define it: conflict: none used"
+    text = f"{' and '.join(paths)} both define it, so neither is used"
     later_paths = [
         file.path for file in scan.files if name in file.list_qualified_names() and file.path not in paths and file.data
     ]
@@ -50,7 +50,7 @@ def check_empty_device(query: CdiNameQuery) -> UnresolvedCause | None:
             if isinstance(device, dict) and not device.get("containerEdits"):
                 device_name = clip_text(str(device.get("name", index)))
                 where = f"{file.path}: devices[{index}].containerEdits"
-                text = f"{where}: device {device_name} has no containerEdits: invalid, and with it the file"
+                text = f"{where}: device {device_name} has no containerEdits, which makes the whole file invalid"
                 return UnresolvedCause(
                     "no-edits", (file.path,), text, "Add an edit to the device, or remove the device"
                 )
@@ -150,8 +150,8 @@ def check_unreadable_file(query: CdiNameQuery) -> UnresolvedCause | None:
         if file.status is None:
             continue  # a dangling link
         mode, owner = stat.S_IMODE(file.status.st_mode), file.status.st_uid
-        details = f"mode {mode:04o}, owned by user {owner}; you are user {os.geteuid()}"
-        text = f"{file.path} exists, not readable by you ({details})"
+        details = f"mode {mode:04o}, owned by user {owner}"
+        text = f"{file.path} exists, but user {os.geteuid()} cannot read it ({details})"
         return UnresolvedCause("unreadable", (file.path,), text, f"Run: chmod 0644 {file.path}")
     return None
 

@@ -140,7 +140,7 @@ def check_generated_kind(query: CdiNameQuery) -> UnresolvedCause | None:
         )
     hint = _suggest_generating(query)
     if query.name == MANAGEMENT_DEVICE:
-        hint += "; gpu-oci-runtime needs no file for it"
+        hint += "; gpu-oci-runtime resolves this name without a CDI file"
     return UnresolvedCause("undefined", (), text, hint)
 
 

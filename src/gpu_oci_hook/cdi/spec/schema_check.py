@@ -95,7 +95,7 @@ _TYPE_NAMES = {
 def _check_type(value: object, rule: Schema, where: str) -> Iterator[Violation]:
     if not is_json_type(value, rule["type"]):
         yield Violation(
-            "error", where, f"must be {_TYPE_NAMES[rule['type']]}, is {describe_json_type(value)}", "", "type"
+            "error", where, f"must be {_TYPE_NAMES[rule['type']]}, not {describe_json_type(value)}", "", "type"
         )
 
 
@@ -104,7 +104,7 @@ def _check_enum(value: object, rule: Schema, where: str) -> Iterator[Violation]:
         return
     choices = [choice for choice in rule["enum"] if choice]
     if not isinstance(value, str):
-        yield Violation("error", where, f"must be text, is {describe_json_type(value)}", "", "enum")
+        yield Violation("error", where, f"must be text, not {describe_json_type(value)}", "", "enum")
         return
     close_match = find_close_match(value, choices)
     hint = f"Did you mean {close_match}?" if close_match else f"Use one of {', '.join(choices)}"
@@ -171,7 +171,7 @@ def _check_properties(value: object, rule: Schema, where: str) -> Iterator[Viola
         elif isinstance(other_rule, dict):
             yield from find_schema_violations(member, other_rule, json_path)
         elif not other_rule:
-            text = "is not a field that engines know here: they refuse the whole file"
+            text = "unknown field: engines refuse the whole file"
             hint = _suggest_field_fix(key, list(properties))
             yield Violation("error", json_path, text, hint, "additionalProperties")
 

@@ -78,14 +78,14 @@ def validate_spec(
         data: the file as `reading.read_spec_file` returns it; not None.
         path: path of the file, for the findings.
         maximum: the newest CDI version that the engine in question reads; newer content is an error. "" for any.
-        reader: the engine's name for the sentences; by default "an engine that reads CDI up to" the maximum.
+        reader: the engine's name for the sentences; "" if only the maximum was named.
         rewrite_hint: the command that writes the file for that engine; it replaces the hints about the engine. "" if
             unknown.
         line_numbers: lines by JSON path (`SpecDocument.line_numbers`).
     """
     violations = [violation for check in SPEC_CHECKS for violation in check(data)]
     if maximum:
-        for violation in check_max_version(data, maximum, reader or f"an engine that reads CDI up to {maximum}"):
+        for violation in check_max_version(data, maximum, reader):
             violations.append(violation._replace(hint=rewrite_hint) if rewrite_hint else violation)
     findings = [
         Finding(

@@ -39,7 +39,8 @@ def check_declared_version(data: object) -> Iterator[Violation]:
     minimum = find_minimum_version(data)[0]
     for feature in find_versioned_features(data):
         if is_newer_version(feature.version, declared):
-            text = f"{_describe_feature(feature)} needs >= {feature.version}, and the file declares {declared}"
+            subject = _describe_feature(feature)
+            text = f"{subject} needs CDI {feature.version} or later, and the file declares {declared}"
             hint = f"Declare {minimum}, which {_describe_engines(minimum)} read"
             yield make_violation("error", feature.where, text, hint)
 
@@ -67,27 +68,32 @@ def check_max_version(data: object, max_version: str, reader: str) -> Iterator[V
 
     Arguments:
         max_version: the newest version that the engine reads.
-        reader: the engine, for people.
+        reader: the engine, for people; "" if only a version was named.
     """
     declared = _get_declared_version(data)
+    subject = reader or f"an engine that reads CDI up to {max_version}"
     if declared:
         if is_newer_version(declared, max_version):
             minimum = find_minimum_version(data)[0]
+            text = f"the file declares CDI {declared}, more than --max-version {max_version}"
+            if reader:
+                text = f"{reader} reads CDI up to {max_version}, and the file declares {declared}"
             hint = "" if is_newer_version(minimum, max_version) else f"Declare {minimum}: the content needs no more"
-            yield make_violation("error", "cdiVersion", f"{declared} is more than {reader} reads", hint)
+            yield make_violation("error", "cdiVersion", text, hint)
         # Observed with podman 4.3; libraries from 0.6.0 on accept the letter.
         if declared.startswith("v") and is_newer_version("0.6.0", max_version):
-            yield make_violation("error", "cdiVersion", f'{reader} does not know the letter "v"', "Leave it out")
+            yield make_violation("error", "cdiVersion", f'{subject} does not know the letter "v"', "Leave it out")
     for feature in find_versioned_features(data):
         if is_newer_version(feature.version, max_version):
-            text = f"{_describe_feature(feature)} needs >= {feature.version}: {reader} refuses the whole file"
+            needed = f"{_describe_feature(feature)} needs CDI {feature.version} or later"
+            text = f"{needed}: {subject} refuses the whole file"
             hint = f"It can be read by {_describe_engines(feature.version)}"
             yield make_violation("error", feature.where, text, hint)
     version = parse_cdi_version(max_version)
     for where, key, rule, value in _walk_versioned_fields(data, load_full_schema(), ""):
         is_removed = "x-until" in rule and not is_in_version(rule, version)
         if is_removed or not (is_in_version(rule, version) or is_field_used(value, rule)):
-            text = f"{key} is not a field that {reader} knows: it refuses the whole file"
+            text = f"unknown field {key}: {subject} refuses the whole file"
             yield make_violation("error", where, text, "Remove it")
 
 
@@ -99,7 +105,7 @@ def _get_declared_version(data: object) -> str:
 
 def _describe_feature(feature: VersionedFeature) -> str:
     """Describe a feature at the beginning of a sentence that follows its JSON path."""
-    return "field" if feature.where.endswith(feature.description) else feature.description
+    return "this field" if feature.where.endswith(feature.description) else feature.description
 
 
 def _describe_engines(version: str) -> str:
