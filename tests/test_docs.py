@@ -4,8 +4,8 @@ listed.
 
 from __future__ import annotations
 
+import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -20,6 +20,17 @@ SNIPPETS = sorted(
     for path in (ROOT / "packaging").rglob("*")
     if path.suffix in (".json", ".toml", ".conf") and path.parent.name != "systemd"
 )
+# What git ignores, and git itself.
+IGNORED = {
+    ".git",
+    ".venv",
+    ".mypy_cache",
+    ".ruff_cache",
+    ".pytest_cache",
+    ".hypothesis",
+    ".import_linter_cache",
+    "__pycache__",
+}
 FACTS = ROOT / "docs/facts.md"
 CITATION = re.compile(r"\(facts:\s+([a-z0-9,\s-]+)\)")
 # Names of documents that are not in the repository, and codes of lists that are not.
@@ -30,28 +41,15 @@ DEAD_CITATION = re.compile(
 
 
 def read_sources() -> dict[Path, str]:
-    """Every text file that git knows or would add, by path below the project."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
-    )
-    if listed.returncode != 0:
-        pytest.fail(f"git cannot list the project: {listed.stderr}")
+    """Every text file of the project, by path; without git, which a fresh machine does not have."""
+    suffixes = ("", ".py", ".md", ".toml", ".json", ".conf", ".service", ".sh", ".in", ".c")
     sources = {}
-    for name in listed.stdout.splitlines():
-        path = ROOT / name
-        if path.is_file() and path.suffix in (
-            "",
-            ".py",
-            ".md",
-            ".toml",
-            ".json",
-            ".conf",
-            ".service",
-            ".sh",
-            ".in",
-            ".c",
-        ):
-            sources[path] = path.read_text(errors="replace")
+    for directory, directories, names in os.walk(ROOT):
+        directories[:] = [name for name in directories if name not in IGNORED and not name.endswith(".egg-info")]
+        for name in names:
+            path = Path(directory, name)
+            if path.is_file() and not path.is_symlink() and path.suffix in suffixes:
+                sources[path] = path.read_text(errors="replace")
     return sources
 
 

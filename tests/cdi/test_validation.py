@@ -451,9 +451,7 @@ def test_a_file_that_declares_too_much_may_declare_less() -> None:
 def test_an_empty_field_is_unknown_to_an_engine_that_reads_less() -> None:
     spec = minimal_spec("0.5.0", env=["A=b"], additionalGids=[])
     said = [text for level, _, text in found(spec, maximum="0.6.0") if level == "error"]
-    assert said == [
-        "unknown field additionalGids: an engine that reads CDI up to 0.6.0 refuses the whole file"
-    ]
+    assert said == ["unknown field additionalGids: an engine that reads CDI up to 0.6.0 refuses the whole file"]
 
 
 def test_old_engines_do_not_know_the_letter_before_a_version() -> None:

@@ -278,11 +278,12 @@ def test_a_config_file_that_is_named_must_be_there(
 
 
 @pytest.mark.parametrize(
-    ("root", "said"), [
+    ("root", "said"),
+    [
         ("usr", "not an absolute path"),
         ("/nope", "no such directory"),
         ("/etc/ld.so.cache", "not a directory"),
-    ]
+    ],
 )
 def test_a_driver_root_that_is_none_is_a_sentence(
     command: Command, bundle: DebianBundle, host: Path, root: str, said: str
