@@ -3,4 +3,4 @@
 Import budget: pass-through.
 """
 
-VERSION = "0.1.0"
+VERSION = "0.2.0"
