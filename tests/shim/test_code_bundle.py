@@ -1,4 +1,4 @@
-"""The one file with the hot modules' code: taken when it is whole and fresh, passed over when it is anything else."""
+"""The files with our modules' code: used while they are undamaged and fresh, ignored otherwise."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 import gpu_oci_hook
+from gpu_oci_hook.cli import code_bundle_builder
 from gpu_oci_hook.shim import code_bundle
 from test_imports import CREATE, INJECTION
 
@@ -24,34 +25,41 @@ from gpu_oci_hook.shim import code_bundle
 code_bundle.use_code_bundle()
 from gpu_oci_hook.inject import pipeline
 from gpu_oci_hook.host import root
-for module in (pipeline, root, sys.modules["gpu_oci_hook.request"]):
+if {other}:
+    from gpu_oci_hook.cdi import translate
+    modules = [translate, sys.modules["gpu_oci_hook.cdi"]]
+else:
+    modules = [pipeline, root, sys.modules["gpu_oci_hook.request"]]
+for module in modules:
     print(type(module.__spec__.loader).__name__, module.__name__, module.__package__, module.__file__)
 """
 
 
 @pytest.fixture
 def copy(tmp_path: Path) -> Path:
-    """The package in a place of its own, with the file as `install` writes it."""
+    """The package in a place of its own, with the files as `install` writes them."""
     place = tmp_path / "gpu_oci_hook"
     shutil.copytree(PACKAGE, place, ignore=shutil.ignore_patterns("__pycache__"))
     write = f"""
 import sys
 sys.path.insert(0, {str(tmp_path)!r})
-from gpu_oci_hook.shim import code_bundle
+from gpu_oci_hook.cli.code_bundle_builder import build_code_bundles
 import os
-os.makedirs(os.path.dirname(code_bundle.BUNDLE_PATH), exist_ok=True)
-open(code_bundle.BUNDLE_PATH, "wb").write(code_bundle.build_code_bundle())
+for path, content in build_code_bundles().items():
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    open(path, "wb").write(content)
 """
     subprocess.run([sys.executable, "-I", "-c", write], check=True)
     return place
 
 
-def data(copy: Path) -> Path:
-    return copy / "__pycache__" / os.path.basename(code_bundle.BUNDLE_PATH)
+def data(copy: Path, path: str = code_bundle.BUNDLE_PATH) -> Path:
+    return copy / "__pycache__" / os.path.basename(path)
 
 
-def loaders(copy: Path) -> list[list[str]]:
-    code = LOADERS.format(source=str(copy.parent))
+def loaders(copy: Path, *, other: bool = False) -> list[list[str]]:
+    """Import modules of the first file, or of the other one, and list how each was loaded."""
+    code = LOADERS.format(source=str(copy.parent), other=other)
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
     return [line.split() for line in done.stdout.splitlines()]
 
@@ -68,6 +76,81 @@ def test_a_source_that_has_changed_makes_the_file_stale(copy: Path) -> None:
     with open(copy / "plan/layout.py", "a") as file:
         file.write("# changed\n")
     assert {line[0] for line in loaders(copy)} == {"SourceFileLoader"}
+
+
+def test_the_other_modules_come_from_the_second_file(copy: Path) -> None:
+    assert loaders(copy, other=True) == [
+        ["BundleFinder", "gpu_oci_hook.cdi.translate", "gpu_oci_hook.cdi", str(copy / "cdi/translate.py")],
+        ["BundleFinder", "gpu_oci_hook.cdi", "gpu_oci_hook.cdi", str(copy / "cdi/__init__.py")],
+    ]
+
+
+def test_of_the_second_file_a_changed_module_is_loaded_from_its_source(copy: Path) -> None:
+    with open(copy / "cdi/translate.py", "a") as file:
+        file.write("# changed\n")
+    assert [line[0] for line in loaders(copy, other=True)] == ["SourceFileLoader", "BundleFinder"]
+
+
+def _pack_index(index: bytes) -> bytes:
+    return code_bundle.hash_data(index) + len(index).to_bytes(4, "little") + index
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        "missing",
+        "a FIFO",
+        "a byte of the index turned",
+        "another build",
+        "an index of another shape",
+        "cut behind the index",
+    ],
+)
+def test_a_damaged_second_file_is_ignored(copy: Path, damage: str) -> None:
+    path = data(copy, code_bundle.OTHER_BUNDLE_PATH)
+    content = path.read_bytes()
+    path.unlink()
+    if damage == "a FIFO":
+        os.mkfifo(path)
+    elif damage == "a byte of the index turned":
+        path.write_bytes(content[:1000] + bytes([content[1000] ^ 1]) + content[1001:])
+    elif damage == "another build":
+        path.write_bytes(_pack_index(marshal.dumps(((code_bundle.BUNDLE_STAMP[0], 1), {}))))
+    elif damage == "an index of another shape":
+        path.write_bytes(_pack_index(marshal.dumps((code_bundle.BUNDLE_STAMP, 7))))
+    elif damage == "cut behind the index":
+        size = int.from_bytes(content[8:12], "little")
+        path.write_bytes(content[: 12 + size])
+    assert {line[0] for line in loaders(copy, other=True)} == {"SourceFileLoader"}
+
+
+def test_the_two_files_have_every_module_that_the_shim_can_load(copy: Path) -> None:
+    names = set(marshal.loads(data(copy).read_bytes()[8:])[1])
+    names |= set(marshal.loads(data(copy, code_bundle.OTHER_BUNDLE_PATH).read_bytes()[12:])[1])
+    sources = {path.relative_to(copy).with_suffix("") for path in copy.rglob("*.py")}
+    rooms = {path for path in sources if path.parts[0] not in ("cli", "generate", "hook", "simulate")}
+    expected = {".".join(("gpu_oci_hook", *path.parts)).removesuffix(".__init__") for path in rooms}
+    assert names == expected - {"gpu_oci_hook"}
+
+
+def test_every_module_loads_from_the_two_files(copy: Path) -> None:
+    code = f"""
+import importlib, sys
+sys.path.insert(0, {str(copy.parent)!r})
+from gpu_oci_hook.shim import code_bundle
+code_bundle.use_code_bundle()
+finder = sys.meta_path[0]
+finder.find_spec("gpu_oci_hook.none")
+for name in (*finder._entries, *finder._index):
+    module = importlib.import_module(name)
+    loader = type(module.__spec__.loader).__name__
+    assert loader == "BundleFinder" or name in {{"gpu_oci_hook.files", "gpu_oci_hook.files.read_regular",
+        "gpu_oci_hook.shim", "gpu_oci_hook.shim.code_bundle"}}, (name, loader)
+print(len(finder._entries) + len(finder._index))
+"""
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert int(done.stdout) > 100
 
 
 def test_a_source_of_the_same_size_and_another_time_makes_it_stale_too(copy: Path) -> None:
@@ -87,7 +170,7 @@ def test_a_source_that_is_gone_makes_it_stale(copy: Path) -> None:
      marshal.dumps(((code_bundle.BUNDLE_STAMP[0], 1), {})), marshal.dumps(7)],
 )  # fmt: skip
 def test_a_damaged_or_foreign_file_is_passed_over(copy: Path, content: bytes) -> None:
-    marked = code_bundle._hash_data(content) + content
+    marked = code_bundle.hash_data(content) + content
     for written in (data(copy).read_bytes()[:-100] if content == b"truncated" else marked, content):
         data(copy).write_bytes(written)
         assert {line[0] for line in loaders(copy)} == {"SourceFileLoader"}
@@ -124,4 +207,4 @@ def test_its_modules_are_those_of_a_container_with_every_capability() -> None:
     some = {"inject.requirements", "host.model_tables", "request.require_variables", "request.require_expressions"}
     some |= {"shim.code_bundle"}
     ours = {name.removeprefix("gpu_oci_hook.") for name in INJECTION - CREATE if name.startswith("gpu_oci_hook")}
-    assert set(code_bundle.BUNDLED_MODULES) == ours - some
+    assert set(code_bundle_builder.BUNDLED_MODULES) == ours - some

@@ -13,6 +13,7 @@ from pathlib import Path
 import click
 
 import gpu_oci_hook
+from gpu_oci_hook.cli.code_bundle_builder import build_code_bundles
 from gpu_oci_hook.cli.insecure_paths import find_insecure_paths
 from gpu_oci_hook.cli.launchers import (
     ALIASES,
@@ -27,7 +28,6 @@ from gpu_oci_hook.errors import Fault, describe_os_error
 from gpu_oci_hook.files.read_regular import read_regular_head
 from gpu_oci_hook.files.replace import remove_stale_temporaries, replace_file, replace_file_at, replace_symlink_at
 from gpu_oci_hook.formats.program_names import is_launcher
-from gpu_oci_hook.shim.code_bundle import BUNDLE_PATH, build_code_bundle
 
 
 @click.command()
@@ -74,17 +74,18 @@ def install(prefix: str, *, aliases: bool, force: bool) -> None:
 
 
 def _compile_package(package: Path) -> None:
-    """Compile our package and write its code bundle, and print the result."""
-    if compileall.compile_dir(package, quiet=2) and _write_code_bundle():
+    """Compile our package and write its code bundles, and print the result."""
+    if compileall.compile_dir(package, quiet=2) and _write_code_bundles():
         print_line(f"Python byte code of {package} is up to date")
     else:
         print_line(f"{package} could not be compiled by this user: every start compiles it again and is slower")
 
 
-def _write_code_bundle() -> bool:
-    """Write the file with the code of all modules that a GPU container needs. Return whether that worked."""
+def _write_code_bundles() -> bool:
+    """Write the files from which the shim loads its modules. Return whether that worked."""
     try:
-        replace_file(BUNDLE_PATH, build_code_bundle(), mode=0o644)
+        for path, content in build_code_bundles().items():
+            replace_file(path, content, mode=0o644)
     except (OSError, Fault):
         return False
     return True

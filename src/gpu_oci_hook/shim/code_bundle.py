@@ -1,8 +1,10 @@
-"""Load the modules that every GPU container needs from one file instead of fifty.
+"""Load our modules from two files instead of a hundred.
 
-`gpu-oci-hook install` writes the file among the interpreter's compiled modules. It is trusted like them: a user who can
-write there can change the code itself. It is used only while every source is unchanged. Without it the interpreter
-loads the modules as usual, and a start takes one or two milliseconds longer.
+`gpu-oci-hook install` writes the files among the interpreter's compiled modules. They are trusted like them: a user who
+can write there can change the code itself. The first one has the modules that every GPU container needs, and is used
+only while none of their sources has changed. The second one has the other modules that the shim can need: an index, and
+the code of each module, which is read when the module is loaded, if its source is unchanged. Without these files the
+interpreter loads the modules as usual, and a start takes a few milliseconds longer.
 
 Import budget: GPU container.
 """
@@ -15,7 +17,7 @@ import os
 import sys
 
 from gpu_oci_hook import VERSION
-from gpu_oci_hook.files.read_regular import read_regular_file
+from gpu_oci_hook.files.read_regular import open_regular_file, read_regular_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -25,48 +27,47 @@ if TYPE_CHECKING:
 
     # Path of the source, whether it is a package, size, mtime in ns, code.
     ModuleEntry = tuple[str, bool, int, int, CodeType]
+    # The same, but with the offset and size of the marshalled code behind the index, and its hash.
+    IndexEntry = tuple[str, bool, int, int, tuple[int, int, bytes]]
 
-_PACKAGE = os.path.dirname(os.path.dirname(__file__))
-BUNDLE_PATH = f"{_PACKAGE}/__pycache__/code_bundle.{sys.implementation.cache_tag}.data"
+PACKAGE = os.path.dirname(os.path.dirname(__file__))
+_PREFIX = f"{PACKAGE}/__pycache__/code_bundle"
+_SUFFIX = f"{sys.implementation.cache_tag}.data"
+BUNDLE_PATH = f"{_PREFIX}.{_SUFFIX}"
+OTHER_BUNDLE_PATH = f"{_PREFIX}_other.{_SUFFIX}"
 BUNDLE_STAMP = (VERSION, sys.hexversion)
 _SIZE_LIMIT = 16 << 20
-_HASH_KEY, _HASH_SIZE = 0, 8
-
-# The modules of a start with all capabilities. Modules that only some containers need are not worth reading.
-BUNDLED_MODULES = (
-    "config", "config.keys", "container", "container.image", "container.rootfs_edits", "container.spec_edits",
-    "errors", "files.directory", "files.path_walk", "files.prepared_directory", "files.replace", "files.rootfs",
-    "files.user_namespace", "formats", "formats.architectures", "formats.driver_version", "formats.fastjson",
-    "formats.ldcache", "formats.oci", "formats.proc", "formats.program_names", "host", "host.device_nodes",
-    "host.driver", "host.driver.inventory_cache", "host.gpus", "host.mig", "host.mig.capability_files",
-    "host.optional", "host.optional.graphics", "host.root", "inject", "inject.gather", "inject.pipeline", "model",
-    "model.edits", "model.file_edits", "model.machine", "model.optional_devices", "model.outcome",
-    "model.plan_input", "model.request", "plan", "plan.build", "plan.devices", "plan.driver_params", "plan.files",
-    "plan.layout", "plan.library_mounts", "plan.links", "plan.loader_files", "plan.mounting", "request",
-    "request.capabilities", "request.environment", "request.read", "request.selectors",
-)  # fmt: skip
+_HASH_KEY, HASH_SIZE = 0, 8
+# The second file begins with the hash of the index and the size of the index.
+INDEX_START = HASH_SIZE + 4
+# What reading and decoding a damaged file raises.
+_DAMAGE = (OSError, ValueError, TypeError, EOFError, AttributeError, KeyError, IndexError)
 
 
 class BundleFinder:
-    """A finder and loader of modules, asked before the interpreter searches for files.
+    """A finder and loader of our modules, asked before the interpreter searches for files."""
 
-    Arguments:
-        entries: each module's `ModuleEntry` by its name.
-    """
+    __slots__ = ("_codes", "_entries", "_fd", "_index", "_spec_type")
 
-    __slots__ = ("_entries", "_spec_type")
-
-    def __init__(self, entries: dict[str, ModuleEntry]) -> None:
-        self._entries = entries
+    def __init__(self) -> None:
+        self._entries: dict[str, ModuleEntry] | None = None
+        self._index: dict[str, IndexEntry] | None = None
+        self._fd = -1
+        self._codes: dict[str, CodeType] = {}  # of modules that are found and not loaded yet
         self._spec_type = type(sys.__spec__)  # importlib.machinery has this type too, and costs a millisecond
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
         """Find a module's spec: see `importlib.abc.MetaPathFinder`."""
-        entry = self._entries.get(fullname)
+        if fullname[:13] != "gpu_oci_hook.":
+            return None
+        if self._entries is None:
+            self._entries = _read_entries()
+        entry = self._entries.get(fullname) or self._read_other_module(fullname)
         if entry is None:
             return None
+        self._codes[fullname] = entry[4]
         spec = self._spec_type(fullname, self, origin=entry[0], is_package=entry[1])  # type: ignore[arg-type]
         spec.has_location = True
         if spec.submodule_search_locations is not None:
@@ -78,47 +79,73 @@ class BundleFinder:
 
     def exec_module(self, module: ModuleType) -> None:
         """Run a module's code: see `importlib.abc.Loader`."""
-        exec(self._entries[module.__name__][4], module.__dict__)  # noqa: S102 - as the interpreter's own loader does
+        exec(self._codes.pop(module.__name__), module.__dict__)  # noqa: S102 - as the interpreter's own loader does
+
+    def _read_other_module(self, name: str) -> ModuleEntry | None:
+        """Read a module from the second file; return None when it is not there, damaged, or its source has changed."""
+        try:
+            if self._index is None:
+                self._index = {}
+                self._fd = open_regular_file(OTHER_BUNDLE_PATH)
+                self._index = _read_index(self._fd)
+            entry = self._index.get(name)
+            if entry is None or not _is_unchanged(*entry[:4]):
+                return None
+            offset, size, digest = entry[4]
+            data = os.pread(self._fd, size, offset)
+            if hash_data(data) != digest:
+                return None
+            code = marshal.loads(data)  # noqa: S302 - see the module's docstring
+        except _DAMAGE:
+            return None
+        return (*entry[:4], code)
 
 
 def use_code_bundle() -> None:
-    """Load modules from the bundle from now on; do nothing when it is missing, damaged or stale."""
+    """Load our modules from the bundle files from now on, as far as these are present, undamaged and fresh."""
+    if not isinstance(sys.meta_path[0], BundleFinder):
+        sys.meta_path.insert(0, BundleFinder())
+
+
+def _read_entries() -> dict[str, ModuleEntry]:
+    """Read the first file; return nothing when it is missing, damaged or stale."""
     try:
-        data = read_regular_file(BUNDLE_PATH, _SIZE_LIMIT)
-        if data[:_HASH_SIZE] != _hash_data(data[_HASH_SIZE:]):
-            return
-        stamp, entries = marshal.loads(data[_HASH_SIZE:])  # noqa: S302 - see the module's docstring
-        if stamp != BUNDLE_STAMP:
-            return
-        for path, _, size, mtime, _ in entries.values():
-            status = os.stat(path)
-            if status.st_size != size or status.st_mtime_ns != mtime:
-                return
-    except (OSError, ValueError, TypeError, EOFError):
-        return
-    sys.meta_path.insert(0, BundleFinder(entries))
+        data = memoryview(read_regular_file(BUNDLE_PATH, _SIZE_LIMIT))
+        if data[:HASH_SIZE] != hash_data(data[HASH_SIZE:]):
+            return {}
+        stamp, entries = marshal.loads(data[HASH_SIZE:])  # noqa: S302 - see the module's docstring
+        if stamp == BUNDLE_STAMP and all(_is_unchanged(*entry[:4]) for entry in entries.values()):
+            return entries  # type: ignore[no-any-return]
+    except _DAMAGE:
+        pass
+    return {}
 
 
-def build_code_bundle() -> bytes:
-    """Build the content of the bundle from the current sources.
+def _read_index(fd: int) -> dict[str, IndexEntry]:
+    """Read the index of the second file; return nothing when it is damaged or of another build.
 
     Raises:
-        OSError: a source cannot be read.
+        OSError, ValueError, TypeError, EOFError: it cannot be read or decoded.
     """
-    entries: dict[str, ModuleEntry] = {}
-    for name in BUNDLED_MODULES:
-        path = f"{_PACKAGE}/{name.replace('.', '/')}"
-        is_package = os.path.isdir(path)
-        path += "/__init__.py" if is_package else ".py"
-        with open(path, "rb") as file:
-            status = os.fstat(file.fileno())
-            code: CodeType = compile(file.read(), path, "exec", dont_inherit=True, optimize=2)
-        entries[f"gpu_oci_hook.{name}"] = (path, is_package, status.st_size, status.st_mtime_ns, code)
-    data = marshal.dumps((BUNDLE_STAMP, entries))
-    return _hash_data(data) + data
+    start = os.pread(fd, INDEX_START, 0)
+    data = os.pread(fd, int.from_bytes(start[HASH_SIZE:], "little"), INDEX_START)
+    if start[:HASH_SIZE] != hash_data(data):
+        return {}
+    stamp, index = marshal.loads(data)  # noqa: S302 - see the module's docstring
+    return index if stamp == BUNDLE_STAMP else {}
 
 
-def _hash_data(data: bytes) -> bytes:
+def _is_unchanged(path: str, _is_package: bool, size: int, mtime: int) -> bool:
+    """Return whether a module's source is the one that was compiled.
+
+    Raises:
+        OSError: it is gone.
+    """
+    status = os.stat(path)
+    return status.st_size == size and status.st_mtime_ns == mtime
+
+
+def hash_data(data: bytes | memoryview) -> bytes:
     """Return a hash that detects damaged data: marshal crashes on a flipped bit, or the interpreter runs it.
 
     It is the hash by which the interpreter compares sources with compiled code, and takes 0.05 ms.

@@ -148,6 +148,9 @@ def load_runtime() -> CachedRuntime:
         and entry[2] == get_file_signature(entry[1])
     ):
         return entry
+    from gpu_oci_hook.shim.code_bundle import use_code_bundle
+
+    use_code_bundle()
     from gpu_oci_hook.shim.low_level_runtime import resolve_runtime
 
     entry = resolve_runtime(path, entries, TRIGGERS)

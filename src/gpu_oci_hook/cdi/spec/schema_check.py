@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Iterator
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from gpu_oci_hook.cdi.spec.finding import Level
@@ -248,7 +248,7 @@ Schema = dict[str, Any]
 @cache
 def load_full_schema() -> Schema:
     """Load schema.json with its annotations. Do not change the result."""
-    text = resources.files("gpu_oci_hook.cdi.spec").joinpath("schema.json").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("schema.json").read_text(encoding="utf-8")
     loaded: Schema = json.loads(text)
     return loaded
 

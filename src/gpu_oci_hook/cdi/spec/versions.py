@@ -12,7 +12,7 @@ import re
 import tomllib
 from collections.abc import Iterator
 from functools import cache
-from importlib import resources
+from pathlib import Path
 from typing import NamedTuple
 
 from gpu_oci_hook.cdi.spec.schema_check import (
@@ -105,7 +105,7 @@ def is_field_used(value: object, rule: Schema) -> bool:
 @cache
 def load_engine_versions() -> dict[str, dict[str, str]]:
     """Load engines.toml: engine to {engine version: newest CDI version}, oldest first. Do not change the result."""
-    text = resources.files("gpu_oci_hook.cdi.spec").joinpath("engines.toml").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("engines.toml").read_text(encoding="utf-8")
     table: dict[str, dict[str, str]] = tomllib.loads(text)
     return {name: dict(sorted(rows.items(), key=lambda row: parse_cdi_version(row[0]))) for name, rows in table.items()}
 
