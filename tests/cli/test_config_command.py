@@ -43,7 +43,7 @@ def test_the_shipped_file_is_valid(command: Command) -> None:
             '[runtime]\nlow-level = ["/none"]',
             "runtime.low-level: found none of: /none",
         ),
-        ('[[inject.extra]]\npath = "{0}/none"\nrequired = true', "inject.extra[0].path: {0}/none is missing"),
+        ('[[inject.extra]]\npath = "{0}/none"\nrequired = true', "inject.extra.0.path: {0}/none is missing"),
         ('[inject]\nmps-shm = "{0}/none"', "inject.mps-shm: {0}/none is not a directory"),
         ('[cdi]\nspec-dirs = ["{0}/none"]', "cdi.spec-dirs: {0}/none is not a directory"),
         ('[host]\ncsv-directory = "{0}/none"', "host.csv-directory: {0}/none is not a directory"),

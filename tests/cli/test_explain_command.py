@@ -351,7 +351,7 @@ def test_list_names_gpus_driver_files_and_the_places_looked_at(
     for gpu in document["gpus"]:
         assert gpu["uuid"] in answer.out and gpu["pci"] in answer.out
         assert (gpu["arch"], gpu["brands"]) == ("8.0", ["nvidia", "tesla"])
-    assert ", arch 8.0, brand nvidia or tesla\n" in answer.out
+    assert ", compute capability 8.0, brand nvidia or tesla\n" in answer.out
     assert max(map(len, answer.out.split("\n"))) <= 90, "a line that 80 columns would break in the middle"
     (cuda,) = (one for one in document["files"] if one["soname"] == "libcuda.so.1" and one["arch"] != "i386")
     assert cuda["capability"] == "compute" and cuda["found"]

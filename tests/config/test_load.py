@@ -419,7 +419,7 @@ def test_a_wrong_type_stops_the_shim_with_one_sentence() -> None:
         load.parse_config(b"[request]\nenv = 1\nmissing-gpu = 2\nfoo = 3\n", "/etc/c.toml")
     assert str(caught.value) == (
         "/etc/c.toml: line 2: request.env: must be a string, not the number 1 "
-        "(and 1 more: gpu-oci-hook config validate)"
+        "(and 1 more: gpu-oci-hook config validate /etc/c.toml)"
     )
 
 

@@ -94,7 +94,7 @@ def build_stale_hint(kind: str, path: str, own_kinds: tuple[str, ...] = ()) -> s
         return build_refresh_hint(path)
     if kind in _GENERATE_OPTIONS_BY_KIND or kind in own_kinds:
         return build_generate_hint(kind, path)
-    return f"{REGENERATE_HINT_PREFIX} with the tool that wrote it, or remove it"
+    return "Regenerate the CDI file with the tool that wrote it, or remove the file"
 
 
 def build_refresh_hint(path: str, *options: str) -> str:

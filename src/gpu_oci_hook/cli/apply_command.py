@@ -22,7 +22,7 @@ from gpu_oci_hook.inject.pipeline import apply_plan, prepare_injection
 def apply(bundle: str, config_path: str, root: str, driver_root: str) -> None:
     """Apply the edits that explain shows to config.json and the root file system, and print each change.
 
-    Running it again changes nothing. The runtime shim makes the same edits by itself.
+    Running it again changes nothing. gpu-oci-runtime makes the same edits itself.
     """
     target = Bundle(bundle)
     settings = load_command_config(config_path, root, driver_root)

@@ -43,7 +43,7 @@ def _check_roots(host: Host, settings: Config) -> Iterator[str]:
 def _check_user_files(host: Host, settings: Config) -> Iterator[str]:
     for index, (path, *_) in enumerate(settings.extra):
         if host.stat_path(path) is None:
-            yield f"inject.extra[{index}].path: {host.full_path(path)} is missing"
+            yield f"inject.extra.{index}.path: {host.full_path(path)} is missing"
 
 
 def _check_directories(host: Host, settings: Config) -> Iterator[str]:

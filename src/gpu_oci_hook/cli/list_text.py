@@ -35,7 +35,7 @@ def _print_driver(listing: MachineListing) -> None:
     for sentence in listing.evidence:
         print_line(f"               {sentence}")
     print_line(f"kernel module  {listing.module_version or 'not loaded'}")
-    unknown = "no single version" if _has_libraries(listing) else "none found"
+    unknown = "version unknown" if _has_libraries(listing) else "none found"
     print_line(f"libraries      {listing.inventory.library_version or unknown}")
     print_line(f"NVML           {listing.nvml_problem.removeprefix('NVML ') or 'available'}")
 
@@ -113,6 +113,6 @@ def _suggest_next_step(listing: MachineListing) -> str:
             "The kernel module is loaded, but the driver libraries were not found. "
             f"If they are installed elsewhere, {setting}"
         )
-    if not listing.module_version:
-        return "The libraries are installed, but the kernel module is not loaded: modprobe nvidia"
+    if not listing.module_version and not listing.gpus:  # WSL2 and Jetson show GPUs without this module
+        return "The driver libraries are installed, but the kernel module is not loaded. Load it: modprobe nvidia"
     return "" if listing.gpus else f"{NO_GPU_HINT[0].upper()}{NO_GPU_HINT[1:]}"

@@ -92,9 +92,11 @@ def _query_nvml(
     Arguments:
         mig_devices: receives the UUIDs of MIG devices.
     """
-    gpus = [gpu for gpu in gpus if gpu.pci]  # NVML identifies a GPU by its PCI address
     if not gpus:
         return {}, "not queried: there is no GPU"
+    gpus = [gpu for gpu in gpus if gpu.pci]  # NVML is asked by PCI address
+    if not gpus:
+        return {}, "not queried: the GPUs of this platform have no PCI address"
     from gpu_oci_hook.host.nvml.query import find_nvml_library, query_nvml_gpus
 
     try:

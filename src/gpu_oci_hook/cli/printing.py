@@ -85,7 +85,7 @@ def print_gpus(gpus: Iterable[Gpu], notes: Mapping[int, Sequence[str]] | None = 
         node = [f"/dev/nvidia{gpu.minor}"] if gpu.minor >= 0 else []
         arch = lookup_compute_capability(gpu.model) or "unknown"
         brand = " or ".join(lookup_gpu_brands(gpu.model)) or "unknown"
-        print_line("   " + ", ".join([*address, *node, f"arch {arch}", f"brand {brand}"]))
+        print_line("   " + ", ".join([*address, *node, f"compute capability {arch}", f"brand {brand}"]))
         gpu_notes = (notes or {}).get(gpu.index, ())
         if gpu_notes:
             print_line("   " + ", ".join(gpu_notes))

@@ -39,7 +39,7 @@ def parse_checked_config(data: bytes, path: str) -> Config:
     findings = check_config_document(document, text)
     wrong = [finding for finding in findings if finding.kind == "wrong"]
     if wrong:
-        more = f" (and {len(wrong) - 1} more: gpu-oci-hook config validate)" if len(wrong) > 1 else ""
+        more = f" (and {len(wrong) - 1} more: gpu-oci-hook config validate {path})" if len(wrong) > 1 else ""
         raise Fault(f"{wrong[0]}{more}", where=path)
     values: dict[str, object] = {}
     for table, key, _, _ in KEYS:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 TABLE_DESCRIPTIONS = {
     "host": "Where to find this host's GPU driver.",
-    "runtime": "The runtime shim.",
+    "runtime": "Settings of gpu-oci-runtime.",
     "request": "Who may request GPUs, and defaults for requests.",
     "inject": "What containers get in addition to device nodes and driver libraries.",
     "cdi": "Container Device Interface.",
@@ -28,7 +28,7 @@ KEY_DESCRIPTIONS = {
     "csv-directory": "Directory of JetPack's CSV lists of device nodes and files, on a Jetson.",
     "csv-ignore": "Symbolic links (sym lines) of the CSV lists that are not created in containers: patterns for a "
     "whole path, or for a name after **/, where * matches anything but a slash.",
-    "low-level": "Low-level runtime that the shim executes: the first of these that exists. Names are looked up in "
+    "low-level": "Low-level runtime that gpu-oci-runtime executes: the first of these that exists. Names are looked up in "
     "PATH and the standard directories.",
     "log-file": "Log file, one JSON object per line; empty for no log. A log that cannot be written never stops a "
     "container.",
@@ -41,7 +41,7 @@ KEY_DESCRIPTIONS = {
     "requests all GPUs.",
     "default-capabilities": "Driver capabilities of containers that do not set NVIDIA_DRIVER_CAPABILITIES.",
     "supported-capabilities": "Driver capabilities that containers may request; requesting another one is an error.",
-    "disable-require": "Whether to ignore NVIDIA_REQUIRE_* constraints, as NVIDIA_DISABLE_REQUIRE does for one "
+    "disable-require": "Whether to ignore NVIDIA_REQUIRE_* requirements, as NVIDIA_DISABLE_REQUIRE does for one "
     "container.",
     "management": "Who may get every device node and driver file by requesting management.nvidia.com/gpu=all: "
     "privileged containers, or none.",

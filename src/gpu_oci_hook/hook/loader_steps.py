@@ -117,7 +117,7 @@ def write_loader_files(container: Container, search: LibrarySearch) -> None:
     layout = container.get_layout()
     fallback = f"Set LD_LIBRARY_PATH={':'.join(search.directories)}"
     if not layout.writable:
-        container.notes.append(f"cannot write the loader's cache: {UNWRITABLE_ROOTFS}. {fallback}")
+        container.notes.append(f"cannot write the loader cache: {UNWRITABLE_ROOTFS}. {fallback}")
         return
     result = search.build_files()
     container.notes += result.notes

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from gpu_oci_hook.model.request import Request
 
 # For a root that does not exist.
-ROOT_HINT = "name the directory that has the machine's files; `gpu-oci-hook config validate` checks it"
+ROOT_HINT = "name the directory that has the host's files; `gpu-oci-hook config validate` checks it"
 # For a kernel module that has found no GPU.
 NO_GPU_HINT = "look for the reason in the kernel's log (dmesg | grep -i nvrm) and for the card (lspci -d 10de:)"
 

@@ -141,7 +141,7 @@ def _add_node_edits(
 def find_control_node_reason(capability: str, implied_by: dict[str, str]) -> str:
     """Return why a control node that serves a capability is injected; "" if it is not."""
     if not capability:
-        return "every GPU container needs it"
+        return "every GPU container gets it"
     # The GL stack opens modeset too, not only a display (libnvidia-glsi does).
     for served in (capability, "graphics") if capability == "display" else (capability,):
         if served in implied_by:

@@ -15,8 +15,9 @@ if TYPE_CHECKING:
 def describe_version_mismatch(inventory: Inventory) -> str:
     """Return the sentence about a kernel module and libraries of different versions."""
     return (
-        f"kernel module {inventory.version}, libraries {inventory.library_version}: reboot, or unload and reload the "
-        "nvidia modules; until then NVML and CUDA fail with a version mismatch"
+        f"the loaded kernel module is version {inventory.version}, the driver libraries are version "
+        f"{inventory.library_version}, so NVML and CUDA fail with a version mismatch: reboot, or unload and reload the "
+        "nvidia modules"
     )
 
 

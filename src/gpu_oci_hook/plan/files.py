@@ -63,7 +63,7 @@ def add_driver_files(plan_input: PlanInput, plan: Plan, implied_by: dict[str, st
         add_optional_links(plan_input, plan, layout)
     planned = {(edit.source, edit.destination) for edit in plan.edits if isinstance(edit, AddMount)}
     plan.edits[:0] = [
-        DropMount(source, destination, "left from another driver")
+        DropMount(source, destination, "left from an earlier injection")
         for source, destination in own_mounts
         if (source, destination) not in planned
     ]
@@ -155,7 +155,7 @@ def _decide_driver_file(file: DriverFile, implied_by: dict[str, str], plan_input
     capability = file.capability
     if not capability:
         is_listed = ".csv:" in file.found_in  # on a Jetson, where CSV lists decide
-        return True, f"listed in {file.found_in}" if is_listed else "every GPU container needs it"
+        return True, f"listed in {file.found_in}" if is_listed else "every GPU container gets it"
     if capability not in implied_by:
         return False, explain_missing_capability(capability)
     origin = implied_by[capability]

@@ -178,7 +178,11 @@ def _add_loader_files(
         added = [directory for directory in search.directories if directory not in current.split(":")]
         if added:
             value = ":".join([*added, current] if current else added)
-            reason = "the loader's cache in the image cannot be written; this stands in"
+            reason = (
+                "the image's loader cache cannot be written, so LD_LIBRARY_PATH is set instead"
+                if result.files
+                else "no glibc or musl loader was found in the image, so LD_LIBRARY_PATH is set instead of a loader cache"
+            )
             plan.edits.append(SetEnvVariable("LD_LIBRARY_PATH", value, reason))
 
 
