@@ -101,6 +101,23 @@ def test_explain_as_a_diff_is_what_apply_does(command: Command, host: Path, bund
     assert set(added) <= set(after) and set(removed) <= set(before)
 
 
+def test_a_diff_shows_no_value_of_a_variable_that_is_not_ours(
+    command: Command, host: Path, bundle: DebianBundle
+) -> None:
+    secrets = ("AWS_SECRET_ACCESS_KEY=hunter2", "NVIDIA_API_KEY=hunter2=hunter2", "hunter2")
+    bundle.request("CUDA_VERSION=12.4", *secrets, "NVIDIA_VISIBLE_DEVICES=0", "DB_PASSWORD=hunter2")
+    spec = json.loads((bundle.path / "config.json").read_text())
+    spec["hooks"] = {"prestart": [{"path": "/bin/x", "env": ["VAULT_TOKEN=hunter2"]}]}
+    spec["mounts"].append({"destination": "/dev", "type": "tmpfs", "source": "tmpfs"})
+    spec["process"]["env"].append("LD_LIBRARY_PATH=/opt/lib")
+    (bundle.path / "config.json").write_text(json.dumps(spec))
+    (bundle.path / "rootfs/etc/ld.so.cache").write_bytes(b"glibc-ld.so.cache9.9")  # so that LD_LIBRARY_PATH is set
+    diff = command("explain", "--bundle", bundle.path, "--root", host, "--format", "diff").out
+    assert "hunter2" not in diff
+    assert '"DB_PASSWORD=…"' in diff
+    assert "NVIDIA_VISIBLE_DEVICES=0" in diff and "/opt/lib" in diff
+
+
 def test_explain_as_text_says_each_thing_once_and_warnings_first(
     command: Command, host: Path, bundle: DebianBundle
 ) -> None:

@@ -34,6 +34,14 @@ MAX_VARIABLES = 1000  # of an environment that are checked
 # The CUDA toolkit's directories with a libcuda for linking, which returns error 34 for every call.
 STUBS_DIRECTORY = "/usr/local/cuda/lib64/stubs"
 TARGET_STUBS_DIRECTORY = "/usr/local/cuda/targets/{}/lib/stubs"
+CONTAINER_VARIABLES = (
+    VISIBLE_DEVICES,
+    CAPABILITIES_VARIABLE,
+    "NVIDIA_DISABLE_REQUIRE",
+    *FEATURE_VARIABLES,
+    *(name for name, _ in MIG_RIGHT_VARIABLES),
+)
+"""The variables by which a container requests something; NVIDIA_REQUIRE_* come in addition."""
 _SYMBOL_VERSION = re.compile(rb"GLIBC_2\.(\d{1,3})(?:\.\d{1,3})?\0")
 
 
@@ -41,17 +49,10 @@ def find_misspelt_variables(environment: Iterable[str]) -> list[str]:
     """Return a sentence for each variable whose name is nearly a known one: it has no effect, and nothing else
     warns.
     """
-    known = (
-        VISIBLE_DEVICES,
-        CAPABILITIES_VARIABLE,
-        "NVIDIA_DISABLE_REQUIRE",
-        *FEATURE_VARIABLES,
-        *(name for name, _ in MIG_RIGHT_VARIABLES),
-    )
     warnings = []
     for name in list(environment)[:MAX_VARIABLES]:
-        near = difflib.get_close_matches(name, known, n=1, cutoff=0.9) if name.startswith("N") else []
-        if near and name not in known:
+        near = difflib.get_close_matches(name, CONTAINER_VARIABLES, n=1, cutoff=0.9) if name.startswith("N") else []
+        if near and name not in CONTAINER_VARIABLES:
             warnings.append(f"{clip_text(name)} has no effect: did you mean {near[0]}?")
     return warnings
 
