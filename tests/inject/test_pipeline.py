@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
+from gpu_oci_hook.cli.config_host_check import check_config_against_host
 from gpu_oci_hook.config.keys import Config
+from gpu_oci_hook.config.load import DEFAULT_PATH
 from gpu_oci_hook.container import rootfs_edits
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files import state_dir
@@ -425,13 +427,50 @@ def test_a_root_that_is_not_there_is_named_and_nothing_else(own: Path, tmp_path:
     assert warning == f"[host] root = {tmp_path}/none is not a directory; the container starts without a GPU"
 
 
-def test_no_gpu_names_the_configuration_that_counted(own: Path, tmp_path: Path) -> None:
+def test_no_gpu_names_the_configuration_that_counted(
+    own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GPU_OCI_HOOK_CONFIG")
     no_gpu(own)
     made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
-    assert "for containers (default configuration): " in refused(made, host_config(own))
+    text = refused(made, host_config(own))
+    assert f"for containers (default configuration, since there is no {DEFAULT_PATH}): " in text
+    assert "set GPU_OCI_HOOK_CONFIG if the configuration is in another file" in text
     named = host_config(own)
     named.path = "/somewhere/config.toml"
-    assert "for containers (configuration /somewhere/config.toml): " in refused(made, named)
+    text = refused(made, named)
+    assert "for containers (configuration /somewhere/config.toml): " in text and "GPU_OCI_HOOK_CONFIG" not in text
+
+
+@pytest.mark.parametrize("driver_is_at", ["/", "/run/nvidia/driver", "/home/kubernetes/bin/nvidia"])
+@pytest.mark.parametrize("spoil", [None, no_module])
+def test_a_driver_root_without_the_driver_is_corrected(
+    driver_is_at: str, spoil: Any, own: Path, tmp_path: Path
+) -> None:
+    (own / "srv/driver").mkdir(parents=True)
+    if driver_is_at != "/":
+        (own / driver_is_at.lstrip("/")).mkdir(parents=True)
+        os.rename(own / "usr", own / driver_is_at.lstrip("/") / "usr")
+    if spoil:
+        spoil(own)
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
+    config = host_config(own, driver_root="/srv/driver")
+    config.path = "/somewhere/config.toml"
+    text = refused(made, config)
+    assert (
+        f'he driver\'s libraries are below {driver_is_at}: set driver-root = "{driver_is_at}" below [host] in '
+        "/somewhere/config.toml" in text
+    )
+    assert "install and load" not in text and "nstall the driver" not in text
+    assert f"has no driver libraries; the driver's libraries are below {driver_is_at}: set" in "\n".join(
+        check_config_against_host(config)
+    )
+
+
+def test_a_driver_root_without_libraries_is_no_matter_where_none_is_required(own: Path, tmp_path: Path) -> None:
+    (own / "srv/driver").mkdir(parents=True)
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0, "NVIDIA_DRIVER_CAPABILITIES=graphics"))
+    assert prepared(made, host_config(own, driver_root="/srv/driver")).plan.state == "inject"
 
 
 @pytest.mark.parametrize(
@@ -469,7 +508,7 @@ def test_libraries_of_another_version_than_the_module_are_refused(own: Path, tmp
     path.write_text(path.read_text().replace(DRIVER, "535.183.06"))
     made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
     text = refused(made, host_config(own))
-    assert f"kernel module 535.183.06, libraries {DRIVER}" in text
+    assert f"kernel module is version 535.183.06, the driver libraries are version {DRIVER}" in text
     assert "reboot" in text
     after = inject_in_process(made, host_config(own, version_mismatch="warn"))
     assert any(f"libcuda.so.{DRIVER}" in mount["source"] for mount in after["mounts"])

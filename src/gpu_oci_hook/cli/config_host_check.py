@@ -9,8 +9,12 @@ import os
 import stat
 from collections.abc import Iterator
 
+from gpu_oci_hook.cli.command_config import ReadOnlyCache
 from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.host.driver.inventory_cache import load_inventory
+from gpu_oci_hook.host.driver.other_roots import find_other_driver_root, suggest_driver_root
+from gpu_oci_hook.host.gpus import read_driver_version
 from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.inject.gather import get_driver_host
 from gpu_oci_hook.shim.low_level_runtime import find_low_level_runtime
@@ -38,6 +42,19 @@ def _check_roots(host: Host, settings: Config) -> Iterator[str]:
         for path in settings.library_paths:
             if not _is_directory(driver_host, path):
                 yield f"host.library-paths: {driver_host.full_path(path)} is not a directory"
+        yield from _check_driver_root(host, driver_host, settings)
+
+
+def _check_driver_root(host: Host, driver_host: Host, settings: Config) -> Iterator[str]:
+    """Check that a driver root that the file names has the driver's libraries, when another usual root has them."""
+    if settings.driver_root == "/":
+        return
+    version = read_driver_version(host) or ""
+    inventory = load_inventory(host, driver_host, settings.library_paths, version, ReadOnlyCache())
+    other_root = "" if inventory.library_version else find_other_driver_root(host, settings, version)
+    if other_root:
+        hint = suggest_driver_root(other_root, settings)
+        yield f"host.driver-root: {driver_host.root} has no driver libraries; {hint}"
 
 
 def _check_user_files(host: Host, settings: Config) -> Iterator[str]:

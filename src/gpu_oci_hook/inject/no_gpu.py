@@ -5,14 +5,20 @@ Import budget: cold.
 
 from __future__ import annotations
 
+import os
 import stat
 
+from gpu_oci_hook.config.load import find_config_path
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.host.driver.inventory_cache import load_inventory
+from gpu_oci_hook.host.driver.other_roots import find_other_driver_root, suggest_driver_root
+from gpu_oci_hook.request.capabilities import add_implied_capabilities
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from gpu_oci_hook.config.keys import Config
     from gpu_oci_hook.inject.gather import Machine
+    from gpu_oci_hook.model.machine import Inventory
     from gpu_oci_hook.model.request import Request
 
 # For a root that does not exist.
@@ -52,12 +58,27 @@ def describe_missing_gpu(machine: Machine) -> tuple[str, list[str]]:
         facts.append("no driver libraries are installed where they are looked for (see gpu-oci-hook list)")
     elif version is None:
         facts.append("driver libraries are installed")
+    other_root = "" if has_libraries else find_other_driver_root(machine.host, config, version or "")
     hints = [NO_GPU_HINT if version else "load the driver" if has_libraries else "install and load the driver"]
-    if not has_libraries:
+    if other_root:
+        suggestion = suggest_driver_root(other_root, config)
+        hints = [suggestion, NO_GPU_HINT] if version else [f"{suggestion}, then load the driver's kernel module"]
+    elif not has_libraries:
         hints.append("set [host] driver-root or library-paths if its files lie elsewhere")
     # Engines pass on no environment, so the file that GPU_OCI_HOOK_CONFIG names in a shell may not be the one in use.
-    source = f"configuration {config.path}" if config.path else "default configuration"
-    return f"this machine has no NVIDIA GPU for containers ({source}): {'; '.join(facts)}", hints
+    if not config.path and not os.environ.get("GPU_OCI_HOOK_CONFIG"):
+        hints.append("set GPU_OCI_HOOK_CONFIG if the configuration is in another file")
+    return (
+        f"this machine has no NVIDIA GPU for containers ({describe_config_source(config)}): {'; '.join(facts)}",
+        hints,
+    )
+
+
+def describe_config_source(config: Config) -> str:
+    """Return which config file is in use, or which one was looked for."""
+    if config.path:
+        return f"configuration {config.path}"
+    return f"default configuration, since there is no {find_config_path()}"
 
 
 def find_missing_root(machine: Machine) -> str:
@@ -81,12 +102,23 @@ def join_hints(hints: list[str]) -> str:
     return text[0].upper() + text[1:]
 
 
-def check_driver_root(machine: Machine) -> None:
-    """Check whether required files are missing because their whole root is.
+def check_driver_root(machine: Machine, request: Request, inventory: Inventory) -> None:
+    """Check whether required libraries are missing because their root is, or because they are below another root.
 
     Raises:
-        Fault: it is.
+        Fault: so it is.
     """
     missing_root = find_missing_root(machine)
     if missing_root:
         raise Fault(missing_root, hint=join_hints([ROOT_HINT]))
+    implied_by = add_implied_capabilities(request.capabilities)
+    if inventory.library_version or not any(name in implied_by for name, _, _ in inventory.missing_libraries):
+        return
+    config = machine.config
+    other_root = find_other_driver_root(machine.host, config, machine.driver_version or "")
+    if other_root:
+        raise Fault(
+            f"[host] driver-root = {config.driver_root} has no driver libraries",
+            where=config.path,
+            hint=join_hints([suggest_driver_root(other_root, config)]),
+        )

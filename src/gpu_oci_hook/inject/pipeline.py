@@ -225,7 +225,7 @@ def _gather_matching_inventory(machine: Machine, request: Request, chosen: Chose
     if inventory.missing_libraries:
         from gpu_oci_hook.inject.no_gpu import check_driver_root
 
-        check_driver_root(machine)
+        check_driver_root(machine, request, inventory)
     if inventory.has_version_mismatch:
         from gpu_oci_hook.plan.driver_problems import describe_version_mismatch
 
