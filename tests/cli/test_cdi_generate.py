@@ -122,12 +122,25 @@ def test_a_file_that_is_no_cdi_file_is_not_replaced_unless_it_is_forced(generate
         (("--max-version", "0.5"), '--max-version: "0.5" is not a version of CDI. Known are 0.3.0'),
         (("--max-version", "0.5"), '. Did you mean "0.5.0"?'),
         (("--max-version", "0.50.0"), '. Did you mean "0.5.0"?'),
+        (("--hook-log", "x.log"), '--hook-log: "x.log" is not an absolute path, which a hook needs'),
+        (("--mode", "gds", "--device", "0"), "--device and --name select GPUs, and --mode gds has none"),
+    ],
+)  # fmt: skip
+def test_a_wrong_value_of_an_option_ends_with_2(generate: Command, words: tuple[str, ...], said: str) -> None:
+    answer = generate(*words)
+    assert answer.status == 2 and answer.out == ""
+    errors = [line for line in answer.err.splitlines() if not line.startswith("warning: ")]
+    assert len(errors) == 2 and errors[0].startswith("gpu-oci-hook: ") and said in errors[0]
+    assert errors[1] == "See 'gpu-oci-hook cdi generate --help'"
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
         (("--max-version", "0.3.0"), "Choose --capabilities utility, which has no nodes whose numbers change with a"),
         (("--max-version", "0.3.0"), ", or choose --max-version 0.5.0"),
         (("--class", "a.b", "--max-version", "0.5.0"), "Choose a --class without a dot, or choose --max-version 0.6.0"),
-        (("--hook-log", "x.log"), '--hook-log: "x.log" is not an absolute path, which a hook needs'),
         (("--device", "9"), "--device: there is no GPU 9. This machine has 0"),
-        (("--mode", "gds", "--device", "0"), "--device and --name select GPUs, and --mode gds has none"),
         (("--mode", "nvswitch"), "NVSwitch devices are requested, but this host does not have them: /dev/nvidia-nvswi"),
         (("--vendor", "-"), '"-/gpu" is not a valid CDI kind'),
         (("--output", "/proc/nowhere/x.yaml"), "/proc/nowhere/x.yaml: cannot be written"),
@@ -192,7 +205,7 @@ def test_only_the_display_missing_is_a_warning(command: Command, tmp_path: Path)
 def test_an_empty_text_is_no_wish_for_the_default(generate: Command, flag: str) -> None:
     answer = generate(flag, "")
     assert answer.status == 2 and answer.out == ""
-    assert answer.err.splitlines()[-1] == f"Error: Invalid value for '{flag}': must not be empty"
+    assert answer.err.splitlines()[0] == f"gpu-oci-hook: {flag}: must not be empty"
 
 
 # --- who can read it, and what it takes the place of -----------------------------------------------------------------
@@ -298,7 +311,7 @@ def test_the_hook_is_told_of_a_log(generate: Command, tmp_path: Path) -> None:
 
 def test_a_log_without_a_hook_is_a_mistake(command: Command, host: Path) -> None:
     answer = command("cdi", "generate", "--root", host, "--no-hook", "--hook-log", "/x.log")
-    assert answer.status == 1 and "--hook-log and --no-hook exclude each other" in answer.err
+    assert answer.status == 2 and "--hook-log and --no-hook exclude each other" in answer.err
 
 
 # --- what a file records -------------------------------------------------------------------------------------------
@@ -483,14 +496,22 @@ def test_a_file_that_is_removed_with_the_driver_says_its_options(command: Comman
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--interval", "5"), "Error: --interval needs --watch"),
-        (("--output", "-"), "Error: Invalid value for '--output': refresh needs a file, not standard output"),
-        (("--vendor", ""), "Error: Invalid value for '--vendor': must not be empty"),
+        (("--interval", "5"), "--interval needs --watch"),
+        (("--output", "-"), "--output: refresh needs a file, not standard output"),
+        (("--vendor", ""), "--vendor: must not be empty"),
+        (
+            ("--target", "podmann-4"),
+            (
+                "--target: unknown engine 'podmann-4'. Use one of docker, containerd, crio, podman "
+                "and a version, such as podman-4.1"
+            ),
+        ),
     ],
 )
 def test_a_wrong_use_of_refresh_ends_with_2(refresh: Command, words: tuple[str, ...], said: str) -> None:
     answer = refresh(*words)
-    assert (answer.status, answer.out, answer.err.splitlines()[-1]) == (2, "", said)
+    see = "See 'gpu-oci-hook cdi refresh --help'"
+    assert (answer.status, answer.out, answer.err) == (2, "", f"gpu-oci-hook: {said}\n{see}\n")
 
 
 def test_generating_leaves_no_trace(generate: Command, refresh: Command, tmp_path: Path) -> None:

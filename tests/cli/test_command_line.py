@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+import yaml
 
 from gpu_oci_hook import VERSION, cli
 from gpu_oci_hook.errors import Fault
@@ -21,16 +25,110 @@ def test_help_names_every_command(command: Command) -> None:
 
 
 def test_the_version_is_the_packages(command: Command) -> None:
-    assert command("--version").out == f"gpu-oci-hook, version {VERSION}\n"
+    assert command("--version").out == f"gpu-oci-hook version {VERSION}\n"
 
 
 @pytest.mark.parametrize(
-    "words", [["nope"], ["config", "show", "--format", "yaml"], ["--nope"], ["explain", "--format", "yaml"]]
+    ("words", "problem", "see"),
+    [
+        (["nope"], "unknown command nope", ""),
+        (["lst"], "unknown command lst. Did you mean list?", ""),
+        (["explian"], "unknown command explian. Did you mean explain?", ""),
+        (["generate"], "unknown command generate. Did you mean cdi generate?", ""),
+        (["validate"], "unknown command validate. Did you mean cdi validate or config validate?", ""),
+        (["cdi", "lsit"], "unknown command lsit. Did you mean list?", " cdi"),
+        (["config", "validat"], "unknown command validat. Did you mean validate?", " config"),
+        (["--nope"], "unknown option --nope", ""),
+        (["list", "--fromat", "json"], "unknown option --fromat. Did you mean --format?", " list"),
+        (["list", "--no-nvlm"], "unknown option --no-nvlm. Did you mean --no-nvml?", " list"),
+        (["list", "-o", "jsn"], '--output/--format: "jsn" is not one of text, json, yaml. Did you mean json?', " list"),
+        (["list", "--root"], "option --root needs a value", " list"),
+        (["cdi", "list", "--root"], "option --root needs a value", " cdi list"),
+        (["list", "--nvml=3"], "option --nvml takes no value", " list"),
+        (["list", "extra"], "unexpected argument extra", " list"),
+        (["simulate"], "missing argument DIRECTORY", " simulate"),
+        (["simulate", "x", "--arch", "mips"], '--arch: "mips" is not one of x86_64, aarch64', " simulate"),
+        (["cdi", "refresh", "--output", "-"], "--output: refresh needs a file, not standard output", " cdi refresh"),
+        (["no\nway"], "unknown command no\\nway", ""),
+    ],
 )
-def test_a_wrong_command_line_exits_2_and_says_how_to_get_help(command: Command, words: list[str]) -> None:
+def test_a_wrong_command_line_is_told_as_a_failure_is_with_the_way_to_the_help(
+    command: Command, words: list[str], problem: str, see: str
+) -> None:
     answer = command(*words)
-    assert answer.status == 2
-    assert "Usage: gpu-oci-hook" in answer.err and answer.out == ""
+    assert (answer.status, answer.out) == (2, "")
+    assert answer.err == f"gpu-oci-hook: {problem}\nSee 'gpu-oci-hook{see} --help'\n"
+
+
+@pytest.mark.parametrize("words", [[], ["cdi"], ["config"]])
+def test_no_command_prints_the_help_as_an_error(command: Command, words: list[str]) -> None:
+    answer = command(*words)
+    assert (answer.status, answer.out) == (2, "")
+    assert answer.err.startswith("Usage: gpu-oci-hook") and "Commands:" in answer.err
+
+
+def test_an_interrupted_command_exits_as_the_signal_does(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gpu_oci_hook.cli.list_command.load_command_config", interrupt)
+    assert command("list").status == 130
+
+
+def test_the_hook_is_not_in_the_help_but_has_its_own(command: Command) -> None:
+    assert " hook " not in command("--help").out.partition("Commands:")[2]
+    assert "create-container" in command("hook", "--help").out
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["list", "--no-nvml"],
+        ["explain", "--bundle", "{}"],
+        ["simulate", "{}/sim"],
+        ["config", "show"],
+        ["config", "validate"],
+        ["cdi", "list"],
+        ["cdi", "resolve", "nvidia.com/gpu=0"],
+        ["cdi", "validate", "{}/none.yaml"],
+    ],
+    ids=lambda words: "-".join(words[:2]),
+)
+def test_every_command_that_prints_data_prints_the_same_as_json_and_as_yaml(
+    command: Command, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("GPU_OCI_HOOK_CONFIG", raising=False)
+    (tmp_path / "config.json").write_text("{}")
+    words = [word.format(tmp_path) for word in words]
+    answers = [
+        command(*words, option, form)
+        for option, form in (("-o", "json"), ("--output", "yaml"), ("--format", "json"), ("--format", "yaml"))
+    ]
+    as_json, as_yaml = json.loads(answers[0].out), yaml.safe_load(answers[1].out)
+    assert as_json == as_yaml
+    assert re.fullmatch(r"gpu-oci-hook\.[a-z-]+/1", as_json["schema"]) and next(iter(as_yaml)) == "schema"
+    assert [answer.out for answer in answers[2:]] == [answer.out for answer in answers[:2]]
+
+
+def test_quiet_leaves_out_warnings_and_progress_and_keeps_results(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "config.toml").write_text("[host]\nzzz = 1\n")
+    words = ("config", "show", "--config", str(tmp_path / "config.toml"))
+    loud, quiet = command(*words), command(*words, "-q")
+    assert "zzz" in loud.err and (quiet.err, quiet.out) == ("", loud.out)
+    simulated = command("simulate", str(tmp_path / "host"), "--quiet")
+    assert (simulated.status, simulated.out, simulated.err) == (0, "", "")
+
+
+def test_output_in_a_pipe_and_with_no_color_has_no_escape_sequences(tmp_path: Path) -> None:
+    code = "from gpu_oci_hook.cli import main; main(['config', 'show'])"
+    piped = subprocess.run([sys.executable, "-c", code], capture_output=True)
+    assert b"\x1b" not in piped.stdout
+    for no_color in ("", "1"):
+        run = ["script", "-qec", f'"{sys.executable}" -c "{code}"', "/dev/null"]
+        environment = {**os.environ, "TERM": "xterm", "NO_COLOR": no_color, "GPU_OCI_HOOK_CONFIG": str(tmp_path / "c")}
+        (tmp_path / "c").write_text("[host]\nroot = '/'\n")
+        shown = subprocess.run(run, capture_output=True, env=environment, stdin=subprocess.DEVNULL)
+        assert (b"\x1b[32m" in shown.stdout) == (not no_color), shown.stdout
 
 
 @pytest.mark.parametrize(

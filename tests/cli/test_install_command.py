@@ -34,7 +34,7 @@ def test_install_writes_two_launchers_that_start(command: Command, tmp_path: Pat
         assert flags == "-ISXutf8" and Path(python).is_absolute()
         assert Path(python).resolve() == Path(python) and not Path(python).is_relative_to(sys.prefix)
     run = subprocess.run([tmp_path / "bin/gpu-oci-hook", "--version"], env={}, capture_output=True, text=True)
-    assert (run.returncode, run.stdout, run.stderr) == (0, f"gpu-oci-hook, version {VERSION}\n", "")
+    assert (run.returncode, run.stdout, run.stderr) == (0, f"gpu-oci-hook version {VERSION}\n", "")
 
 
 def test_the_launched_command_line_is_deaf_to_the_environment(command: Command, tmp_path: Path) -> None:

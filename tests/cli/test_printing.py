@@ -61,7 +61,7 @@ def test_who_wants_no_colour_gets_no_escape_sequence(monkeypatch: pytest.MonkeyP
 
 
 def test_a_json_document_names_its_schema_first_and_is_ascii(capsys: pytest.CaptureFixture[str]) -> None:
-    printing.print_json("thing", {"name": "ü\x1b"})
+    printing.print_data("json", "thing", {"name": "ü\x1b"})
     printed = capsys.readouterr().out
     assert printed.isascii() and "\x1b" not in printed
     assert next(iter(json.loads(printed).items())) == ("schema", "gpu-oci-hook.thing/1")

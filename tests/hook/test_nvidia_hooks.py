@@ -103,7 +103,7 @@ def test_version_and_help_are_for_people(nvidia_scene: NvidiaHookScene) -> None:
     from gpu_oci_hook import VERSION
 
     for words, text in (
-        (["--version"], f"gpu-oci-hook, version {VERSION}"), (["--help"], "update-ldcache"),
+        (["--version"], f"gpu-oci-hook version {VERSION}"), (["--help"], "update-ldcache"),
         (["chmod", "-h"], "--mode"),
     ):  # fmt: skip
         done = call_hook(nvidia_scene.cdi_hook, words, "")

@@ -10,8 +10,13 @@ import sys
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats.program_names import NVIDIA_CDI_HOOK, NVIDIA_CTK, NVIDIA_PRESTART_HOOK, get_program_name
 
-# Exit statuses: 0 success, 1 failure (the line on stderr says why), 2 wrong command line (from click).
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    import click
+
+# docs/commands.md has the table of exit statuses. usage_errors.EXIT_USAGE is the one for a wrong command line.
 EXIT_FAILURE = 1
+EXIT_INTERRUPTED = 130
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -68,13 +73,32 @@ def _run_click(arguments: list[str], program: str) -> int:
             raise Fault("standard output is closed, so there is nowhere to print to")
         from gpu_oci_hook.cli.root_command import root_command
 
-        root_command.main(args=arguments, prog_name="gpu-oci-hook")
+        return _run_root_command(root_command, arguments)
     except SystemExit as end:
         return end.code if isinstance(end.code, int) else EXIT_FAILURE if end.code else 0
     except Exception as error:
         _print_error(_explain_missing_package(error))
         return EXIT_FAILURE
-    return 0
+
+
+def _run_root_command(root_command: click.Command, arguments: list[str]) -> int:
+    """Run a command and return its exit status. A wrong command line is one line of ours and how to get help."""
+    import click
+
+    from gpu_oci_hook.cli.usage_errors import EXIT_USAGE, UsageFault, describe_usage_error
+
+    try:
+        status = root_command.main(args=arguments, prog_name="gpu-oci-hook", standalone_mode=False)
+    except click.ClickException as error:
+        problem, see = describe_usage_error(error)
+        _print_stderr(f"gpu-oci-hook: {problem}", see)
+        return EXIT_USAGE
+    except UsageFault as fault:
+        _print_stderr(f"gpu-oci-hook: {fault}", fault.help_command)
+        return EXIT_USAGE
+    except click.Abort:  # interrupted
+        return EXIT_INTERRUPTED
+    return status if isinstance(status, int) else 0
 
 
 def _explain_missing_package(error: Exception) -> Exception:
@@ -107,12 +131,14 @@ def _print_error(error: Exception) -> None:
     """Print one line on stderr, and the caret below a syntax error of the config file."""
     from gpu_oci_hook.reporting.failure import describe_error
 
-    if sys.stderr is None:
-        return
-    print(f"gpu-oci-hook: {describe_error(error)}", file=sys.stderr)
     format_caret = getattr(error, "format_caret", None)
-    if format_caret is not None:
-        print(format_caret(), file=sys.stderr)
+    _print_stderr(f"gpu-oci-hook: {describe_error(error)}", format_caret() if format_caret is not None else "")
+
+
+def _print_stderr(*lines: str) -> None:
+    for line in lines:
+        if line and sys.stderr is not None:
+            print(line, file=sys.stderr)
 
 
 def _flush_stdout(status: int) -> int:

@@ -9,14 +9,15 @@ import click
 
 from gpu_oci_hook.cli.bundle import Bundle, bundle_option
 from gpu_oci_hook.cli.command_config import load_command_config
-from gpu_oci_hook.cli.common_options import config_option, host_root_options
-from gpu_oci_hook.cli.printing import print_line, print_warning
+from gpu_oci_hook.cli.common_options import config_option, host_root_options, quiet_option
+from gpu_oci_hook.cli.printing import print_progress, print_warning
 from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.inject.pipeline import apply_plan, prepare_injection
 
 
 @click.command()
 @bundle_option
+@quiet_option
 @config_option
 @host_root_options
 def apply(bundle: str, config_path: str, root: str, driver_root: str) -> None:
@@ -31,7 +32,7 @@ def apply(bundle: str, config_path: str, root: str, driver_root: str) -> None:
     for warning in outcome.plan.warnings:
         print_warning(warning)
     for change in changes:
-        print_line(change)
+        print_progress(change)
     if not changes:
         reason = "" if outcome.plan.state == "inject" else f": {outcome.request.origin}"
-        print_line(f"nothing to do{reason}")
+        print_progress(f"nothing to do{reason}")

@@ -22,4 +22,4 @@ from gpu_oci_hook.cli.lazy_group import LazyGroup
     },
 )
 def cdi() -> None:
-    """Generate, check and inspect CDI specifications."""
+    """Generate, check and inspect CDI files."""

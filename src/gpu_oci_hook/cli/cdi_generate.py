@@ -13,7 +13,7 @@ from gpu_oci_hook.cdi.spec.reading import read_spec_file
 from gpu_oci_hook.cli.cdi_generate_options import add_generate_options, read_option_values, require_nonempty
 from gpu_oci_hook.cli.cdi_recipe import build_recipe, load_recipe_config, with_rewrite_command
 from gpu_oci_hook.cli.command_config import ReadOnlyCache
-from gpu_oci_hook.cli.printing import print_document, print_line, print_warning
+from gpu_oci_hook.cli.printing import print_document, print_progress, print_warning
 from gpu_oci_hook.errors import Fault, clip_text
 from gpu_oci_hook.generate.recipe import build_spec
 from gpu_oci_hook.generate.spec_writer import classify_existing_file, write_spec_file
@@ -45,7 +45,7 @@ def generate(context: click.Context, /, path: str | None, force: bool, **_: Any)
         return
     if not force:
         _refuse_foreign_file(path, spec.spec["kind"])
-    print_line(f"{write_spec_file(path, spec.data)} {path}: {spec.summarise_spec()}")
+    print_progress(f"{write_spec_file(path, spec.data)} {path}: {spec.summarise_spec()}")
 
 
 def _refuse_foreign_file(path: str, kind: str) -> None:

@@ -13,7 +13,7 @@ import click
 
 from gpu_oci_hook.cdi.own_kinds import GPU_MODE, MODES
 from gpu_oci_hook.cdi.provenance import build_lost_options_hint, read_recorded_options
-from gpu_oci_hook.cli.common_options import config_option, host_root_options
+from gpu_oci_hook.cli.common_options import config_option, host_root_options, quiet_option
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats.program_names import HOOK_PROGRAM
 from gpu_oci_hook.generate.emit import OUTPUT_FORMATS
@@ -30,6 +30,7 @@ def require_nonempty(value: str) -> str:
 
 
 GENERATE_OPTIONS = (
+    quiet_option,
     click.option(
         "--mode",
         type=click.Choice(MODES),

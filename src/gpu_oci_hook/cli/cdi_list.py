@@ -19,7 +19,7 @@ from gpu_oci_hook.cli.cdi_inspection import (
 )
 from gpu_oci_hook.cli.common_options import format_option
 from gpu_oci_hook.cli.findings_report import finding_to_json, print_findings
-from gpu_oci_hook.cli.printing import print_heading, print_json, print_line, print_table
+from gpu_oci_hook.cli.printing import DATA_FORMS, print_data, print_heading, print_line, print_table
 
 
 @click.command("list")
@@ -28,8 +28,8 @@ from gpu_oci_hook.cli.printing import print_heading, print_json, print_line, pri
 def list_cdi_devices(form: str, config_path: str, root: str, directories: tuple[str, ...]) -> None:
     """List every CDI device, the file that defines it, the engines that read that file, and problems."""
     inspection = CdiInspection(config_path, root, directories)
-    if form == "json":
-        print_json("cdi-list", _build_listing(inspection))
+    if form in DATA_FORMS:
+        print_data(form, "cdi-list", _build_listing(inspection))
     else:
         _print_devices(inspection)
         _print_files(inspection)

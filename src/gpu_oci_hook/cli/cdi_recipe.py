@@ -15,6 +15,7 @@ from gpu_oci_hook.cdi.spec.versions import find_engine_max_version, parse_known_
 from gpu_oci_hook.cli.cdi_generate_options import OptionValues, format_option_arguments
 from gpu_oci_hook.cli.command_config import load_command_config
 from gpu_oci_hook.cli.printing import print_warning
+from gpu_oci_hook.cli.usage_errors import raise_usage_faults
 from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.errors import Fault, clip_text, find_close_match
 from gpu_oci_hook.files.read_regular import UnusableFileError, read_regular_head
@@ -31,6 +32,7 @@ def load_recipe_config(options: OptionValues, *, warn: bool = True) -> Config:
     return load_command_config(options["config_path"], options["root"], options["driver_root"], warn=warn)
 
 
+@raise_usage_faults()
 def build_recipe(path: str, options: OptionValues, *, warn: bool = True) -> SpecRecipe:
     """Build the recipe and print warnings about the options.
 
@@ -38,7 +40,7 @@ def build_recipe(path: str, options: OptionValues, *, warn: bool = True) -> Spec
         path: the output file, "" for standard output.
 
     Raises:
-        Fault: an option is invalid.
+        UsageFault: an option is invalid.
     """
     output_format, format_warning = choose_output_format(path, options["form"])
     max_version = _resolve_max_version(options["target"], options["maximum"])
@@ -78,7 +80,8 @@ def _resolve_max_version(target: str, max_version: str) -> str:
     if target and max_version:
         raise Fault("--target and --max-version exclude each other", hint="Leave one of them out")
     if target:
-        return find_engine_max_version(target)
+        with raise_usage_faults("--target"):
+            return find_engine_max_version(target)
     return parse_known_version(max_version, "--max-version") if max_version else ""
 
 

@@ -20,7 +20,7 @@ from gpu_oci_hook.cli.cdi_generate_options import (
     require_nonempty,
 )
 from gpu_oci_hook.cli.cdi_recipe import build_recipe, load_recipe_config, with_rewrite_command
-from gpu_oci_hook.cli.printing import print_line, print_warning
+from gpu_oci_hook.cli.printing import print_progress, print_warning
 from gpu_oci_hook.errors import make_printable
 from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.generate.refresh import DEFAULT_INTERVAL, RefreshResult, refresh_spec_file, watch_spec_file
@@ -70,7 +70,7 @@ def refresh(context: click.Context, /, path: str | None, watch: bool, interval: 
     # A timer refreshes every minute, so this is said only when the file is written.
     if result.unreadable_warning and result.action == "wrote":
         print_warning(result.unreadable_warning)
-    print_line(result.message)
+    print_progress(result.message)
 
 
 class _Refresher:

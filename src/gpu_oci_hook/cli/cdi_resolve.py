@@ -19,7 +19,7 @@ from gpu_oci_hook.cdi.translate import translate_cdi_edits
 from gpu_oci_hook.cli.cdi_inspection import CdiInspection, list_spec_readers, spec_location_options
 from gpu_oci_hook.cli.command_config import ReadOnlyCache
 from gpu_oci_hook.cli.common_options import format_option
-from gpu_oci_hook.cli.printing import print_json, print_line
+from gpu_oci_hook.cli.printing import DATA_FORMS, print_data, print_line
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.model.cdi_edits import AddCdiHook, SortMounts
 from gpu_oci_hook.model.edits import Edit
@@ -38,8 +38,8 @@ def resolve(form: str, config_path: str, root: str, directories: tuple[str, ...]
     """
     inspection = CdiInspection(config_path, root, directories)
     answers = [_resolve_name(inspection, name) for name in dict.fromkeys(names)]
-    if form == "json":
-        print_json("cdi-resolve", {"names": answers})
+    if form in DATA_FORMS:
+        print_data(form, "cdi-resolve", {"names": answers})
     else:
         for answer in answers:
             _print_resolution(inspection, answer)

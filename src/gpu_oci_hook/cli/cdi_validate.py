@@ -11,23 +11,24 @@ import sys
 import click
 
 from gpu_oci_hook.cdi.spec.versions import (
-    KNOWN_VERSIONS,
     find_engine_max_version,
     find_minimum_version,
     is_newer_version,
     list_reading_engines,
+    parse_known_version,
 )
 from gpu_oci_hook.cli.cdi_file_report import EngineLimit, FileReport, validate_path
 from gpu_oci_hook.cli.command_config import load_command_config
-from gpu_oci_hook.cli.common_options import config_option, format_option, root_option
+from gpu_oci_hook.cli.common_options import config_option, format_option, quiet_option, root_option
 from gpu_oci_hook.cli.findings_report import finding_to_json, print_findings
-from gpu_oci_hook.cli.printing import print_json, print_line
-from gpu_oci_hook.errors import Fault, clip_text, make_printable
+from gpu_oci_hook.cli.printing import DATA_FORMS, print_data, print_line
+from gpu_oci_hook.cli.usage_errors import raise_usage_faults
 from gpu_oci_hook.host.root import Host
 
 
 @click.command()
 @format_option()
+@quiet_option
 @click.option(
     "--target", metavar="ENGINE-VERSION", default="", help="Engine that must read the files, for example podman-4.3."
 )
@@ -49,14 +50,14 @@ def validate(
     limit = _parse_limit(target, max_version)
     reports = [report for path in paths for report in validate_path(path, limit, host)]
     valid = all(report.is_valid for report in reports)
-    if form == "json":
+    if form in DATA_FORMS:
         files = [report for report in reports if not os.path.isdir(report.path) or not report.is_valid]
         content: dict[str, object] = {
             "valid": valid,
             "max_version": limit.max_version or None,
             "files": [_report_to_json(report) for report in files],
         }
-        print_json("cdi-validate", content)
+        print_data(form, "cdi-validate", content)
     else:
         for report in reports:
             _print_report(report)
@@ -68,17 +69,15 @@ def _parse_limit(target: str, max_version: str) -> EngineLimit:
     """Return the limit that the options set, the lesser one if both are given.
 
     Raises:
-        click.BadParameter: an option names an unknown engine or version.
+        UsageFault: an option names an unknown engine or version.
     """
-    if max_version and max_version not in KNOWN_VERSIONS:
-        text = f"unknown CDI version {clip_text(max_version)!r}. Known are {', '.join(KNOWN_VERSIONS)}"
-        raise click.BadParameter(make_printable(text), param_hint="--max-version")
+    if max_version:
+        with raise_usage_faults():
+            max_version = parse_known_version(max_version, "--max-version")
     if not target:
         return EngineLimit(max_version, "", f"--max-version {max_version}")
-    try:
+    with raise_usage_faults("--target"):
         engine_version = find_engine_max_version(target)
-    except Fault as fault:
-        raise click.BadParameter(str(fault), param_hint="--target") from fault
     if max_version and is_newer_version(engine_version, max_version):
         return EngineLimit(max_version, "", f"--max-version {max_version}")
     return EngineLimit(engine_version, target.lower().replace("-", " ", 1), f"--target {target.lower()}")

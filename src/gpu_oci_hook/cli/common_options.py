@@ -12,19 +12,47 @@ import click
 
 
 def format_option(*additional: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Return the --format option with the choices text and json.
+    """Return the --output option with the choices text, json and yaml. --format is the same option.
 
     Arguments:
         additional: more formats of this command.
     """
     return click.option(
+        "-o",
+        "--output",
         "--format",
         "form",
-        type=click.Choice(["text", "json", *additional]),
+        type=click.Choice(["text", "json", "yaml", *additional]),
         default="text",
         show_default=True,
         help="Output format.",
     )
+
+
+def _store_quiet(context: click.Context, _: click.Parameter, value: bool) -> None:
+    context.meta[QUIET] = value
+
+
+QUIET = "gpu_oci_hook.quiet"
+"""Key of `click.Context.meta`: whether warnings and progress lines are left out."""
+
+quiet_option = click.option(
+    "-q",
+    "--quiet",
+    is_flag=True,
+    expose_value=False,
+    callback=_store_quiet,
+    help="Print no warnings and no progress, only results and errors.",
+)
+
+
+def verbose_option(help_text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Return the -v option of a command, as the parameter `verbose`.
+
+    Arguments:
+        help_text: what it adds.
+    """
+    return click.option("-v", "--verbose", is_flag=True, help=help_text)
 
 
 config_option = click.option(

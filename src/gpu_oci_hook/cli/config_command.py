@@ -10,9 +10,10 @@ from typing import NamedTuple
 
 import click
 
-from gpu_oci_hook.cli.common_options import config_option, format_option
+from gpu_oci_hook.cli.common_options import config_option, format_option, quiet_option
 from gpu_oci_hook.cli.config_host_check import check_config_against_host
-from gpu_oci_hook.cli.printing import print_document, print_json, print_line, print_warning
+from gpu_oci_hook.cli.lazy_group import SuggestingGroup
+from gpu_oci_hook.cli.printing import DATA_FORMS, print_data, print_document, print_line, print_warning
 from gpu_oci_hook.config.findings import ConfigFinding
 from gpu_oci_hook.config.keys import KEYS, USER_FILE_KEYS, Config
 from gpu_oci_hook.config.load import find_config_path, parse_config, read_config_file, read_named_config
@@ -23,7 +24,7 @@ from gpu_oci_hook.formats.toml_values import format_toml
 _MISSING_FILE = "is missing; using defaults"
 
 
-@click.group()
+@click.group(cls=SuggestingGroup)
 def config() -> None:
     """Show, check and document the configuration."""
 
@@ -39,6 +40,7 @@ class _ConfigValue(NamedTuple):
 
 @config.command()
 @format_option()
+@quiet_option
 @config_option
 def show(form: str, config_path: str) -> None:
     """Print the effective values and where each comes from.
@@ -50,11 +52,11 @@ def show(form: str, config_path: str) -> None:
     values, warnings = _list_config_values(data, path)
     for warning in warnings:
         print_warning(warning)
-    if form == "json":
+    if form in DATA_FORMS:
         tables: dict[str, dict[str, object]] = {}
         for row in values:
             tables.setdefault(row.table, {})[row.key] = {"value": row.value, "origin": row.origin}
-        print_json("config", {"path": path if data is not None else None, "values": tables})
+        print_data(form, "config", {"path": path if data is not None else None, "values": tables})
         return
     print_line(f"# {path}" + ("" if data is not None else f" {_MISSING_FILE}"))
     table = ""
@@ -103,6 +105,7 @@ def default() -> None:
 
 @config.command()
 @format_option()
+@quiet_option
 @click.argument("file", required=False, default="")
 def validate(form: str, file: str) -> None:
     """Check a config file.
@@ -117,12 +120,12 @@ def validate(form: str, file: str) -> None:
             raise Fault("there is no such file", where=file)
         findings, warnings = _check_config(data, path)
     except Fault as fault:
-        if form == "text":
+        if form not in DATA_FORMS:
             raise
-        _print_findings_json(path, [_fault_to_json(fault)], [])
+        _print_findings_data(form, path, [_fault_to_data(fault)], [])
         sys.exit(1)
-    if form == "json":
-        _print_findings_json(path, [_finding_to_json(finding) for finding in findings], warnings)
+    if form in DATA_FORMS:
+        _print_findings_data(form, path, [_finding_to_data(finding) for finding in findings], warnings)
     else:
         for finding in findings:
             print_line(f"{path}: {finding}", colour="red")
@@ -146,16 +149,16 @@ def _check_config(data: bytes | None, path: str) -> tuple[list[ConfigFinding], l
     return findings, check_config_against_host(parse_config(data, path))
 
 
-def _print_findings_json(path: str, findings: list[dict[str, object]], warnings: list[str]) -> None:
+def _print_findings_data(form: str, path: str, findings: list[dict[str, object]], warnings: list[str]) -> None:
     content = {"path": path, "valid": not findings, "findings": findings, "warnings": warnings}
-    print_json("config-findings", content)
+    print_data(form, "config-findings", content)
 
 
-def _finding_to_json(finding: ConfigFinding) -> dict[str, object]:
+def _finding_to_data(finding: ConfigFinding) -> dict[str, object]:
     return {"key": finding.key, "line": finding.line, "column": 0, "kind": finding.kind, "what": finding.what}
 
 
-def _fault_to_json(fault: Fault) -> dict[str, object]:
+def _fault_to_data(fault: Fault) -> dict[str, object]:
     """Return a file that cannot be read or parsed as a finding. Only a TomlFault has a position."""
     position = {"line": getattr(fault, "line", 0), "column": getattr(fault, "column", 0)}
     return {"key": "", **position, "kind": "unreadable", "what": str(fault)}

@@ -14,6 +14,7 @@ import click
 
 import gpu_oci_hook
 from gpu_oci_hook.cli.code_bundle_builder import build_code_bundles
+from gpu_oci_hook.cli.common_options import quiet_option
 from gpu_oci_hook.cli.insecure_paths import find_insecure_paths
 from gpu_oci_hook.cli.launchers import (
     ALIASES,
@@ -23,7 +24,7 @@ from gpu_oci_hook.cli.launchers import (
     find_interpreter,
     render_launcher,
 )
-from gpu_oci_hook.cli.printing import print_line, print_warning
+from gpu_oci_hook.cli.printing import print_progress, print_warning
 from gpu_oci_hook.errors import Fault, describe_os_error
 from gpu_oci_hook.files.read_regular import read_regular_head
 from gpu_oci_hook.files.replace import remove_stale_temporaries, replace_file, replace_file_at, replace_symlink_at
@@ -36,6 +37,7 @@ from gpu_oci_hook.formats.program_names import is_launcher
 )
 @click.option("--aliases", is_flag=True, help="Also link the names of NVIDIA's programs that engines look for.")
 @click.option("--force", is_flag=True, help="Replace existing files that gpu-oci-hook did not write.")
+@quiet_option
 def install(prefix: str, *, aliases: bool, force: bool) -> None:
     """Write gpu-oci-runtime and gpu-oci-hook into DIR/bin.
 
@@ -64,8 +66,8 @@ def install(prefix: str, *, aliases: bool, force: bool) -> None:
         reason = describe_os_error(error, writing=True)
         raise Fault(f"cannot be written: {reason}", where=str(error.filename or directory)) from error
     _compile_package(package)
-    print_line(f"interpreter {python}, Python packages from {', '.join(paths)}")
-    print_line(
+    print_progress(f"interpreter {python}, Python packages from {', '.join(paths)}")
+    print_progress(
         f"next: configure {directory / LAUNCHER_NAMES[0]} as a runtime of your container engine (docs/engines.md)"
     )
     if os.geteuid() == 0:
@@ -76,9 +78,9 @@ def install(prefix: str, *, aliases: bool, force: bool) -> None:
 def _compile_package(package: Path) -> None:
     """Compile our package and write its code bundles, and print the result."""
     if compileall.compile_dir(package, quiet=2) and _write_code_bundles():
-        print_line(f"Python byte code of {package} is up to date")
+        print_progress(f"Python byte code of {package} is up to date")
     else:
-        print_line(f"{package} could not be compiled by this user: every start compiles it again and is slower")
+        print_progress(f"{package} could not be compiled by this user: every start compiles it again and is slower")
 
 
 def _write_code_bundles() -> bool:
@@ -155,4 +157,4 @@ def _replace_atomically(path: Path, content: bytes, target: str | None) -> str:
 
 
 def _print_result(path: Path, action: str, suffix: str = "") -> None:
-    print_line(f"{action} {path}{suffix}", colour=None if action == "unchanged" else "green")
+    print_progress(f"{action} {path}{suffix}", colour=None if action == "unchanged" else "green")

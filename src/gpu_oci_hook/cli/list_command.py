@@ -12,7 +12,7 @@ from gpu_oci_hook.cli.common_options import config_option, format_option, host_r
 from gpu_oci_hook.cli.list_data import build_listing
 from gpu_oci_hook.cli.list_text import print_listing
 from gpu_oci_hook.cli.machine_listing import collect_machine_listing
-from gpu_oci_hook.cli.printing import print_json
+from gpu_oci_hook.cli.printing import DATA_FORMS, print_data
 
 
 @click.command("list")
@@ -30,7 +30,7 @@ def list_machine(form: str, config_path: str, root: str, driver_root: str, nvml:
     """
     settings = load_command_config(config_path, root, driver_root)
     listing = collect_machine_listing(settings, use_nvml=nvml)
-    if form == "json":
-        print_json("list", build_listing(listing))
+    if form in DATA_FORMS:
+        print_data(form, "list", build_listing(listing))
     else:
         print_listing(listing)

@@ -13,11 +13,16 @@ from typing import TYPE_CHECKING, TextIO
 
 import click
 
+from gpu_oci_hook.cli.common_options import QUIET
 from gpu_oci_hook.errors import Fault, describe_os_error, make_printable
 from gpu_oci_hook.host.model_tables import lookup_compute_capability, lookup_gpu_brands
 
 if TYPE_CHECKING:
     from gpu_oci_hook.model.machine import Gpu
+
+
+DATA_FORMS = ("json", "yaml")
+"""The output formats of `print_data`."""
 
 
 def _echo_text(text: str = "", *, err: bool = False, nl: bool = True) -> None:
@@ -40,9 +45,21 @@ def print_document(text: str) -> None:
     _echo_text(text, nl=False)
 
 
-def print_json(schema_name: str, content: dict[str, object]) -> None:
-    """Print a JSON document whose first key names its schema and version: "gpu-oci-hook.NAME/1"."""
-    _echo_text(json.dumps({"schema": f"gpu-oci-hook.{schema_name}/1", **content}, indent=2, ensure_ascii=True))
+def print_data(form: str, schema_name: str, content: dict[str, object]) -> None:
+    """Print a JSON or YAML document whose first key names its schema and version: "gpu-oci-hook.NAME/1".
+
+    Arguments:
+        form: "json" or "yaml".
+    """
+    document = {"schema": f"gpu-oci-hook.{schema_name}/1", **content}
+    text = json.dumps(document, indent=2, ensure_ascii=True)
+    if form in DATA_FORMS:
+        _echo_text(text)
+        return
+    import yaml
+
+    # Through JSON, so that both forms have the same types: tuples become lists, and nothing needs a tag or an alias.
+    _echo_text(yaml.safe_dump(json.loads(text), sort_keys=False, width=10**6), nl=False)
 
 
 def print_heading(text: str) -> None:
@@ -56,8 +73,21 @@ def print_line(text: str, *, colour: str | None = None, bold: bool = False) -> N
     _echo_text(_style_text(text, sys.stdout, colour=colour, bold=bold))
 
 
+def print_progress(text: str, *, colour: str | None = None) -> None:
+    """Print a line about something that was done or is to be done next, unless --quiet is given."""
+    if not _is_quiet():
+        print_line(text, colour=colour)
+
+
+def _is_quiet() -> bool:
+    context = click.get_current_context(silent=True)
+    return context is not None and bool(context.meta.get(QUIET))
+
+
 def print_warning(text: str) -> None:
-    """Print a line on standard error that begins with "warning:"."""
+    """Print a line on standard error that begins with "warning:", unless --quiet is given."""
+    if _is_quiet():
+        return
     _echo_text(_style_text(f"warning: {text}", sys.stderr, colour="yellow"), err=True)
 
 

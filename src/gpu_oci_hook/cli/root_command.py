@@ -10,20 +10,20 @@ import click
 from gpu_oci_hook import VERSION
 from gpu_oci_hook.cli.lazy_group import LazyGroup
 
-# Command: its module in this package, the attribute there, and the line that --help shows.
+# Command: its module in this package, the attribute there, and the line that --help shows ("": hidden).
 _COMMANDS = {
     "list": ("list_command", "list_machine", "List this host's GPUs, driver and driver files."),
     "explain": ("explain_command", "explain", "Show what a container would get and why; changes nothing."),
     "apply": ("apply_command", "apply", "Apply the edits that explain shows to a bundle."),
     "simulate": ("simulate_command", "simulate", "Build a GPU host out of files, for tests without a GPU."),
-    "cdi": ("cdi_command", "cdi", "Generate, check and inspect CDI specifications."),
-    "hook": ("hook_command", "hook", "Internal: OCI hooks referenced by CDI files. Not meant to be run by hand."),
+    "cdi": ("cdi_command", "cdi", "Generate, check and inspect CDI files."),
+    "hook": ("hook_command", "hook", ""),  # hidden: only CDI files refer to it
     "config": ("config_command", "config", "Show, check and document the configuration."),
     "install": ("install_command", "install", "Install the launchers that container engines call."),
 }
 
 
 @click.group(cls=LazyGroup, commands=_COMMANDS, context_settings={"help_option_names": ["-h", "--help"]})
-@click.version_option(VERSION, prog_name="gpu-oci-hook")
+@click.version_option(VERSION, prog_name="gpu-oci-hook", message="%(prog)s version %(version)s")
 def root_command() -> None:
     """Give containers the NVIDIA GPUs that they request, and explain every decision."""

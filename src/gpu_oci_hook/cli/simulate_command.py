@@ -9,8 +9,8 @@ from pathlib import Path
 
 import click
 
-from gpu_oci_hook.cli.common_options import format_option
-from gpu_oci_hook.cli.printing import print_json, print_line, print_warning
+from gpu_oci_hook.cli.common_options import format_option, quiet_option
+from gpu_oci_hook.cli.printing import DATA_FORMS, print_data, print_progress, print_warning
 from gpu_oci_hook.formats.architectures import HOST_ARCHITECTURES
 from gpu_oci_hook.formats.toml_values import format_toml
 from gpu_oci_hook.simulate.feature_files import FEATURES
@@ -47,6 +47,7 @@ from gpu_oci_hook.simulate.host_tree import DESKTOP_LAYOUTS, LAYOUTS, SimulatedH
     help=f"Optional devices with their nodes, modules and files: any of {', '.join(FEATURES)}.",
 )
 @format_option()
+@quiet_option
 def simulate(
     directory: str,
     gpus: int,
@@ -77,8 +78,8 @@ def simulate(
         imex=imex,
         features=tuple(features.replace(",", " ").split()),
     )
-    if form == "json":
-        print_json("simulate", _describe_report(path, report))
+    if form in DATA_FORMS:
+        print_data(form, "simulate", _describe_report(path, report))
     else:
         _print_report(path, report, gpus)
 
@@ -113,11 +114,11 @@ def _print_report(path: str, report: SimulatedHost, requested_gpus: int) -> None
     mig_count = sum(len(gpu.mig) for gpu in report.gpus)
     if mig_count:
         contents += f" and {_format_count(mig_count, 'MIG device')}"
-    print_line(f"built a host with {contents} in {path} (layout {report.layout}, driver {report.driver})")
+    print_progress(f"built a host with {contents} in {path} (layout {report.layout}, driver {report.driver})")
     for sentence in report.left_out:
         print_warning(sentence)
     driver_root = f', driver-root = "{report.driver_root}"' if report.driver_root != "/" else ""
-    print_line(f"to use it, set in table [host] of the config file: root = {format_toml(path)}{driver_root}")
+    print_progress(f"to use it, set in table [host] of the config file: root = {format_toml(path)}{driver_root}")
 
 
 def _format_count(count: int, noun: str) -> str:

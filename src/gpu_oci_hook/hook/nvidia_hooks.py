@@ -72,7 +72,7 @@ def run_nvidia_hook(arguments: list[str]) -> list[str]:
     switches = [flag.lstrip("-").partition("=")[0] for flag in program_flags]
     if name not in HOOK_FLAGS:
         if any(switch in (*_HELP_FLAGS, *_VERSION_FLAGS) for switch in switches) and not name:
-            _print_help(f"gpu-oci-hook, version {VERSION}\n" if switches[0] in _VERSION_FLAGS else _USAGE)
+            _print_help(f"gpu-oci-hook version {VERSION}\n" if switches[0] in _VERSION_FLAGS else _USAGE)
             return []
         problem = f'unknown hook "{clip_text(name)}": skipped' if name else "no hook name was given; nothing was done"
         drain_state(0)
