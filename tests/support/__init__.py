@@ -20,6 +20,8 @@ Helpers of tests with real engines are in `e2e`:
 
 machine           programs, bounded commands, private mount namespaces, cleaning up
 engines           runc, crun, containerd, docker and podman with the same few methods
+real_root         this machine with the GPUs of a simulated host, in a private mount namespace
+systemd_bus       a stand-in for systemd's bus
 images            root file systems: glibc, musl, distroless; the probe
 host              the simulated host and the installed runtime
 hook_files        CDI files with hooks, for our hook and under NVIDIA's names

@@ -27,13 +27,17 @@ _GENERATED = "generated files"
 _LINKS = "links"
 _OTHER_EDITS = "environment, groups and hooks"
 _REMOVED = "removed"
-_SECTION_ORDER = (_DEVICES, _LIBRARY_DIRECTORY, _LIBRARIES, _OTHER_FILES, _GENERATED, _LINKS, _OTHER_EDITS, _REMOVED)
+_HOST_LINKS = "links on the host"
+_SECTION_ORDER = (
+    _DEVICES, _LIBRARY_DIRECTORY, _LIBRARIES, _OTHER_FILES, _GENERATED, _LINKS, _OTHER_EDITS, _REMOVED, _HOST_LINKS,
+)  # fmt: skip
 _SECTION_BY_KIND = {
     "directory": _LIBRARY_DIRECTORY,
     "file": _GENERATED,
     "link": _LINKS,
     "drop-hook": _REMOVED,
     "drop-mount": _REMOVED,
+    "host-link": _HOST_LINKS,
 }
 
 

@@ -19,6 +19,7 @@ from gpu_oci_hook.files.rootfs import Rootfs, read_rootfs_path
 from gpu_oci_hook.files.user_namespace import is_process_in_user_namespace
 from gpu_oci_hook.formats.fastjson import dump_json, parse_config_json
 from gpu_oci_hook.host.root import Host
+from gpu_oci_hook.inject.device_links import make_device_links, plan_device_links
 from gpu_oci_hook.inject.gather import (
     choose_devices,
     gather_container_facts,
@@ -113,7 +114,21 @@ def _reload_config(spec: dict[str, object]) -> Config | None:
 
 
 def prepare_injection(spec: dict[str, object], config: Config, bundle: str, cache: Cache) -> Outcome:
-    """Plan what a container gets, in five steps; change nothing.
+    """Plan what a container gets, and the links on the host that its nodes need; change nothing.
+
+    Raises:
+        Fault: see `inject_gpus`.
+    """
+    outcome = _plan_container(spec, config, bundle, cache)
+    if outcome.plan.edits and config.root == "/":
+        links, problems = plan_device_links(spec, outcome.plan.edits)
+        outcome.plan.edits += links
+        outcome.plan.warnings += problems
+    return outcome
+
+
+def _plan_container(spec: dict[str, object], config: Config, bundle: str, cache: Cache) -> Outcome:
+    """Plan what a container gets, in five steps.
 
     1. Read the request.
     2. CDI only: a container that does not need the driver gets its CDI devices only.
@@ -318,4 +333,4 @@ def apply_plan(outcome: Outcome, spec: dict[str, object], path: str, data: bytes
     if content:
         replace_file(path, content, stale_after=0)  # one process at a time works on a bundle
         changes.append(f"rewrote {path}")
-    return changes
+    return changes + make_device_links(outcome.plan)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     EditKind = Literal[
         "device", "rule", "mount", "directory", "link", "file", "group", "env", "hook", "drop-hook", "drop-mount",
-        "order", "net-device", "rdt",
+        "host-link", "order", "net-device", "rdt",
     ]  # fmt: skip
     PlanState = Literal["inject", "nothing", "done"]
 

@@ -130,3 +130,23 @@ class AddFile(Edit):
     def add_to_cdi(self, builder: ContentBuilder) -> None:
         """See `Edit.add_to_cdi`."""
         builder.add_file(self)
+
+
+class AddHostLink(Edit):
+    """A symbolic link in the host's /dev/char or /dev/block, from which systemd cgroup drivers know a device node."""
+
+    __slots__ = ("path", "target")
+    kind = "host-link"
+
+    def __init__(self, path: str, target: str, reason: str) -> None:
+        super().__init__(reason)
+        self.path = path
+        self.target = target
+
+    def describe(self) -> str:
+        """See `Edit.describe`."""
+        return f"{self.path} -> {self.target} on the host"
+
+    def to_data(self) -> dict[str, object]:
+        """See `Edit.to_data`."""
+        return {"path": self.path, "target": self.target}
