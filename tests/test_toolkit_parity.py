@@ -6,6 +6,7 @@ whether it must be there, and, where NVIDIA's tools do something else, why. `pyt
 prints the table.
 """
 
+# ruff: noqa: E501  one row of the table is one line
 from __future__ import annotations
 
 import os

@@ -181,7 +181,7 @@ def _add_loader_files(
             reason = (
                 "the image's loader cache cannot be written, so LD_LIBRARY_PATH is set instead"
                 if result.files
-                else "no glibc or musl loader was found in the image, so LD_LIBRARY_PATH is set instead of a loader cache"
+                else "the image has no glibc or musl loader, so LD_LIBRARY_PATH is set instead of a loader cache"
             )
             plan.edits.append(SetEnvVariable("LD_LIBRARY_PATH", value, reason))
 
