@@ -473,7 +473,9 @@ def test_module_and_libraries_of_different_versions_are_refused(tmp_path: Path) 
     path.write_text(path.read_text().replace(DRIVER, "550.54.14"))
     made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
     text = refused(made, host_config(tmp_path / "host"))
-    assert f"kernel module 550.54.14, libraries {DRIVER}: reboot, or unload and reload the nvidia modules" in text
+    assert "the loaded kernel module is version 550.54.14" in text
+    assert f"the driver libraries are version {DRIVER}" in text
+    assert "reboot, or unload and reload the nvidia modules" in text
     assert "version mismatch" in text
     inject_in_process(made, host_config(tmp_path / "host", version_mismatch="warn"))
     assert library_of(made, "libcuda.so.1").endswith(DRIVER)

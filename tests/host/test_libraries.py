@@ -131,7 +131,7 @@ def test_libraries_of_another_version_than_the_module_are_a_problem_with_a_hint(
     assert (found.version, found.library_version) == ("550.54.14", "555.42.02")
     assert ("libcuda.so.1", "x86_64") in index_libraries(found)
     assert describe_version_mismatch(found).startswith(
-        "kernel module 550.54.14, libraries 555.42.02: reboot, or unload and reload"
+        "the loaded kernel module is version 550.54.14, the driver libraries are version 555.42.02"
     )
 
 
