@@ -24,6 +24,7 @@ from gpu_oci_hook.inject import gather
 from support.bundles import (
     DEV,
     PROC,
+    Shim,
     Spec,
     container_spec,
     host_config,
@@ -375,3 +376,22 @@ def test_64_creates_at_once_with_an_empty_cache_search_once_and_agree(tmp_path: 
     kinds = {name.partition("-")[0].partition(".")[0] for name in names}
     assert kinds == {"inventory", "libraries", "runtime"}
     assert len([name for name in names if name.startswith("libraries")]) == 2, "one for 64 bits, one for 32"
+
+
+def test_two_starts_of_one_bundle_at_once_both_succeed(tmp_path: Path, host: Path) -> None:
+    """GPU_OCI_HOOK_RACE_ROUNDS sets the number of rounds."""
+    shim = Shim(tmp_path, host)
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0, ALL))
+    config = (made / "config.json").read_bytes()
+    assert shim.create(made).returncode == 0
+    expected = read_spec(made)
+    for number in range(int(os.environ.get("GPU_OCI_HOOK_RACE_ROUNDS", "10"))):
+        shutil.rmtree(made / "gpu-oci-hook", ignore_errors=True)
+        (made / "config.json").write_bytes(config)
+        starts = [
+            subprocess.Popen([shim.path, "create", "--bundle", made, "id"], env=shim.env, stderr=subprocess.PIPE)
+            for _ in range(2)
+        ]
+        assert [(start.communicate()[1], start.returncode) for start in starts] == [(b"", 0)] * 2, number
+        assert read_spec(made) == expected
+        assert list_litter(made) == []

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files import replace
+from support.bundles import skip_or_fail
 
 
 @pytest.fixture
@@ -89,3 +91,41 @@ def test_temporary_files_are_removed_when_they_are_old_enough(
     replace.remove_stale_temporaries(directory_fd, stale_after)
     kept = {".gpu-oci-hook-simulate", ".gpu-oci-hook-0123456789abcdeX"} | ({fresh} if stale_after else set())
     assert set(os.listdir(tmp_path)) == kept
+
+
+def test_a_start_whose_temporary_file_another_one_removes_writes_it_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_bytes(b"old")
+    real = os.rename
+    removed = 0
+
+    def rename(source: str, target: str, **more: int) -> None:
+        nonlocal removed
+        if removed < 3:
+            removed += 1
+            replace.remove_stale_temporaries(more["src_dir_fd"], 0)  # as a second start of the bundle does
+        real(source, target, **more)
+
+    monkeypatch.setattr(os, "rename", rename)
+    replace.replace_file(str(tmp_path / "config.json"), b"new", stale_after=0)
+    assert (tmp_path / "config.json").read_bytes() == b"new"
+    assert os.listdir(tmp_path) == ["config.json"]
+    assert removed == 3
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("flag", ["a", "i"])
+def test_in_an_append_only_or_immutable_directory_no_temporary_file_stays(flag: str, tmp_path: Path) -> None:
+    (tmp_path / "kept").mkdir()
+    (tmp_path / "kept/file").write_bytes(b"old")
+    if subprocess.run(["chattr", f"+{flag}", tmp_path / "kept"], check=False).returncode:
+        skip_or_fail("this file system has no such attributes")
+    try:
+        with pytest.raises(Fault, match="kernel refuses"):
+            replace.replace_file(str(tmp_path / "kept/file"), b"new", mode=0o644)
+        assert os.listdir(tmp_path / "kept") == ["file"]
+    finally:
+        subprocess.run(["chattr", f"-{flag}", tmp_path / "kept"], check=True)
+    replace.replace_file(str(tmp_path / "kept/file"), b"new", mode=0o644)
+    assert (tmp_path / "kept/file").read_bytes() == b"new"

@@ -14,7 +14,7 @@ import stat
 
 from gpu_oci_hook.errors import Fault, describe_os_error
 from gpu_oci_hook.files.read_regular import UnusableFileError, read_regular_fd
-from gpu_oci_hook.files.replace import give_owner_at, replace_file_at, replace_symlink_at
+from gpu_oci_hook.files.replace import create_owned, replace_file_at, replace_symlink_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -98,14 +98,12 @@ class Directory:
             _check_component(name)
             self.check_write_guard()
             try:
-                os.symlink(target, name, dir_fd=self.fd)
+                create_owned(self._get_owner(), lambda: os.symlink(target, name, dir_fd=self.fd))
             except FileExistsError:
                 if self.readlink(name) == target:
                     return False
                 self._drop_cached_if_special(name)
                 replace_symlink_at(self.fd, name, target, owner=self._get_owner(), move_directory=self._move_aside)
-            else:
-                give_owner_at(self.fd, name, self._get_owner())
             self._walker.drop_missing()
             return True
         except (OSError, ValueError) as error:
@@ -195,12 +193,11 @@ class Directory:
         self.check_write_guard()
         old_umask = os.umask(0o022)
         try:
-            os.mkdir(name, 0o755, dir_fd=self.fd)
+            create_owned(self._get_owner(), lambda: os.mkdir(name, 0o755, dir_fd=self.fd))
         except FileExistsError:
-            return
+            pass
         finally:
             os.umask(old_umask)
-        give_owner_at(self.fd, name, self._get_owner())
 
     def _make_entry_fault(self, what: str, name: str, error: Exception) -> Fault:
         return make_os_fault(what, f"{self.path.rstrip('/')}/{name}", error, writing=True)
@@ -265,11 +262,20 @@ def _move_tree(name: str, parent_fd: int, new_name: str, new_parent_fd: int, bud
         budget: how many entries may still be moved, as its only item.
         depth: how many levels of directories may still be entered.
     """
-    os.mkdir(new_name, 0o700, dir_fd=new_parent_fd)
     old_fd = os.open(name, _LIST_FLAGS, dir_fd=parent_fd)
     try:
+        info = os.fstat(old_fd)
+        owner = (info.st_uid, info.st_gid)
+        create_owned(owner, lambda: os.mkdir(new_name, 0o700, dir_fd=new_parent_fd))
         new_fd = os.open(new_name, _LIST_FLAGS, dir_fd=new_parent_fd)
         try:
+            new = os.fstat(new_fd)
+            if (
+                new.st_uid not in (info.st_uid, os.geteuid())
+                or stat.S_IMODE(new.st_mode) != 0o700
+                or os.listdir(new_fd)
+            ):
+                raise make_os_error(errno.EBUSY)  # another process has exchanged it
             names = os.listdir(old_fd)
             budget[0] -= len(names)
             if budget[0] < 0 or depth == 0:
@@ -281,8 +287,8 @@ def _move_tree(name: str, parent_fd: int, new_name: str, new_parent_fd: int, bud
                     if error.errno != errno.EXDEV:
                         raise
                     _move_tree(entry, old_fd, entry, new_fd, budget, depth - 1)
-            info = os.fstat(old_fd)
-            os.fchown(new_fd, info.st_uid, info.st_gid)
+            if (new.st_uid, new.st_gid) != owner:
+                os.fchown(new_fd, *owner)
             os.fchmod(new_fd, stat.S_IMODE(info.st_mode))
         finally:
             os.close(new_fd)

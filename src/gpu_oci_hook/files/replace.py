@@ -11,9 +11,11 @@ from __future__ import annotations
 
 import errno
 import os
+import sys
 import time
 
 from gpu_oci_hook.errors import Fault, describe_os_error
+from gpu_oci_hook.files.read_regular import PROC_SELF_FD
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,6 +28,9 @@ _TEMPORARY_PREFIX = ".gpu-oci-hook-"
 _RANDOM_BYTES = 8
 _MAX_RETRIES = 16  # when another process exchanges names at the same time
 CREATE_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+# linux/fs.h
+_FS_IOC_GETFLAGS = 0x80000000 | (8 << 16) | (ord("f") << 8) | 1  # _IOR('f', 1, long), on x86-64 and arm64
+_FS_IMMUTABLE_FL, _FS_APPEND_FL = 0x10, 0x20
 _DIRECTORY_FLAGS = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -131,9 +136,7 @@ def replace_symlink_at(
     """
 
     def create_temporary(temporary: str) -> None:
-        os.symlink(target, temporary, dir_fd=directory_fd)
-        if owner is not None:
-            give_owner_at(directory_fd, temporary, owner)
+        create_owned(owner, lambda: os.symlink(target, temporary, dir_fd=directory_fd))
 
     replace_entry_at(directory_fd, name, create_temporary, move_directory=move_directory)
 
@@ -155,10 +158,12 @@ def replace_entry_at(
     Raises:
         OSError: the entry cannot be created or renamed; the temporary one is removed.
     """
+    if is_protected_fd(directory_fd):  # nothing could be renamed in it, and the temporary entry not be removed
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
     temporary = make_temporary_name()
     try:
         create(temporary)
-        for _ in range(_MAX_RETRIES):
+        for attempt in range(_MAX_RETRIES):
             try:
                 os.rename(temporary, name, src_dir_fd=directory_fd, dst_dir_fd=directory_fd)
                 return
@@ -166,6 +171,11 @@ def replace_entry_at(
                 if move_directory is None:
                     raise
                 move_directory(name)
+            except FileNotFoundError:
+                # A second start of the same bundle has taken it for a killed process's. The last start wins.
+                if attempt == _MAX_RETRIES - 1:
+                    raise
+                create(temporary)
         raise OSError(errno.EBUSY, os.strerror(errno.EBUSY))
     except BaseException:
         try:
@@ -187,14 +197,37 @@ def give_owner(fd: int, owner: tuple[int, int], *, required: bool) -> None:
             raise
 
 
-def give_owner_at(directory_fd: int, name: str, owner: tuple[int, int]) -> None:
-    """Give an entry of a held directory to a user and a group where that is possible."""
-    if owner == (os.geteuid(), os.getegid()):
+def create_owned(owner: tuple[int, int] | None, create: Callable[[], None]) -> None:
+    """Create an entry that belongs to a user and a group from the beginning, where that is possible.
+
+    An owner given afterwards by name could be given to another file: who owns the directory can exchange its names.
+
+    Arguments:
+        owner: (uid, gid); None leaves the entry with this user.
+        create: creates the entry. It is called a second time if the owner may not create it.
+
+    Raises:
+        OSError: it cannot be created.
+    """
+    user, group = os.geteuid(), os.getegid()
+    if owner is None or owner == (user, group):
+        create()
         return
     try:
-        os.chown(name, *owner, dir_fd=directory_fd, follow_symlinks=False)
-    except OSError:
-        pass  # no privilege, or an id that this user namespace does not know
+        # The real and the saved user stay, so the owner can neither signal nor trace this process.
+        os.setegid(owner[1])
+        os.seteuid(owner[0])
+        create()
+        return
+    except (PermissionError, ValueError):
+        pass  # no privilege, or the owner may not write the directory
+    except OSError as error:
+        if error.errno not in (errno.EINVAL, errno.EDQUOT):  # an id that this user namespace does not know; no quota
+            raise
+    finally:
+        os.seteuid(user)
+        os.setegid(group)
+    create()
 
 
 def remove_stale_temporaries(directory_fd: int, stale_after: float = STALE_AFTER) -> None:
@@ -218,6 +251,33 @@ def remove_stale_temporaries(directory_fd: int, stale_after: float = STALE_AFTER
         pass
     finally:
         os.close(fd)
+
+
+def is_protected_fd(fd: int) -> bool:
+    """Tell whether a file or directory is immutable or append-only (chattr(1)); the descriptor may be an O_PATH one.
+
+    Removing an attribute that it does not have changes nothing, and fails with EPERM where it is protected (xattr(7)).
+    Security modules may refuse that too, so the flags are then read. Their interface, `fcntl`, costs a file to load.
+    """
+    path = f"{PROC_SELF_FD}/{fd}"
+    try:
+        os.removexattr(path, "user.gpu-oci-hook")
+        return False
+    except OSError as error:
+        if error.errno != errno.EPERM:
+            return False
+    try:
+        from fcntl import ioctl
+
+        file_fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        try:
+            flags = bytearray(8)
+            ioctl(file_fd, _FS_IOC_GETFLAGS, flags)
+        finally:
+            os.close(file_fd)
+    except (ImportError, OSError):
+        return False
+    return bool(int.from_bytes(flags[:4], sys.byteorder) & (_FS_APPEND_FL | _FS_IMMUTABLE_FL))
 
 
 def _is_temporary_name(name: str) -> bool:
