@@ -47,12 +47,14 @@ def test_libcuda_is_found_by_both_names(scene: HookScene) -> None:
     assert links == {
         "libcuda.so": "libcuda.so.1",
         "libcuda.so.1": f"libcuda.so.{VERSION}",
+        "libnvidia-ml.so": "libnvidia-ml.so.1",
         "libnvidia-ml.so.1": f"libnvidia-ml.so.{VERSION}",
         "libnvidia-ptxjitcompiler.so.1": f"libnvidia-ptxjitcompiler.so.{VERSION}",
     }
     own = scene.root / OWN[1:]
     assert {path.name: os.readlink(path) for path in own.iterdir()} == {
-        name: f"{OUR_LIBRARY_DIR}/{name}" for name in ("libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1")
+        name: f"{OUR_LIBRARY_DIR}/{name}"
+        for name in ("libcuda.so", "libcuda.so.1", "libnvidia-ml.so", "libnvidia-ml.so.1")
     }
     names = ("libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1", f"libnvidia-glcore.so.{VERSION}")
     for name in names:

@@ -75,6 +75,13 @@ def test_programs_beside_an_odd_library_directory_are_found(tmp_path: Path) -> N
     assert of(found, "binary")["/usr/bin/nvidia-smi"].path == "/srv/drv/bin/nvidia-smi"
 
 
+def test_programs_of_a_bottlerocket_host_are_found(tmp_path: Path) -> None:
+    write_driver(tmp_path, "/x86_64-bottlerocket-linux-gnu/sys-root/usr/lib/nvidia/tesla")
+    path = "/x86_64-bottlerocket-linux-gnu/sys-root/usr/libexec/nvidia/tesla/bin/nvidia-smi"
+    put(tmp_path, path, mode=0o755)
+    assert of(search_inventory(tmp_path), "binary")["/usr/bin/nvidia-smi"].path == path
+
+
 def test_firmware_comes_from_the_kernels_search_path_and_is_optional(tmp_path: Path) -> None:
     put(tmp_path, "/sys/module/firmware_class/parameters/path", "/srv/firmware\n")
     put(tmp_path, f"/srv/firmware/nvidia/{VERSION}/gsp_ga10x.bin")
@@ -94,6 +101,7 @@ def test_firmware_comes_from_the_kernels_search_path_and_is_optional(tmp_path: P
     [
         ("/etc/OpenCL/vendors/nvidia.icd", "/etc/OpenCL/vendors/nvidia.icd", "compute"),
         ("/etc/vulkan/icd.d/nvidia_icd.json", "/etc/vulkan/icd.d/nvidia_icd.json", "graphics"),
+        ("/usr/local/etc/vulkan/icd.d/nvidia_icd.json", "/etc/vulkan/icd.d/nvidia_icd.json", "graphics"),
         (
             "/usr/share/vulkan/icd.d/nvidia_icd.x86_64.json",
             "/etc/vulkan/icd.d/nvidia_icd.x86_64.json",

@@ -47,6 +47,7 @@ def on_x86_64(monkeypatch: pytest.MonkeyPatch) -> None:
         "/var/lib/nvidia/lib64",
         "/opt/nvidia/550.163.01/lib64",
         "/usr/local/glibc/usr/lib",
+        "/x86_64-bottlerocket-linux-gnu/sys-root/usr/lib/nvidia/tesla",
     ],
 )
 @pytest.mark.parametrize("cached", [True, False])
@@ -80,6 +81,51 @@ def test_the_catalogue_says_the_capability_and_the_version_makes_a_stranger_comp
         f"libnvidia-glcore.so.{VERSION}": "graphics",
         "libnvidia-brandnew.so.1": "compute",
     }
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_every_name_without_a_version_that_the_host_has_becomes_a_link(tmp_path: Path, *, cached: bool) -> None:
+    write_driver(tmp_path)
+    directory = tmp_path / LIBRARY_DIR[1:]
+    (directory / "libnvidia-encode.so").symlink_to("libnvidia-encode.so.1")
+    (directory / "libnvidia-brandnew.so").symlink_to(f"libnvidia-brandnew.so.{VERSION}")
+    (directory / "libnvidia-nowhere.so").symlink_to("libnvidia-nowhere.so.1")
+    (directory / "libGLX_nvidia.so").symlink_to("libcuda.so.1")
+    if cached:
+        names = ("libnvidia-encode.so.1", "libnvidia-encode.so", "libnvidia-brandnew.so.1", "libnvidia-brandnew.so")
+        write_ld_cache(tmp_path, [(name, f"{LIBRARY_DIR}/{name}") for name in names])
+    found = {soname: file.links for (soname, _), file in index_libraries(search_inventory(tmp_path)).items()}
+    assert found["libnvidia-encode.so.1"] == ("libnvidia-encode.so",)
+    assert found["libnvidia-brandnew.so.1"] == ("libnvidia-brandnew.so",)
+    assert found["libcuda.so.1"] == ("libcuda.so", "libGLX_nvidia.so")
+    assert found["libnvidia-ptxjitcompiler.so.1"] == ()
+
+
+def test_nvml_has_its_name_without_a_version_even_if_the_host_lacks_it(tmp_path: Path) -> None:
+    write_driver(tmp_path)
+    assert index_libraries(search_inventory(tmp_path))["libnvidia-ml.so.1", "x86_64"].links == ("libnvidia-ml.so",)
+
+
+def test_what_a_capability_should_have_and_the_host_lacks_is_named(tmp_path: Path) -> None:
+    write_driver(tmp_path)
+    missing = search_inventory(tmp_path).missing_expected
+    assert ("video", "libnvcuvid.so.1") in missing
+    assert ("utility", "nvidia-smi") in missing
+    assert "libnvidia-encode.so.1" not in [name for _, name in missing]
+    assert "libcuda.so.1" not in [name for _, name in missing]  # required: a start without it fails
+    write_library(tmp_path, LIBRARY_DIR, f"libnvcuvid.so.{VERSION}", "libnvcuvid.so.1", arch="i386")
+    assert ("video", "libnvcuvid.so.1") in search_inventory(tmp_path).missing_expected
+    write_library(tmp_path, LIBRARY_DIR, f"libnvcuvid.so.{VERSION}", "libnvcuvid.so.1")
+    assert "video" not in [capability for capability, _ in search_inventory(tmp_path).missing_expected]
+
+
+def test_nvswitch_monitoring_is_utility_and_ngx_opens_nvml(tmp_path: Path) -> None:
+    write_driver(tmp_path)
+    write_library(tmp_path, LIBRARY_DIR, f"libnvsdm.so.{VERSION}", "libnvsdm.so.1")
+    write_library(tmp_path, LIBRARY_DIR, f"libnvidia-ngx.so.{VERSION}", "libnvidia-ngx.so.1")
+    found = index_libraries(search_inventory(tmp_path))
+    assert found["libnvsdm.so.1", "x86_64"].capability == "utility"
+    assert found["libnvidia-ngx.so.1", "x86_64"].needs == ("libnvidia-ml.so.1",)
 
 
 def test_the_soname_counts_and_not_the_file_name(tmp_path: Path) -> None:

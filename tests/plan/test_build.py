@@ -462,6 +462,36 @@ def test_compat_libraries_come_first_in_the_loaders_order() -> None:
     assert f"{DRIVER_LIBRARY_DIR}/libcuda.so.1\0".encode() not in cache.content
 
 
+@pytest.mark.parametrize(("capabilities", "named"), [("video", True), ("all", True), ("compute,utility", False)])
+def test_what_a_requested_capability_should_have_and_the_host_lacks_is_withheld_by_name(
+    capabilities: str, named: bool
+) -> None:
+    made = make_plan_input("0", capabilities)
+    made.inventory.missing_expected = (("video", "libnvidia-encode.so.1"), ("video", "libnvcuvid.so.1"))
+    done = build.build_plan(made)
+    expected = {name: "not on the host; capability video needs it" for _, name in made.inventory.missing_expected}
+    found = {name: reason for name, reason in reasons(done).items() if "not on the host" in reason}
+    assert found == (expected if named else {})
+    assert done.warnings == []
+
+
+def test_the_linker_finds_nvml_and_the_video_libraries_where_it_looks() -> None:
+    made = make_plan_input(
+        "0", "compute,utility,video", target=FakeRootfs(files=(f"{IMAGE_LIBRARY_DIR}/libnvcuvid.so",))
+    )
+    made.inventory.files = (
+        make_library("libcuda", "compute", links=("libcuda.so",)),
+        make_library("libnvidia-ml", "utility", links=("libnvidia-ml.so",)),
+        make_library("libnvcuvid", "video", links=("libnvcuvid.so",)),
+        make_library("libnvidia-encode", "video", links=("libnvidia-encode.so",)),
+        make_library("libnvidia-opticalflow", "video", links=("libnvidia-opticalflow.so",)),
+    )
+    links = {edit.path: edit.target for edit in of(build.build_plan(made), AddLink)}
+    names = ("libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libnvidia-ml.so", "libnvidia-encode.so")
+    # The image's own libnvcuvid.so stays: it is a file that the linker can use.
+    assert links == {f"{IMAGE_LIBRARY_DIR}/{name}": f"{DRIVER_LIBRARY_DIR}/{name}" for name in names}
+
+
 @pytest.mark.parametrize("policy", ["auto", "always"])
 def test_compat_is_nothing_to_a_container_without_compute(policy: str) -> None:
     made = plan("0", "utility", image=COMPAT, cuda_compat=policy)

@@ -94,6 +94,7 @@ def build_hook_arguments(host: Path, version: str = VERSION) -> HookArguments:
         if soname != name:
             made.links.append((name.format(version), f"{OUR_LIBRARY_DIR}/{soname}"))
     made.links.append(("libcuda.so.1", f"{OUR_LIBRARY_DIR}/libcuda.so"))
+    made.links.append(("libnvidia-ml.so.1", f"{OUR_LIBRARY_DIR}/libnvidia-ml.so"))
     made.folders, made.driver_version, made.root = [OUR_LIBRARY_DIR], version, str(host)
     return made
 

@@ -24,6 +24,7 @@ def build_listing(listing: MachineListing) -> dict[str, object]:
         "gpus": [_describe_gpu(listing, gpu) for gpu in listing.gpus],
         **describe_optional_devices(listing.host, listing.driver_host, listing.settings),
         "files": [_describe_file(file) for file in inventory.files],
+        "absent": [{"capability": capability, "name": name} for capability, name in inventory.missing_expected],
         "places": [{"place": location, "found": result} for location, result in inventory.search_report],
         "lists": [
             {"line": line, "type": kind, "path": path, "found": result}

@@ -69,6 +69,9 @@ def _print_files(listing: MachineListing) -> None:
         print_line(f"  {title}", colour="cyan")
         for path in paths:
             print_line(f"    {path}")
+    if listing.inventory.missing_expected:
+        print_heading("not on this host")
+        print_table(("capability", "file"), listing.inventory.missing_expected)
     print_heading("searched locations")
     print_table(("location", "result"), listing.inventory.search_report)
 

@@ -41,7 +41,7 @@ from gpu_oci_hook.model.edits import Plan
 from gpu_oci_hook.model.request import Request
 from gpu_oci_hook.plan.build import build_plan
 from gpu_oci_hook.plan.devices import add_device_nodes
-from gpu_oci_hook.plan.driver_problems import describe_version_mismatch
+from gpu_oci_hook.plan.driver_problems import describe_absent_files, describe_version_mismatch
 
 if TYPE_CHECKING:
     from gpu_oci_hook.model.machine import Cache
@@ -166,7 +166,7 @@ class _SpecPlanner:
                 (gpu, origin) for gpu, origin in plan_input.chosen_gpus if plan_input.gpu_nodes[gpu.minor].exists
             ]
         plan = build_plan(plan_input)
-        self.warnings += plan.warnings
+        self.warnings += plan.warnings + describe_absent_files(plan.withheld)
         return build_spec_content(plan, plan_input)
 
     @cached_property

@@ -160,6 +160,7 @@ class Inventory:
         search_report: (searched directory, what it has or why it has nothing), in search order.
         missing_libraries: (capability, SONAME, "path (version)" of another version or "") of each library without
             which its capability cannot work.
+        missing_expected: (capability, SONAME or file name) of each file without which its capability is of little use.
         problems: sentences about files that cannot be used.
         missing_dependencies: (path in the container, name, SONAME) of each manifest whose library needs one that the
             host lacks.
@@ -169,6 +170,7 @@ class Inventory:
         "files",
         "library_version",
         "missing_dependencies",
+        "missing_expected",
         "missing_libraries",
         "problems",
         "search_report",
@@ -185,8 +187,10 @@ class Inventory:
         missing_libraries: tuple[tuple[str, str, str], ...] = (),
         problems: tuple[str, ...] = (),
         missing_dependencies: tuple[tuple[str, str, str], ...] = (),
+        missing_expected: tuple[tuple[str, str], ...] = (),
     ) -> None:
         self.missing_dependencies = missing_dependencies
+        self.missing_expected = missing_expected
         self.version = version
         self.library_version = library_version
         self.files = files
@@ -210,6 +214,7 @@ class Inventory:
             self.missing_libraries,
             self.problems,
             self.missing_dependencies,
+            self.missing_expected,
         )
 
     @classmethod
@@ -219,7 +224,7 @@ class Inventory:
         Raises:
             ValueError, TypeError: the data has another shape.
         """
-        version, library_version, files, search_report, missing_libraries, problems, missing_dependencies = data
+        version, library_version, files, search_report, missing_libraries, problems, dependencies, expected = data
         return cls(
             version=version,  # type: ignore[arg-type]
             library_version=library_version,  # type: ignore[arg-type]
@@ -227,5 +232,6 @@ class Inventory:
             search_report=search_report,  # type: ignore[arg-type]
             missing_libraries=missing_libraries,  # type: ignore[arg-type]
             problems=problems,  # type: ignore[arg-type]
-            missing_dependencies=missing_dependencies,  # type: ignore[arg-type]
+            missing_dependencies=dependencies,  # type: ignore[arg-type]
+            missing_expected=expected,  # type: ignore[arg-type]
         )

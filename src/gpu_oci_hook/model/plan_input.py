@@ -145,6 +145,14 @@ class PlanInput:
         self.container = container
 
 
+NOT_ON_HOST = "not on the host"
+
+
+def explain_absent_file(capability: str) -> str:
+    """Return the reason for withholding a file that a capability is expected to bring and that the host lacks."""
+    return f"{NOT_ON_HOST}; capability {capability} needs it"
+
+
 def explain_missing_capability(capability: str) -> str:
     """Return the reason for withholding items that serve a capability which the container does not request."""
     return f"needs capability {capability}"

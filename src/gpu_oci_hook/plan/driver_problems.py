@@ -5,10 +5,13 @@ Import budget: cold.
 
 from __future__ import annotations
 
+from gpu_oci_hook.model.plan_input import NOT_ON_HOST
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Container
 
+    from gpu_oci_hook.model.edits import WithheldItem
     from gpu_oci_hook.model.machine import Inventory
 
 
@@ -43,3 +46,12 @@ def describe_missing_dependencies(inventory: Inventory, container_paths: Contain
             if container_paths is None or container_path in container_paths
         )
     )
+
+
+def describe_absent_files(withheld: list[WithheldItem]) -> list[str]:
+    """Return a sentence for each capability of which the host lacks files that the plan should inject."""
+    names_by_reason: dict[str, list[str]] = {}
+    for item in withheld:
+        if item.reason.startswith(NOT_ON_HOST):
+            names_by_reason.setdefault(item.reason, []).append(item.name)
+    return [f"{', '.join(names)}: {reason}" for reason, names in names_by_reason.items()]

@@ -9,7 +9,7 @@ from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats.architectures import ARCHITECTURES_32BIT
 from gpu_oci_hook.formats.oci import get_list, get_member
 from gpu_oci_hook.model.edits import AddMount, DropMount, Plan, WithheldItem
-from gpu_oci_hook.model.plan_input import explain_missing_capability
+from gpu_oci_hook.model.plan_input import explain_absent_file, explain_missing_capability
 from gpu_oci_hook.plan.layout import Layout
 from gpu_oci_hook.plan.library_mounts import add_libraries, format_library_name
 from gpu_oci_hook.plan.mounting import (
@@ -43,6 +43,11 @@ def add_driver_files(plan_input: PlanInput, plan: Plan, implied_by: dict[str, st
     _check_required_libraries(plan_input, implied_by)
     container, optional_items = plan_input.container, plan_input.optional_items
     files = _select_driver_files(plan_input, plan, implied_by) + optional_items.files
+    plan.withheld += [
+        WithheldItem("library" if ".so" in name else "file", name, explain_absent_file(capability))
+        for capability, name in plan_input.inventory.missing_expected
+        if capability in implied_by
+    ]
     own_mounts = _find_own_mounts(container)
     layout = Layout(container.spec, container.rootfs_reader, own_mounts, writable=container.image.writable)
     libraries = [(file, reason) for file, reason in files if file.kind == "library"]

@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 LD_CONF_DROP_IN = f"{LD_CONF_DIRECTORY}/00-gpu-oci-hook.conf"
 # Programs look for these by path in the image's own library directory.
 MAIN_LIBRARIES = ("libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1")
+# The linker looks for these there: builds name them with -l.
+LINKER_LIBRARIES = ("libnvidia-ml.so", "libnvcuvid.so", "libnvidia-encode.so")
 MUSL_DEFAULT_DIRS = ("/lib", "/usr/local/lib", "/usr/lib")  # musl: ldso/dynlink.c
 _CACHE_VERSION = b"1.1"
 
@@ -204,8 +206,9 @@ def choose_library_links(
     """Choose which libraries get a link in one of the image's own library directories.
 
     Programs that look for a file instead of asking the loader, and those with a loader of their own, expect the main
-    libraries there. Any other name is touched only when a leftover of a committed GPU container has it: an
-    empty file or a link would hide ours from programs that have that directory in LD_LIBRARY_PATH.
+    libraries there, and the linker those of LINKER_LIBRARIES. Any other name is touched only when a leftover of a
+    committed GPU container has it: an empty file or a link would hide ours from programs that have that directory in
+    LD_LIBRARY_PATH.
 
     Arguments:
         names: of our libraries.
@@ -222,6 +225,8 @@ def choose_library_links(
             links.append((name, "compatibility symlink: some programs open it by this path"))
         elif status is not None and (status.st_mode & 0o170000 != 0o100000 or status.st_size == 0):
             links.append((name, "the image has a leftover there"))
+        elif native and status is None and name in LINKER_LIBRARIES:
+            links.append((name, "the linker looks for it there"))
     return links
 
 

@@ -12,6 +12,7 @@ import traceback
 from typing import TYPE_CHECKING
 
 from gpu_oci_hook.errors import clip_text, describe_os_error
+from gpu_oci_hook.model.plan_input import NOT_ON_HOST
 
 if TYPE_CHECKING:
     from gpu_oci_hook.config.keys import Config
@@ -90,6 +91,7 @@ class StartLog:
             capabilities=list(outcome.request.capabilities),
             edits=len(outcome.plan.edits),
             withheld=len(outcome.plan.withheld),
+            not_on_host=[item.name for item in outcome.plan.withheld if item.reason.startswith(NOT_ON_HOST)],
         )
         for line in changes:
             self._log.debug("changed", bundle=bundle, text=line)

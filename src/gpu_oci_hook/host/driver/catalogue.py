@@ -23,6 +23,7 @@ _TEXT_KEYS = {"capability", "required", "why", "variable", "container"}
 _TABLE_KEYS = {
     "library": ({"capability", "names"}, {"links", "opens", "required"}),
     "withheld": ({"why", "names"}, set[str]()),
+    "expected": ({"capability", "names"}, set[str]()),
     "binary": ({"capability", "names"}, set[str]()),
     "socket": ({"capability", "paths", "container"}, set[str]()),
     "directory": ({"capability", "paths", "container"}, {"variable"}),
@@ -65,9 +66,10 @@ class Catalogue:
         entries: all other entries, in the file's order.
         search_paths: "caches", "libraries", "subdirectories", "binaries", "firmware" to paths, in search order.
         required_libraries: (capability, SONAME) of each library without which its capability cannot work.
+        expected_files: (capability, SONAME or file name) of each file without which it is of little use.
     """
 
-    __slots__ = ("entries", "libraries", "required_libraries", "search_paths", "withheld")
+    __slots__ = ("entries", "expected_files", "libraries", "required_libraries", "search_paths", "withheld")
 
     def __init__(self) -> None:
         self.libraries: dict[str, CatalogueEntry] = {}
@@ -75,6 +77,7 @@ class Catalogue:
         self.entries: list[CatalogueEntry] = []
         self.search_paths: dict[str, tuple[str, ...]] = {}
         self.required_libraries: list[tuple[str, str]] = []
+        self.expected_files: list[tuple[str, str]] = []
 
     def entries_of_kind(self, kind: str) -> list[CatalogueEntry]:
         """Return the entries of one kind, in the file's order."""
@@ -187,6 +190,9 @@ def _add_table(catalogue: Catalogue, kind: str, table: dict[str, object], where:
     if entry.capability not in CATALOGUE_CAPABILITIES:
         expected = ", ".join(f'"{capability}"' for capability in CATALOGUE_CAPABILITIES)
         raise Fault(f'"{entry.capability}" is not a capability; expected one of {expected}', where=where)
+    if kind == "expected":
+        catalogue.expected_files += [(entry.capability, name) for name in entry.names]
+        return
     if kind != "library":
         catalogue.entries.append(entry)
         return

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.formats.architectures import ARCHITECTURES_32BIT
 from gpu_oci_hook.host.driver.catalogue import CATALOGUE_PATH, Catalogue, CatalogueEntry, load_catalogue
 from gpu_oci_hook.host.driver.libraries import LibrarySearch
 from gpu_oci_hook.host.driver.manifests import (
@@ -62,6 +63,7 @@ def discover_driver_files(
         files=tuple(files),
         search_report=tuple([(location.label, location.describe_result()) for location in libraries.locations]),
         missing_libraries=_find_missing_libraries(catalogue, libraries),
+        missing_expected=_find_missing_expected_files(catalogue, files),
         missing_dependencies=find_missing_dependencies(files, libraries.is_driver_library_name),
     )
     daemon_files: list[DaemonFile] = [
@@ -81,6 +83,12 @@ def _find_missing_libraries(catalogue: Catalogue, libraries: LibrarySearch) -> t
         for capability, soname in catalogue.required_libraries
         if soname not in sonames
     )
+
+
+def _find_missing_expected_files(catalogue: Catalogue, files: list[DriverFile]) -> tuple[tuple[str, str], ...]:
+    """Return the expected files that were not found, for `Inventory.missing_expected`."""
+    names = {name for file in files if file.arch not in ARCHITECTURES_32BIT for name in (file.soname, file.name)}
+    return tuple([expected for expected in catalogue.expected_files if expected[1] not in names])
 
 
 class _CompanionFiles:
@@ -172,7 +180,7 @@ class _CompanionFiles:
         return [files[name] for name in sorted(files)]
 
     def _fill_placeholders(self, pattern: str) -> list[str]:
-        pattern = pattern.replace("{version}", self.version)
+        pattern = pattern.replace("{version}", self.version).replace("{machine}", self.search.host.machine)
         if "{lib}" in pattern:
             return [pattern.replace("{lib}", path) for path in self.library_directories]
         return [pattern]

@@ -119,7 +119,7 @@ class LibrarySearch:
         self.directories: dict[str, None] = {}
         self.other_versions: dict[tuple[str, str], str] = {}
         self._scanned_directories: dict[str, str] = {}
-        self._seen_paths: dict[str, None] = {}
+        self._seen_paths: dict[str, dict[str, None]] = {}  # path without links to the names that lead there
         self._candidates: list[_Candidate] = []
 
     def find_libraries(self, configured_paths: tuple[str, ...]) -> None:
@@ -130,6 +130,10 @@ class LibrarySearch:
             self._scan_loader_cache(path)
         for pattern in self.catalogue.search_paths["libraries"]:
             filled = pattern.replace("{arch}", self.triple).replace("{arch32}", self.triple32)
+            if "{machine}" in filled:  # a root directory that only one distribution has is not worth a line elsewhere
+                filled = filled.replace("{machine}", self.search.host.machine)
+                if self.search.find_directory(filled) is None:
+                    continue
             paths = self.search.expand_pattern(filled)
             if not paths:
                 self.locations.append(SearchLocation(filled, "missing"))
@@ -215,9 +219,10 @@ class LibrarySearch:
             return
         real_path, _ = match
         if real_path in self._seen_paths:
+            self._seen_paths[real_path][name] = None
             self._count_duplicate(location, real_path, name)
             return
-        self._seen_paths[real_path] = None
+        self._seen_paths[real_path] = {name: None}
         if any(part in real_path for part in _TOOLKIT_DIRECTORIES):
             self._reject_listed(location, name, f"{name} belongs to a CUDA toolkit ({real_path})")
             return
@@ -314,7 +319,9 @@ class LibrarySearch:
     def _build_driver_file(self, candidate: _Candidate) -> DriverFile:
         entry = self.catalogue.libraries.get(candidate.stem)
         name = os.path.basename(candidate.real_path)
-        links = entry.links if entry else ()
+        links = list(entry.links) if entry else []
+        # Names for the linker, and for programs that open the library without a version.
+        links += [link for link in self._seen_paths[candidate.real_path] if link.endswith(".so") and link not in links]
         return DriverFile(
             kind="library",
             capability=entry.capability if entry else "compute",

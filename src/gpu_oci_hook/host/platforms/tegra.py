@@ -121,6 +121,7 @@ class TegraPlatform(Platform):
             *(file for file in merged.files if file.soname not in sonames and file.container_path not in paths),
         )
         merged.missing_libraries = tuple([missing for missing in merged.missing_libraries if missing[1] not in sonames])
+        merged.missing_expected = tuple([missing for missing in merged.missing_expected if missing[1] not in sonames])
         merged.search_report = (*listed.search_report, *merged.search_report)
         merged.problems = (*listed.problems, *merged.problems)
         self.loaded_inventory = merged
