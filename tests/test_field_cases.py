@@ -10,8 +10,7 @@ import os
 import shutil
 import stat
 import subprocess
-import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -392,23 +391,12 @@ def test_musl_gets_its_path_file_with_its_defaults(tmp_path: Path, host: Path, e
 # --- user namespaces and read-only roots ------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def open_place() -> Iterator[Path]:
-    """A directory that other users can enter."""
-    path = Path(tempfile.mkdtemp(prefix="gpu-oci-hook-test-"))
-    path.chmod(0o755)
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
-
-
 def test_a_user_in_a_user_namespace_gets_cache_and_bound_nodes(open_place: Path) -> None:
     unshare, setpriv = shutil.which("unshare"), shutil.which("setpriv")
     if os.geteuid() != 0 or unshare is None or setpriv is None:
         skip_or_fail("another user needs root, unshare and setpriv")
     host_tree.build_host(open_place / "host", driver=DRIVER)
-    shim = Shim(open_place / "shim", open_place / "host")
+    shim = Shim(open_place / "shim", open_place / "host", source=open_place / "code")
     made = make_bundle(open_place / "bundle", container_spec(GPU0, linux={"namespaces": [{"type": "mount"}]}))
     for top in (made, shim.path.parent):
         for where, _, files in os.walk(top):

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gpu_oci_hook.cli.launchers import find_interpreter
 from gpu_oci_hook.config import check, descriptions, load, reference, rules, schema_findings, toml_document
 from gpu_oci_hook.config.keys import CAPABILITIES, KEYS, USER_FILE_KEYS, Config
 from gpu_oci_hook.errors import Fault
@@ -566,20 +567,17 @@ def test_another_user_is_not_bound_by_that_rule(tmp_path: Path, monkeypatch: pyt
 
 
 @as_root
-def test_root_in_a_user_namespace_believes_the_machines_root(tmp_path: Path) -> None:
-    path = tmp_path / "c"
+def test_root_in_a_user_namespace_believes_the_machines_root(open_place: Path) -> None:
+    path = open_place / "c"
     path.write_text("request.missing-gpu = 'warn'")
     path.chmod(0o644)
-    tmp_path.chmod(0o755)
-    for parent in list(tmp_path.parents)[:-1]:
-        if parent.owner() == "root" and parent != Path("/tmp"):
-            parent.chmod(parent.stat().st_mode | 0o005)
     code = (
-        f"import os, sys; sys.path.append({str(ROOT / 'src')!r}); from gpu_oci_hook.config.load import load_config\n"
+        f"import os, sys; sys.path.append({str(open_place / 'code')!r})\n"
+        "from gpu_oci_hook.config.load import load_config\n"
         f"print(os.geteuid(), os.stat({str(path)!r}).st_uid, load_config({str(path)!r}).missing_gpu)"
     )
     argv = ["setpriv", "--reuid=1000", "--regid=1000", "--clear-groups", "unshare", "-Ur"]
-    run = subprocess.run([*argv, sys.executable, "-ISc", code], capture_output=True, text=True)
+    run = subprocess.run([*argv, find_interpreter(), "-ISc", code], capture_output=True, text=True)
     assert run.stdout.split() == ["0", "65534", "warn"], run.stderr
 
 

@@ -40,18 +40,13 @@ class CdiPodman(Podman):
     cgroups = ""
 
     def start(self, place: EngineHome) -> None:
-        layer = place.directory / "etc"
-        for name in ("upper", "work"):
-            (layer / name).mkdir(parents=True)
         self.directory = place.directory / "cdi"
         self.directory.mkdir()
         self.state = place.directory / "state"
         self.state.mkdir(mode=0o755)
         self._furnish = self.cgroups + (
             f"mkdir -p /run/gpu-oci-hook\nmount --bind {self.state} /run/gpu-oci-hook\n"
-            f"mount -t overlay overlay -o lowerdir=/etc,upperdir={layer}/upper,workdir={layer}/work /etc\n"
-            f"mkdir /etc/cdi\nmount --bind {self.directory} /etc/cdi\n"
-            "test ! -d /run/cdi || mount -t tmpfs tmpfs /run/cdi"
+            f"{machine.private_cdi_script(place.directory, self.directory)}"
         )
         super().start(place)
 

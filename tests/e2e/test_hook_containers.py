@@ -506,20 +506,16 @@ def test_podman_runs_a_file_with_the_hook_in_it(
     directory.chmod(0o755)
     request.addfinalizer(lambda: machine.remove_tree(directory))
     made = HookProgram(directory / "program", runtime, simulated)
-    spec = directory / "nvidia.json"
+    specs = directory / "specs"
+    specs.mkdir()
+    spec = specs / "nvidia.json"
     spec.write_text(
         json.dumps(build_spec_document(made, way, simulated.root / "dev/nvidia0", bound=kind.user_namespace))
     )
     spec.chmod(0o644)
-    for name in ("upper", "work"):
-        (directory / name).mkdir()
     # crun 1.8 refuses a hybrid cgroup tree; without the unified part it is a plain v1 tree
     hybrid = "umount /sys/fs/cgroup/unified || true\n" if low_level == "crun" else ""
-    over = (
-        f"{hybrid}mount -t overlay overlay -o lowerdir=/etc,upperdir={directory}/upper,workdir={directory}/work /etc\n"
-        f"mkdir -p /etc/cdi\ncp {spec} /etc/cdi/\nchmod 644 /etc/cdi/*\n"
-    )
-    engine = kind(furnish=over)
+    engine = kind(furnish=hybrid + machine.private_cdi_script(directory, specs))
     engine.start(EngineHome(directory, image, lambda _: Path(machine.find_program(low_level))))
     try:
         done = engine.run(ContainerRequest([*PROBE, "--node", "/dev/nvidia0"], devices=["nvidia.com/gpu=gpu0"]))

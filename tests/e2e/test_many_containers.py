@@ -15,25 +15,28 @@ from support.e2e.engines import BareRuntime, ContainerRequest, Docker
 from support.e2e.host import InstalledRuntime, SimulatedHost
 from support.e2e.requirements import require_programs
 
-STATE = Path("/run/gpu-oci-hook")
 MANY = 64
 PROBE = ["/probe", "--node", "/dev/nvidiactl", "--library", "libcuda.so.1", "--library", "libcuda.so"]
 
 
 class Watch(threading.Thread):
-    """Notes every inventory that appears while it runs: each is a new file, renamed into place."""
+    """Notes every inventory that appears while it runs: each is a new file, renamed into place.
 
-    def __init__(self) -> None:
+    Arguments:
+        state: the state directory.
+    """
+
+    def __init__(self, state: Path) -> None:
         super().__init__(daemon=True)
+        self.state = state
         self.before = set(self.look())
         self.seen: set[tuple[str, int, int]] = set()
         self.enough = threading.Event()
 
-    @staticmethod
-    def look() -> list[tuple[str, int, int]]:
+    def look(self) -> list[tuple[str, int, int]]:
         """Name, inode and time of each inventory."""
         found = []
-        for path in STATE.glob("inventory*"):
+        for path in self.state.glob("inventory*"):
             if path.suffix == "":
                 try:
                     status = path.stat()
@@ -55,15 +58,21 @@ class Watch(threading.Thread):
 
 
 def test_64_creates_at_once_with_nothing_cached(
-    tmp_path: Path, image: Path, runtime: InstalledRuntime, workspace: Path
+    tmp_path: Path, image: Path, runtime: InstalledRuntime, request: pytest.FixtureRequest
 ) -> None:
     """All are right, and one of them learnt the inventory for all."""
     fresh = host.build_host(tmp_path / "never-seen")
-    bare_runtime = BareRuntime("runc", "v1", "run")
+    state = tmp_path / "gpu-oci-hook"
+    state.mkdir(mode=0o755)
+    # Its own state directory: what the machine's containers do meanwhile does not count.
+    bare_runtime = BareRuntime(
+        "runc", "v1", "run", furnish=f"mkdir -p /run/gpu-oci-hook\nmount --bind {state} /run/gpu-oci-hook"
+    )
     wrapper = runtime.wrapper("runc", fresh.root, name=f"-{tmp_path.name}")
     bare_runtime.start(engines.EngineHome(tmp_path, image, lambda _: wrapper))
+    request.addfinalizer(bare_runtime.stop)
     bundles = [bare_runtime.bundle(ContainerRequest(PROBE, ["NVIDIA_VISIBLE_DEVICES=all"])) for _ in range(MANY)]
-    watch = Watch()
+    watch = Watch(state)
     watch.start()
     running = [
         subprocess.Popen(

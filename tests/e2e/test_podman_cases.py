@@ -40,18 +40,12 @@ def ask(tmp_path_factory: pytest.TempPathFactory, version: str) -> Iterator[Ask]
     home = tmp_path_factory.mktemp("podman-cdi")
     (home / "root/dev").mkdir(parents=True)
     (home / "containers.conf").write_text("[engine]\n[containers]\n")
-    kept, specs, over = home / "config.json", home / "specs", home / "over"
+    kept, specs = home / "config.json", home / "specs"
     specs.mkdir()
-    over.mkdir()
     runtime = home / "keeping"
     runtime.write_text(machine.KEEPING_RUNTIME.format(target=shlex.quote(str(kept))))
     runtime.chmod(0o755)
-    # Where the machine has no /etc/cdi, making one to mount on would be a change of the machine: hence the overlay.
-    holder = machine.MountNamespace(
-        f"mount -t tmpfs tmpfs {over}\nmkdir {over}/up {over}/work\n"
-        f"mount -t overlay overlay -o lowerdir=/etc,upperdir={over}/up,workdir={over}/work /etc\n"
-        f"mkdir -p /etc/cdi\nmount --bind {specs} /etc/cdi"
-    )
+    holder = machine.MountNamespace(machine.private_cdi_script(home, specs))
     holder.start()
 
     def answer(case: Case) -> dict[str, Any] | None:

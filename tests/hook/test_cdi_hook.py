@@ -5,18 +5,14 @@ from __future__ import annotations
 import json
 import os
 import random
-import shutil
 import stat
 import subprocess
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-import gpu_oci_hook
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats import ldcache
 from gpu_oci_hook.hook import called_container, cdi_hook, nvidia_hooks
@@ -179,18 +175,6 @@ def test_a_log_that_takes_nothing_stops_nothing(scene: HookScene, tmp_path: Path
     scene.hook_arguments.log = log if log.startswith("/") else str(tmp_path / log)
     scene.hook_arguments.driver_version = "535.183.06"
     assert "this host runs" in scene.run_successfully()
-
-
-@pytest.fixture
-def open_place() -> Iterator[Path]:
-    """A directory that other users can enter, with our code in it."""
-    path = Path(tempfile.mkdtemp(prefix="gpu-oci-hook-test-"))
-    path.chmod(0o755)
-    shutil.copytree(Path(gpu_oci_hook.__file__).parent, path / "code/gpu_oci_hook")
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path, ignore_errors=True)
 
 
 def test_a_root_that_is_no_mount_point_is_as_good(scene: HookScene) -> None:

@@ -173,15 +173,16 @@ class Shim:
 
     Arguments:
         root: a directory for its files. host: the simulated host. extra: more lines of config.toml.
+        source: the directory with our package; default: this checkout's.
     """
 
-    def __init__(self, root: Path, host: Path, extra: str = "") -> None:
+    def __init__(self, root: Path, host: Path, extra: str = "", source: Path | None = None) -> None:
         root.mkdir(parents=True, exist_ok=True)
-        source = str(Path(gpu_oci_hook.__file__).resolve().parents[1])
+        source = source or Path(gpu_oci_hook.__file__).resolve().parents[1]
         self.stub = root / "stub"
         self.stub.write_text(STUB)
         self.path = root / "gpu-oci-runtime"
-        paths = find_import_paths(Path(source) / "gpu_oci_hook")
+        paths = find_import_paths(source / "gpu_oci_hook")
         self.path.write_text(LAUNCHER.format(python=find_interpreter(), paths=paths, state=str(root / "state")))
         for path in (self.stub, self.path):
             path.chmod(0o755)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import gpu_oci_hook
 from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.simulate import host_tree
 from support.bundles import snapshot_tree
@@ -40,6 +43,18 @@ def isolated_module_state(tmp_path_factory: pytest.TempPathFactory) -> Iterator[
     """The same for all tests of a module, so that each host is searched once."""
     with pytest.MonkeyPatch.context() as patch:
         yield isolate_state(patch, tmp_path_factory.mktemp("isolated"))
+
+
+@pytest.fixture
+def open_place() -> Iterator[Path]:
+    """A directory that other users can enter, with a copy of our code in `code`: the checkout may be closed to them."""
+    path = Path(tempfile.mkdtemp(prefix="gpu-oci-hook-test-"))
+    path.chmod(0o755)
+    shutil.copytree(Path(gpu_oci_hook.__file__).parent, path / "code/gpu_oci_hook")
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

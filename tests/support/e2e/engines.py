@@ -125,10 +125,12 @@ class BareRuntime(Engine):
         cgroup: "v1" (the machine's own tree, as it is) or "v2" (a private mount namespace with a cgroup2
             mount as /sys/fs/cgroup; the kernel's device filter is real there, too).
         style: "create" (create, start, wait, delete) or "run".
+        furnish: more shell commands that prepare the private mount namespace in which it runs.
     """
 
-    def __init__(self, low_level: str, cgroup: str, style: str) -> None:
+    def __init__(self, low_level: str, cgroup: str, style: str, *, furnish: str = "") -> None:
         super().__init__()
+        self._furnish = furnish
         self.low_level, self.cgroup, self.style = low_level, cgroup, style
         self.name = f"{low_level} {cgroup} {'create+start' if style == 'create' else 'run'}"
         self.programs = (low_level, "busybox", "gcc", "unshare", "nsenter")
@@ -144,8 +146,8 @@ class BareRuntime(Engine):
         elif self.low_level == "crun":
             # crun refuses a hybrid tree; without the unified part it is a plain v1 tree.
             script = "umount /sys/fs/cgroup/unified || true"
-        if script:
-            self._holder = machine.MountNamespace(script)
+        if script or self._furnish:
+            self._holder = machine.MountNamespace(f"{script}\n{self._furnish}\n")
             self._holder.start()
         if self.low_level == "crun" and self.cgroup == "v2" and not machine.may_raise_memlock():
             library = images.build_forgiving_setrlimit(place.directory / "forgiving.so")

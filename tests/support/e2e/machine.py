@@ -127,6 +127,23 @@ def wait_for(condition: Callable[[], bool], what: str, *, timeout: float = 30) -
         time.sleep(0.05)
 
 
+def private_cdi_script(directory: Path, specs: Path) -> str:
+    """Return shell commands that give a private mount namespace CDI files of its own and hide the machine's.
+
+    Arguments:
+        directory: where the namespace's changes of /etc are kept; may exist.
+        specs: the directory that becomes /etc/cdi.
+    """
+    # Creating a directory to mount on would be a change of the machine, hence the overlay.
+    layer = directory / "etc-layer"
+    return (
+        f"mkdir -p {layer}\nmount -t tmpfs tmpfs {layer}\nmkdir {layer}/upper {layer}/work\n"
+        f"mount -t overlay overlay -o lowerdir=/etc,upperdir={layer}/upper,workdir={layer}/work /etc\n"
+        f"mkdir -p /etc/cdi\nmount --bind {specs} /etc/cdi\n"
+        "test ! -d /run/cdi || mount -t tmpfs tmpfs /run/cdi\n"
+    )
+
+
 def stop_daemon(process: subprocess.Popen[bytes], *, patience: float = 15) -> None:
     """Terminate a daemon that we started, wait, then kill its whole session."""
     if process.poll() is None:
