@@ -47,7 +47,7 @@ share_network() {
     done
     if [ -n "${PIP_CERT:-}" ]; then
         install -D -m 644 "$PIP_CERT" "$root/opt/certificates.pem"
-        settings+=(PIP_CERT=/opt/certificates.pem NODE_EXTRA_CA_CERTS=/opt/certificates.pem)
+        settings+=(PIP_CERT=/opt/certificates.pem NODE_EXTRA_CA_CERTS=/opt/certificates.pem npm_config_cafile=/opt/certificates.pem)
     fi
 }
 
