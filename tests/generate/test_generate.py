@@ -472,14 +472,15 @@ def test_a_drm_node_that_is_missing_is_left_out_and_said(own: Path) -> None:
     assert any("/dev/dri/renderD128 is left out: it is for drawing on GPU" in text for text in found.warnings)
 
 
-def test_a_gpu_without_its_node_is_no_device_even_in_an_incomplete_file(own: Path) -> None:
-    (own / "dev/nvidia1").unlink()  # GPU 0's
-    assert "/dev/nvidia1 is required for GPU 0" in refused(own)
-    found = build_host_spec(own, name_strategies=("index",), allow_incomplete=True).spec
-    assert list(index_devices(found)) == ["1", "all", "none"]
-    assert list_node_paths(index_devices(found)["all"])[0] == "/dev/nvidia0" and "/dev/nvidia1" not in list_node_paths(
-        index_devices(found)["all"]
-    )
+def test_a_gpu_without_its_node_is_no_device_where_others_have_one(own: Path) -> None:
+    """The file has the GPUs that the runtime gives, under the indices that it uses."""
+    (own / "dev/nvidia1").unlink()  # that of the first GPU
+    built = build_host_spec(own, name_strategies=("index",))
+    found = index_devices(built.spec)
+    assert list(found) == ["0", "all", "none"]
+    assert list_node_paths(found["0"])[0] == "/dev/nvidia0"
+    assert "/dev/nvidia1" not in list_node_paths(found["all"])
+    assert any("cannot be given to containers here" in text and "nvidia1 is missing" in text for text in built.warnings)
 
 
 def test_nodes_of_capabilities_that_are_not_wanted_may_be_missing(own: Path) -> None:

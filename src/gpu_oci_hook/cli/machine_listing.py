@@ -53,7 +53,8 @@ def collect_machine_listing(settings: Config, *, use_nvml: bool) -> MachineListi
     host = Host(settings.root)
     driver_host = get_driver_host(host, settings)
     version = read_driver_version(host) or ""
-    gpus, problems, platform = read_machine_gpus(host, settings.platform)
+    found = read_machine_gpus(host, settings.platform)
+    gpus, platform = found.gpus, found.platform
     kind, evidence = detect_platform(host, read_gpus(host)[0], settings.platform)
     if platform is None:
         inventory = load_inventory(host, driver_host, settings.library_paths, version, ReadOnlyCache())
@@ -80,7 +81,13 @@ def collect_machine_listing(settings: Config, *, use_nvml: bool) -> MachineListi
         nvml_gpus=nvml_gpus,
         nvml_problem=nvml_problem,
         csv_lines=list(platform.report_list_lines()) if platform else [],
-        problems=[*problems, *mismatch, *inventory.problems, *describe_missing_dependencies(inventory)],
+        problems=[
+            *found.problems,
+            *found.left_out,
+            *mismatch,
+            *inventory.problems,
+            *describe_missing_dependencies(inventory),
+        ],
     )
 
 

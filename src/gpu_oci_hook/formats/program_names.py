@@ -21,6 +21,9 @@ NVIDIA_CTK = "nvidia-ctk"
 _NVIDIA_PRESTART_HOOKS = (NVIDIA_PRESTART_HOOK, "nvidia-container-toolkit")
 _NVIDIA_CDI_HOOKS = (NVIDIA_CDI_HOOK, NVIDIA_CTK)
 
+SIMULATED_HOST_MARKER = ".gpu-oci-hook-simulate"
+"""File at the root of every host that `simulate` made."""
+
 LAUNCHER_MARKER = b"# Launcher of gpu-oci-hook, written by `gpu-oci-hook install`"
 """The line that marks a launcher written by `install`."""
 

@@ -64,6 +64,7 @@ class HostFacts:
             self.request, self.host, config, cache, load_modules=config.load_modules, warnings=self.warnings
         )
         self.gpus, self.platform = self.machine.gpus, self.machine.platform
+        self.warnings += self.machine.left_out
         version = self.machine.driver_version
         is_gpu_missing = not self.gpus and options.selectors != (NONE_DEVICE,)
         if self.platform is None and (version is None or is_gpu_missing):

@@ -36,7 +36,7 @@ def find_container_gpus(container: Container, root: str) -> tuple[list[Gpu], lis
     from gpu_oci_hook.host.gpus import read_gpus
 
     minors = _list_gpu_minors(container)
-    gpus, _ = read_gpus(Host(root))
+    gpus, _ = read_gpus(Host(root))  # every GPU of the driver: this process is in the container's device cgroup
     return gpus, [gpu for gpu in gpus if gpu.minor in minors], minors
 
 
@@ -78,14 +78,18 @@ def enforce_requirements(container: Container, root: str, driver_version: str) -
     if not request.requirements:
         return
     from gpu_oci_hook.files import state_dir
-    from gpu_oci_hook.host.gpus import read_driver_version, read_machine_gpus
+    from gpu_oci_hook.host.gpus import find_machine_platform, read_driver_version, read_gpus
     from gpu_oci_hook.inject.requirements import check_host_requirements
 
     host = Host(root)
-    gpus, _, platform = read_machine_gpus(host, config.platform)
+    # Every GPU of the driver: this process is in the container's device cgroup, and not where the nodes are chosen.
+    gpus, _ = read_gpus(host)
+    platform = find_machine_platform(host, gpus, config.platform)
     if platform is None:
         minors = _list_gpu_minors(container)
         gpus = [gpu for gpu in gpus if gpu.minor in minors]
+    else:
+        gpus = platform.list_gpus(gpus)
     running_version = read_driver_version(host) or driver_version
     check_host_requirements(
         request, gpus, platform, host, config, running_version, state_dir.StateCache(), container.notes

@@ -19,7 +19,7 @@ from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.model.machine import DeviceNode
 
 _READ_LIMIT = 1 << 20
-_NVIDIA_MAJOR = 195  # Documentation/admin-guide/devices.txt of the kernel: assigned to NVIDIA for good
+NVIDIA_MAJOR = 195  # Documentation/admin-guide/devices.txt of the kernel: assigned to NVIDIA for good
 _NVIDIA_NAMES = ("nvidia", "nvidia-frontend", "nvidiactl")  # 550.40 renamed "nvidia-frontend"
 _STALE_NODE_HINT = "Remove the stale node, so that nvidia-modprobe creates it again"
 
@@ -53,7 +53,7 @@ class DeviceMajors:
         self.majors_by_name = majors_by_name
         nvidia_majors = [majors_by_name[name] for name in _NVIDIA_NAMES if name in majors_by_name]
         self.nvidia_loaded = bool(nvidia_majors)
-        self.nvidia = nvidia_majors[0] if nvidia_majors else _NVIDIA_MAJOR
+        self.nvidia = nvidia_majors[0] if nvidia_majors else NVIDIA_MAJOR
         self.uvm = majors_by_name.get("nvidia-uvm")
         self.caps = majors_by_name.get("nvidia-caps")
         self.modeset = majors_by_name.get("nvidia-modeset", self.nvidia if modeset else None)
@@ -108,6 +108,39 @@ def read_module_parameters(host: Host) -> ModuleParameters:
         gid=_parse_uint32(table.get("DeviceFileGID"), 0),
         modify_device_files=table.get("ModifyDeviceFiles", "1") != "0",
     )
+
+
+def find_unusable_nodes(host: Host, nodes: list[tuple[str, int, int]], *, mig: bool = False) -> dict[str, str]:
+    """Find the device nodes that cannot be given to a container here, with the reasons.
+
+    This is the one rule for which GPUs and MIG devices there are: shim, `list`, `explain` and `cdi generate` use it. A
+    node can be given if it is there, has the kernel's numbers, and may be opened: in a container, the driver's files
+    below /proc show every GPU of the machine, but only some have nodes, and the device cgroup may deny those.
+    A plain file counts as a node without numbers. The driver's tools create the nodes of all GPUs when the first one is
+    used: without any of them the machine has just started, and all can be given whose numbers the device cgroup
+    allows. They create the node of a MIG capability when that one is used, so there each missing node is asked about.
+
+    Arguments:
+        nodes: (path, major, minor) of all GPUs, or of capabilities.
+        mig: they are nodes of MIG capabilities, which programs open for reading only.
+
+    Returns:
+        The reason by path, as a part of a sentence; usable nodes are not in it.
+    """
+    for path, major, minor in nodes:
+        status = host.stat_path(path, follow=False)
+        if status is None or not _has_numbers(status, major, minor) or not host.can_open_node(path, write=not mig):
+            from gpu_oci_hook.host.node_access import explain_unusable_nodes
+
+            return explain_unusable_nodes(host, nodes, mig=mig)
+    return {}
+
+
+def _has_numbers(status: os.stat_result, major: int, minor: int) -> bool:
+    """Tell whether a file is the character device of these numbers, or a plain file in its place."""
+    if stat.S_ISCHR(status.st_mode):
+        return status.st_rdev == os.makedev(major, minor)
+    return stat.S_ISREG(status.st_mode)
 
 
 def resolve_device_node(

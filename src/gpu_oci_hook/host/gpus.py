@@ -39,27 +39,75 @@ def read_driver_version(host: Host) -> str | None:
     return None
 
 
-def read_machine_gpus(host: Host, configured_platform: str) -> tuple[list[Gpu], list[str], Platform | None]:
+class MachineGpus:
+    """The GPUs of a machine as containers can request them.
+
+    Attributes:
+        gpus: the GPUs that can be given, with their index among these.
+        problems: one sentence for each oddity.
+        left_out: one sentence for each GPU of the driver that cannot be given here.
+        platform: the platform; None for a desktop or server.
+    """
+
+    __slots__ = ("gpus", "left_out", "platform", "problems")
+
+    def __init__(self, gpus: list[Gpu], problems: list[str], left_out: list[str], platform: Platform | None) -> None:
+        self.gpus = gpus
+        self.problems = problems
+        self.left_out = left_out
+        self.platform = platform
+
+
+def read_machine_gpus(host: Host, configured_platform: str) -> MachineGpus:
     """Read the GPUs that containers can request on this machine, and the machine's platform.
 
-    On a desktop or server this costs two or three stat calls more than `read_gpus`. The platform modules are imported
-    only where a marker of another platform exists or the configuration names one.
+    On a desktop or server this costs two or three stat calls, and two calls for each GPU, more than `read_gpus`. The
+    platform modules are imported only where a marker of another platform exists or the configuration names one.
 
     Arguments:
         configured_platform: `[host] platform`.
-
-    Returns:
-        (GPUs, one sentence for each GPU that is left out, the platform or None for a desktop or server).
     """
-    gpus, problems = read_gpus(host)
+    driver_gpus, problems = read_gpus(host)
+    gpus, left_out = select_usable_gpus(host, driver_gpus)
+    platform = find_machine_platform(host, driver_gpus, configured_platform)
+    return MachineGpus(gpus if platform is None else platform.list_gpus(gpus), problems, left_out, platform)
+
+
+def find_machine_platform(host: Host, driver_gpus: list[Gpu], configured_platform: str) -> Platform | None:
+    """Return the machine's platform, None for a desktop or server; see `read_machine_gpus`."""
     if configured_platform == "desktop":
-        return gpus, problems, None
-    if configured_platform == "auto" and not has_platform_marker(host, nvidia_loaded=bool(gpus)):
-        return gpus, problems, None
+        return None
+    if configured_platform == "auto" and not has_platform_marker(host, nvidia_loaded=bool(driver_gpus)):
+        return None
     from gpu_oci_hook.host.platforms.detect import find_platform
 
-    platform = find_platform(host, gpus, configured_platform)
-    return gpus if platform is None else platform.list_gpus(gpus), problems, platform
+    return find_platform(host, driver_gpus, configured_platform)
+
+
+def select_usable_gpus(host: Host, driver_gpus: list[Gpu]) -> tuple[list[Gpu], list[str]]:
+    """Select the GPUs whose nodes can be given to containers here, see `device_nodes.find_unusable_nodes`.
+
+    NVML and CUDA see the same GPUs in this place, so the index counts among these.
+
+    Returns:
+        (GPUs, one sentence for each GPU that is left out).
+    """
+    from gpu_oci_hook.host.device_nodes import NVIDIA_MAJOR, find_unusable_nodes  # the hook needs neither
+
+    reasons = find_unusable_nodes(host, [(f"/dev/nvidia{gpu.minor}", NVIDIA_MAJOR, gpu.minor) for gpu in driver_gpus])
+    if not reasons:
+        return driver_gpus, []
+    gpus: list[Gpu] = []
+    left_out: list[str] = []
+    for gpu in driver_gpus:
+        reason = reasons.get(f"/dev/nvidia{gpu.minor}")
+        if reason:
+            uuid = f" ({gpu.uuid})" if gpu.uuid else ""
+            left_out.append(f"GPU {gpu.pci}{uuid} cannot be given to containers here: {reason}")
+        else:
+            index = gpu.index - len(left_out)
+            gpus.append(Gpu(index=index, uuid=gpu.uuid, pci=gpu.pci, minor=gpu.minor, model=gpu.model))
+    return gpus, left_out
 
 
 def has_platform_marker(host: Host, *, nvidia_loaded: bool) -> bool:
@@ -76,7 +124,9 @@ def has_platform_marker(host: Host, *, nvidia_loaded: bool) -> bool:
 
 
 def read_gpus(host: Host) -> tuple[list[Gpu], list[str]]:
-    """Return the GPUs in PCI order, and a sentence for each GPU that is left out because its file is broken.
+    """Return every GPU that the driver shows, in PCI order, and a sentence for each one whose file is broken.
+
+    In a container the driver shows all GPUs of the machine: see `select_usable_gpus`.
 
     Excluded GPUs have no index, because the driver hides them from all programs. A GPU with a broken file keeps its
     index. Otherwise an index in a container's request would select another GPU.

@@ -109,6 +109,22 @@ class Host:
         except (OSError, ValueError):
             return None
 
+    def can_open_node(self, path: str, *, write: bool = True) -> bool:
+        """Tell whether this process may open a device node for reading, and for writing too, without opening it.
+
+        The kernel asks the device cgroup here as well as in open() (facts: access-asks-device-cgroup). Opening would
+        make the driver initialise the GPU, which takes seconds without persistence mode.
+        """
+        mode = os.R_OK | os.W_OK if write else os.R_OK
+        try:
+            if not self.prefix:
+                return os.access(path, mode)
+            parent_path, _, name = _normalize_path(path).rpartition("/")
+            parent = self._walk_path(parent_path or "/", None)
+            return parent is not None and os.access(f"{self.prefix}{parent}/{name}", mode)
+        except (OSError, ValueError):
+            return False
+
     def sub_host(self, path: str) -> Host:
         """Return the directory at `path` as a root of its own (a driver container's). A missing one reads as empty."""
         resolved = self.resolve_path(path)

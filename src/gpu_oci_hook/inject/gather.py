@@ -22,7 +22,7 @@ from gpu_oci_hook.host.device_nodes import (
     resolve_gpu_node,
 )
 from gpu_oci_hook.host.driver.inventory_cache import load_inventory
-from gpu_oci_hook.host.gpus import read_driver_version, read_gpus, read_machine_gpus
+from gpu_oci_hook.host.gpus import read_driver_version, read_machine_gpus
 from gpu_oci_hook.host.mig.capability_files import read_mig_enabled_gpus
 from gpu_oci_hook.model.optional_devices import OptionalItems
 from gpu_oci_hook.model.outcome import ChosenDevices
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     from gpu_oci_hook.config.keys import Config
     from gpu_oci_hook.files.rootfs import Rootfs
     from gpu_oci_hook.host.device_nodes import DeviceMajors, ModuleParameters
+    from gpu_oci_hook.host.gpus import MachineGpus
     from gpu_oci_hook.host.mig.mig_devices import MigDevices
-    from gpu_oci_hook.host.platforms.platform import Platform
     from gpu_oci_hook.host.root import Host
     from gpu_oci_hook.model.machine import Cache, Gpu, Inventory
     from gpu_oci_hook.model.plan_input import AbsentControlNode, ControlNode
@@ -54,11 +54,23 @@ class Machine:
         majors, module_params: see their classes.
         driver_version: version of the running kernel module; None when it is not loaded.
         gpus: its GPUs, as containers can request them.
+        left_out: one sentence for each GPU of the driver that cannot be given to containers here.
         platform: the platform; None for a desktop or server.
         problems: one sentence for each oddity that was found; every reader adds its own.
     """
 
-    __slots__ = ("cache", "config", "driver_version", "gpus", "host", "majors", "module_params", "platform", "problems")
+    __slots__ = (
+        "cache",
+        "config",
+        "driver_version",
+        "gpus",
+        "host",
+        "left_out",
+        "majors",
+        "module_params",
+        "platform",
+        "problems",
+    )
 
     def __init__(
         self,
@@ -69,9 +81,7 @@ class Machine:
         majors: DeviceMajors,
         module_params: ModuleParameters,
         driver_version: str | None,
-        gpus: list[Gpu],
-        platform: Platform | None,
-        problems: list[str],
+        machine_gpus: MachineGpus,
     ) -> None:
         self.host = host
         self.config = config
@@ -79,9 +89,10 @@ class Machine:
         self.majors = majors
         self.module_params = module_params
         self.driver_version = driver_version
-        self.gpus = gpus
-        self.platform = platform
-        self.problems = problems
+        self.gpus = machine_gpus.gpus
+        self.left_out = machine_gpus.left_out
+        self.platform = machine_gpus.platform
+        self.problems = machine_gpus.problems
 
     @property
     def driver_host(self) -> Host:
@@ -99,12 +110,12 @@ def gather_machine(
         warnings: takes a sentence for each module that could not be loaded.
     """
     majors = read_device_majors(host)
-    gpus, problems, platform = read_machine_gpus(host, config.platform)
-    if platform is None and load_modules and _lacks_kernel_module(majors, request):
+    machine_gpus = read_machine_gpus(host, config.platform)
+    if machine_gpus.platform is None and load_modules and _lacks_kernel_module(majors, request):
         from gpu_oci_hook.host.kernel_modules import load_needed_modules
 
         majors = load_needed_modules(host, majors, request.capabilities, warnings)
-        gpus, problems = read_gpus(host)  # a module that was just loaded shows its GPUs only now
+        machine_gpus = read_machine_gpus(host, "desktop")  # a module that was just loaded shows its GPUs only now
     return Machine(
         host=host,
         config=config,
@@ -112,9 +123,7 @@ def gather_machine(
         majors=majors,
         module_params=read_module_parameters(host),
         driver_version=read_driver_version(host),
-        gpus=gpus,
-        platform=platform,
-        problems=problems,
+        machine_gpus=machine_gpus,
     )
 
 
@@ -135,7 +144,10 @@ def choose_devices(machine: Machine, request: Request, warnings: list[str]) -> C
     # A container that configures and watches MIG gets whole GPUs.
     use_mig_devices = all_requested and not request.mig_rights
     mig_enabled = read_mig_enabled_gpus(machine.host, gpus) if use_mig_devices else frozenset()
-    chosen = resolve_gpus(selectors, gpus, mig_enabled)
+    try:
+        chosen = resolve_gpus(selectors, gpus, mig_enabled)
+    except Fault as fault:
+        raise _explain_unknown_gpu(fault, machine) from None
     whole_gpus = [gpu for gpu, _ in chosen]
     mig_enabled_whole = (
         read_mig_enabled_gpus(machine.host, whole_gpus) if mig_enabled or not all_requested else frozenset()
@@ -162,6 +174,15 @@ def choose_devices(machine: Machine, request: Request, warnings: list[str]) -> C
         raise Fault(empty_gpus[0], where=selectors[0].origin, hint=CREATE_MIG_DEVICE_HINT)
     warnings += empty_gpus
     return ChosenDevices(chosen, mig_devices=mig_devices, mig_parents=mig_parents, all_mig_devices=all_mig_devices)
+
+
+def _explain_unknown_gpu(fault: Fault, machine: Machine) -> Fault:
+    """Return the fault of a selector without a match, with the GPUs of the driver that cannot be given here."""
+    if not machine.left_out:
+        return fault
+    count = len(machine.left_out)
+    others = f"; and {count - 1} more" if count > 1 else ""
+    return Fault(fault.what, where=fault.where, hint=f"{fault.hint}. {machine.left_out[0]}{others}")
 
 
 def gather_mig_devices(host: Host, config: Config, gpus: list[Gpu], version: str, cache: Cache) -> MigDevices:

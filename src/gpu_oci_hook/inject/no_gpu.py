@@ -26,6 +26,13 @@ ROOT_HINT = "name the directory that has the host's files; `gpu-oci-hook config 
 # For a kernel module that has found no GPU.
 NO_GPU_HINT = "look for the reason in the kernel's log (dmesg | grep -i nvrm) and for the card (lspci -d 10de:)"
 
+# For GPUs of the driver without a node that can be opened here.
+NO_NODE_HINT = (
+    "create missing nodes (nvidia-modprobe -c MINOR); in a container, start that container with the GPUs that its own "
+    "containers need"
+)
+_MAX_SHOWN = 4  # GPUs whose reasons a sentence has
+
 
 def report_missing_gpu(machine: Machine, request: Request, warnings: list[str]) -> None:
     """Fail or warn, by `[request] missing-gpu`, with what is missing.
@@ -52,6 +59,9 @@ def describe_missing_gpu(machine: Machine) -> tuple[str, list[str]]:
     if version is None:
         evidence = "its device numbers are there" if machine.majors.nvidia_loaded else "no nvidia in /proc/devices"
         facts.append(f"the kernel module nvidia is not loaded ({evidence}, no /proc/driver/nvidia/version)")
+    elif not machine.gpus and (machine.left_out or machine.problems):
+        reasons = "; ".join([*machine.problems, *machine.left_out][:_MAX_SHOWN])
+        facts.append(f"the kernel module {version} is loaded, but none of its GPUs can be used: {reasons}")
     elif not machine.gpus:
         facts.append(f"the kernel module {version} is loaded but has no GPU in /proc/driver/nvidia/gpus")
     if not has_libraries:
@@ -60,6 +70,8 @@ def describe_missing_gpu(machine: Machine) -> tuple[str, list[str]]:
         facts.append("driver libraries are installed")
     other_root = "" if has_libraries else find_other_driver_root(machine.host, config, version or "")
     hints = [NO_GPU_HINT if version else "load the driver" if has_libraries else "install and load the driver"]
+    if version and machine.left_out and not machine.gpus:
+        hints = [NO_NODE_HINT]
     if other_root:
         suggestion = suggest_driver_root(other_root, config)
         hints = [suggestion, NO_GPU_HINT] if version else [f"{suggestion}, then load the driver's kernel module"]

@@ -113,7 +113,8 @@ def report_whole_mig_gpus(whole_gpus: list[Gpu], mig_enabled: frozenset[int], mi
 def report_empty_mig_gpus(gpus: list[Gpu], mig_enabled: frozenset[int], mig_devices: MigDevices) -> list[str]:
     """Return a sentence for each GPU in MIG mode without MIG devices, from which `all` selects nothing."""
     return [
-        f"GPU {gpu.index} is in MIG mode and has GPU instances, but no compute instance, so it has no MIG device"
+        f"GPU {gpu.index} is in MIG mode and has GPU instances, but no compute instance that can be opened "
+        "here, so it has no MIG device"
         for gpu in gpus
         if gpu.index in mig_enabled and not mig_devices.list_for_gpu(gpu)
     ]

@@ -22,13 +22,13 @@ from typing import Any
 from gpu_oci_hook.errors import Fault, describe_os_error
 from gpu_oci_hook.files.rootfs import Rootfs
 from gpu_oci_hook.formats.architectures import HOST_ARCHITECTURES
+from gpu_oci_hook.formats.program_names import SIMULATED_HOST_MARKER
 from gpu_oci_hook.simulate.boards import BOARD_LAYOUTS, Board
 from gpu_oci_hook.simulate.feature_files import FEATURES, add_simulated_features
 from gpu_oci_hook.simulate.kernel import KernelFiles, SimulatedGpu, build_simulated_gpus
 from gpu_oci_hook.simulate.special_files import SpecialFiles
 from gpu_oci_hook.simulate.userland import Userland
 
-_MARKER = ".gpu-oci-hook-simulate"
 _MAX_GPUS = 128
 _MAX_CHANNELS = 2048  # the module's default (ImexChannelCount)
 _VERSION_PATTERN = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4}){1,3}", re.ASCII)
@@ -243,9 +243,9 @@ def _claim_directory(root: Path) -> None:
         )
     root.mkdir(parents=True, exist_ok=True)
     names = [entry.name for entry in os.scandir(root)]
-    marker = root / _MARKER
+    marker = root / SIMULATED_HOST_MARKER
     if names:
-        status = marker.lstat() if _MARKER in names else None
+        status = marker.lstat() if SIMULATED_HOST_MARKER in names else None
         if status is None or not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
             raise Fault(
                 "the directory is not empty and was not created by `gpu-oci-hook simulate` for this user",
@@ -253,7 +253,7 @@ def _claim_directory(root: Path) -> None:
                 hint="Choose another directory",
             )
     for name in names:
-        if name == _MARKER:
+        if name == SIMULATED_HOST_MARKER:
             continue  # stays until the end, so that a half-removed host is still recognised
         path = root / name
         if path.is_dir() and not path.is_symlink():

@@ -42,9 +42,9 @@ class OwnDevices:
 
     @property
     def gpus(self) -> list[Gpu]:
-        """All GPUs of the host."""
+        """The GPUs of the host that containers can be given."""
         if self._gpus is None:
-            self._gpus, _, _ = read_machine_gpus(self.host, self.config.platform)
+            self._gpus = read_machine_gpus(self.host, self.config.platform).gpus
         return self._gpus
 
     def describe_devices(self, selector: str) -> str:

@@ -6,7 +6,8 @@ Import budget: GPU container.
 from __future__ import annotations
 
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.formats.proc import parse_small_number
+from gpu_oci_hook.formats.proc import parse_key_value_lines, parse_small_number
+from gpu_oci_hook.host.device_nodes import find_unusable_nodes, read_device_majors
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -40,7 +41,8 @@ def read_mig_signature(host: Host, gpu: Gpu) -> MigSignature:
     """Return the signature of a GPU's MIG devices, which changes when a device is removed and created again.
 
     The driver hides its tree from a container that has containers of its own. The minors table and the device nodes
-    then still show the devices.
+    then still show the devices. Where the tree is visible, a device counts if both of its nodes can be given to
+    containers here (`device_nodes.find_unusable_nodes`). NVML sees the same devices.
     """
     tree = open_mig_tree(host, gpu)
     signature = []
@@ -50,7 +52,34 @@ def read_mig_signature(host: Host, gpu: Gpu) -> MigSignature:
             signature.append((gi, ci, status.st_mtime_ns if status else 0, status.st_ino if status else 0))
     if not signature and not host.list_names(CAPABILITIES_DIR):
         signature = [(gi, ci, 0, 0) for gi, ci in _list_instance_ids_by_nodes(host, gpu)]
+    elif signature:
+        unusable = _find_unusable_instances(host, gpu, tree, [(gi, ci) for gi, ci, _, _ in signature])
+        signature = [entry for entry in signature if entry[:2] not in unusable]
     return tuple(signature)
+
+
+def _find_unusable_instances(
+    host: Host, gpu: Gpu, tree: Host, ids: list[tuple[int, int]]
+) -> frozenset[tuple[int, int]]:
+    """Return the (gi, ci) whose nodes cannot be given to containers here."""
+    major = read_device_majors(host).caps
+    if major is None:  # the driver grants its capabilities through /proc alone (facts: mig-450-proc-rights)
+        return frozenset()
+    paths: dict[str, str] = {}
+    minors: dict[str, int] = {}
+    for gi, ci in ids:
+        for capability in (f"gi{gi}", f"gi{gi}/ci{ci}"):
+            if capability not in paths:
+                minor, _ = read_capability_file(tree, f"/{capability}/access")
+                if minor < 0:
+                    minors = minors or read_capability_minors(host)
+                    minor = minors.get(format_capability_name(gpu, capability), -1)
+                paths[capability] = f"{CAPS_DIRECTORY}/nvidia-cap{minor}" if minor >= 0 else ""
+    nodes = [(path, major, int(path.rpartition("cap")[2])) for path in paths.values() if path]
+    unusable = find_unusable_nodes(host, nodes, mig=True)
+    if not unusable:
+        return frozenset()
+    return frozenset((gi, ci) for gi, ci in ids if unusable.keys() & {paths[f"gi{gi}"], paths[f"gi{gi}/ci{ci}"]})
 
 
 def _list_instance_ids_by_nodes(host: Host, gpu: Gpu) -> list[tuple[int, int]]:
@@ -61,7 +90,12 @@ def _list_instance_ids_by_nodes(host: Host, gpu: Gpu) -> list[tuple[int, int]]:
     ids = []
     for name, minor in _read_minors_table(host):
         parts = name.split("/")
-        if len(parts) == 4 and parts[0] == f"gpu{gpu.minor}" and f"nvidia-cap{minor}" in node_names:
+        if (
+            len(parts) == 4
+            and parts[0] == f"gpu{gpu.minor}"
+            and f"nvidia-cap{minor}" in node_names
+            and host.can_open_node(f"{CAPS_DIRECTORY}/nvidia-cap{minor}", write=False)
+        ):
             gi, ci = parse_small_number(parts[1][2:]), parse_small_number(parts[2][2:])
             if gi >= 0 and ci >= 0:
                 ids.append((gi, ci))
@@ -104,6 +138,12 @@ def format_capability_name(gpu: Gpu | None, capability: str) -> str:
 def read_capability_minors(host: Host) -> dict[str, int]:
     """Return the minors table: name to device minor, -1 for an unreadable one."""
     return {name: parse_small_number(minor) for name, minor in _read_minors_table(host)}
+
+
+def read_capability_file(tree: Host, path: str) -> tuple[int, int]:
+    """Return device minor and mode in a capability's file, -1 for what it does not have."""
+    lines = parse_key_value_lines(read_whole_lines(tree, path))
+    return parse_small_number(lines.get("DeviceFileMinor", "")), parse_small_number(lines.get("DeviceFileMode", ""))
 
 
 def _read_minors_table(host: Host) -> list[tuple[str, str]]:

@@ -6,7 +6,6 @@ Import budget: GPU container.
 from __future__ import annotations
 
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.formats.proc import parse_key_value_lines, parse_small_number
 from gpu_oci_hook.host.device_nodes import DeviceMajors, ModuleParameters, resolve_device_node
 from gpu_oci_hook.host.mig.capability_files import (
     CAPABILITIES_DIR,
@@ -15,8 +14,8 @@ from gpu_oci_hook.host.mig.capability_files import (
     format_capability_name,
     list_numbered_entries,
     open_mig_tree,
+    read_capability_file,
     read_capability_minors,
-    read_whole_lines,
 )
 from gpu_oci_hook.request.mig_selectors import describe_mig_right
 
@@ -130,11 +129,7 @@ class _CapabilityNodes:
 
     def _read_minor_and_mode(self, gpu: Gpu | None, capability: str, table_minor: int) -> tuple[int, int]:
         """Return a capability's minor and mode from the driver's tree, or the table's minor if the tree has none."""
-        lines = parse_key_value_lines(
-            read_whole_lines(self._open_mig_tree(gpu), self._capability_path(gpu, capability))
-        )
-        minor = parse_small_number(lines.get("DeviceFileMinor", ""))
-        mode = parse_small_number(lines.get("DeviceFileMode", ""))
+        minor, mode = read_capability_file(self._open_mig_tree(gpu), self._capability_path(gpu, capability))
         if minor < 0 and table_minor < 0:
             self._minors_table = self._minors_table or read_capability_minors(self._host)
             minor = self._minors_table.get(format_capability_name(gpu, capability), -1)
