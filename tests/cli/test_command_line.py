@@ -166,14 +166,6 @@ def test_a_mistake_of_ours_is_one_line_with_its_place(command: Command, monkeypa
     assert answer.err.count("\n") == 1
 
 
-@pytest.mark.parametrize("name", ["/usr/bin/nvidia-container-runtime-hook", "nvidia-container-runtime-hook"])
-def test_a_hook_alias_says_that_the_runtime_does_the_work(command: Command, name: str) -> None:
-    answer = command("prestart", name=name)
-    assert answer.status == 1
-    assert "docker run --runtime gpu-oci" in answer.err
-    assert '"default-runtime": "gpu-oci" in /etc/docker/daemon.json' in answer.err
-
-
 def test_a_missing_library_is_a_sentence(command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "gpu_oci_hook.cli.root_command", raising=False)
     monkeypatch.setitem(sys.modules, "click", None)

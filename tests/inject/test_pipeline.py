@@ -370,6 +370,51 @@ def test_the_hook_of_nvidias_toolkit_is_taken_out(tmp_path: Path, host: Path) ->
     assert after["hooks"]["prestart"] == [other]
 
 
+GPU_HOOK = {"path": "/usr/bin/nvidia-container-runtime-hook", "args": ["x", "prestart"], "env": ["PATH=/bin"]}
+
+
+@pytest.mark.parametrize(
+    ("env", "values"),
+    [
+        (["NVIDIA_VISIBLE_DEVICES=0"], {"env": "never"}),
+        (["NVIDIA_VISIBLE_DEVICES=0"], {"env": "privileged"}),
+        (["NVIDIA_VISIBLE_DEVICES=0"], {"root": "/nowhere", "missing_gpu": "warn"}),
+        (["NVIDIA_VISIBLE_DEVICES=void"], {}),
+        (["NVIDIA_VISIBLE_DEVICES="], {}),
+        ([], {}),
+    ],
+)
+def test_a_container_that_gets_nothing_loses_other_gpu_hooks_and_nothing_else(
+    env: list[str], values: dict[str, str], tmp_path: Path, host: Path
+) -> None:
+    other = {"path": "/usr/bin/other"}
+    config_json = container_spec(*env, hooks={"prestart": [GPU_HOOK, other], "createRuntime": [GPU_HOOK]})
+    made = make_bundle(tmp_path / "bundle", config_json)
+    image = snapshot_tree(made / "rootfs")
+    after = inject_in_process(made, host_config(values.pop("root", host), **values))
+    assert after == {**config_json, "hooks": {"prestart": [other], "createRuntime": []}}
+    assert snapshot_tree(made / "rootfs") == image
+    before = snapshot_tree(made)
+    assert inject_in_process(made, host_config(host, env="never")) == after
+    assert snapshot_tree(made) == before
+
+
+def test_a_gpu_hook_goes_where_a_cdi_file_has_injected(tmp_path: Path, host: Path) -> None:
+    ours = {"path": "/x/gpu-oci-hook", "args": ["gpu-oci-hook", "hook", "create-container"]}
+    config_json = container_spec(GPU0, hooks={"prestart": [GPU_HOOK], "createContainer": [ours]})
+    after = inject_in_process(make_bundle(tmp_path / "bundle", config_json), host_config(host))
+    assert after == {**config_json, "hooks": {"prestart": [], "createContainer": [ours]}}
+
+
+def test_a_gpu_hook_goes_where_the_configuration_cannot_be_read(tmp_path: Path, isolated_state: Path) -> None:
+    (isolated_state.parent / "config.toml").write_text("[request\n")
+    config_json = container_spec(hooks={"prestart": [GPU_HOOK]})
+    made = make_bundle(tmp_path / "bundle", config_json)
+    path = str(made / "config.json")
+    pipeline.inject_gpus(path, Path(path).read_bytes(), str(made), None)
+    assert read_spec(made) == {**config_json, "hooks": {"prestart": []}}
+
+
 # --- what is asked --------------------------------------------------------------------------------------
 
 

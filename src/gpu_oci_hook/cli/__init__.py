@@ -8,7 +8,13 @@ from __future__ import annotations
 import sys
 
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.formats.program_names import NVIDIA_CDI_HOOK, NVIDIA_CTK, NVIDIA_PRESTART_HOOK, get_program_name
+from gpu_oci_hook.formats.program_names import (
+    NVIDIA_CDI_HOOK,
+    NVIDIA_CTK,
+    NVIDIA_PRESTART_HOOKS,
+    PRESTART,
+    get_program_name,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -56,11 +62,15 @@ def _extract_hook_arguments(arguments: list[str], program: str) -> list[str] | N
     name = get_program_name(program)
     if name == NVIDIA_CDI_HOOK:
         return arguments
+    if name in NVIDIA_PRESTART_HOOKS:
+        return [PRESTART, *arguments]
     if name == NVIDIA_CTK:
         # nvidia-ctk takes flags of its own before the command
         command = next((i for i, argument in enumerate(arguments) if not argument.startswith("-")), len(arguments))
         is_hook = arguments[command : command + 1] == ["hook"]
         return [*arguments[:command], *arguments[command + 1 :]] if is_hook else None
+    if arguments == [PRESTART]:  # a file of hooks.d may name our program in place of NVIDIA's
+        return [PRESTART, PRESTART]
     if arguments[:1] != ["hook"] or arguments[-1] in ("-h", "--help"):  # runtimes never ask for help
         return None
     return arguments[1:]
@@ -118,12 +128,6 @@ def _refuse_other_toolkit_names(name: str) -> None:
         raise Fault(
             f"{name}: gpu-oci-hook replaces only its hooks (nvidia-ctk hook NAME)",
             hint="See gpu-oci-hook --help for equivalents of its other commands",
-        )
-    if name == NVIDIA_PRESTART_HOOK:
-        raise Fault(
-            f"{name}: gpu-oci-hook injects GPUs as a runtime, not as a hook, so this container would get none",
-            hint="Start it with gpu-oci-runtime: docker run --runtime gpu-oci, or "
-            '"default-runtime": "gpu-oci" in /etc/docker/daemon.json',
         )
 
 

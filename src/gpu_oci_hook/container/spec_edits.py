@@ -9,6 +9,7 @@ Import budget: GPU container.
 from __future__ import annotations
 
 from gpu_oci_hook.formats.oci import ensure_list, ensure_object, get_member
+from gpu_oci_hook.formats.program_names import is_prestart_hook
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -182,6 +183,6 @@ class SpecEditor:
             hooks.append(hook)
 
     def remove_hooks(self, edit: DropHook) -> None:
-        """Remove the hooks of a stage that run a program."""
+        """Remove the hooks of a stage by which a program injects GPUs; its other hooks stay."""
         hooks = ensure_list(ensure_object(self.spec, "hooks"), edit.stage)
-        hooks[:] = [hook for hook in hooks if get_member(hook, "path") != edit.path]
+        hooks[:] = [hook for hook in hooks if get_member(hook, "path") != edit.path or not is_prestart_hook(hook)]

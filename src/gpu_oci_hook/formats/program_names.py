@@ -12,13 +12,15 @@ RUNTIME_PROGRAM = "gpu-oci-runtime"
 HOOK_PROGRAM = "gpu-oci-hook"
 CREATE_CONTAINER = "create-container"
 HOOK_COMMAND = (HOOK_PROGRAM, "hook", CREATE_CONTAINER)
+PRESTART = "prestart"
+"""The command of NVIDIA's prestart hook, and our name for that hook."""
 
 # NVIDIA's programs. An older release of the prestart hook has the name of the whole toolkit.
 NVIDIA_RUNTIME = "nvidia-container-runtime"
 NVIDIA_PRESTART_HOOK = "nvidia-container-runtime-hook"
 NVIDIA_CDI_HOOK = "nvidia-cdi-hook"
 NVIDIA_CTK = "nvidia-ctk"
-_NVIDIA_PRESTART_HOOKS = (NVIDIA_PRESTART_HOOK, "nvidia-container-toolkit")
+NVIDIA_PRESTART_HOOKS = (NVIDIA_PRESTART_HOOK, "nvidia-container-toolkit")
 _NVIDIA_CDI_HOOKS = (NVIDIA_CDI_HOOK, NVIDIA_CTK)
 
 SIMULATED_HOST_MARKER = ".gpu-oci-hook-simulate"
@@ -54,7 +56,7 @@ def is_cdi_hook(hook: object) -> bool:
 def is_prestart_hook(hook: object) -> bool:
     """Tell whether a hook object injects GPUs by itself, as NVIDIA's prestart hook does."""
     name = get_program_name(get_member(hook, "path"))
-    return name in _NVIDIA_PRESTART_HOOKS or (name == HOOK_PROGRAM and "prestart" in get_list(hook, "args"))
+    return name in NVIDIA_PRESTART_HOOKS or (name == HOOK_PROGRAM and PRESTART in get_list(hook, "args"))
 
 
 def find_nvidia_hook_arguments(hook: object, name: str) -> list[str] | None:

@@ -136,6 +136,16 @@ def read_container(state_fd: int) -> Container:
     return Container(bundle, spec, rootfs)
 
 
+def read_bundle_path(state_fd: int) -> str:
+    """Return the bundle's directory in the OCI state that can be read from a descriptor.
+
+    Raises:
+        Fault: the state is missing or invalid, or has no bundle.
+    """
+    state = _read_state(state_fd)
+    return _find_bundle(state, state.get("root"))[0]
+
+
 def drain_state(state_fd: int) -> None:
     """Read and discard the state, for a hook that does not need it.
 

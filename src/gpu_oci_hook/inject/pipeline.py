@@ -29,7 +29,7 @@ from gpu_oci_hook.inject.gather import (
 )
 from gpu_oci_hook.model.edits import Plan, WithheldItem
 from gpu_oci_hook.model.outcome import Outcome
-from gpu_oci_hook.plan.build import build_plan, find_injecting_cdi_hook
+from gpu_oci_hook.plan.build import build_plan, find_injecting_cdi_hook, list_gpu_hook_removals
 from gpu_oci_hook.request.read import read_request
 
 TYPE_CHECKING = False
@@ -64,11 +64,11 @@ def inject_gpus(
         Fault: the container requests something that it cannot have, or the machine lacks what it needs.
     """
     spec = parse_config_json(data, path)
-    config = Config.from_data(cached_config)
+    config = Config.from_data(cached_config) or load_config_for_request(spec)
     if config is None:
-        config = _reload_config(spec)
-        if config is None:
-            return
+        apply_to_spec(spec, list_gpu_hook_removals(spec))
+        _replace_config_json(path, _dump_changed_spec(spec, path, data))
+        return
     log = _open_log(config, container_id, called_by_engine=called_by_engine)
     try:
         outcome = prepare_injection(spec, config, bundle, state_dir.StateCache())
@@ -97,7 +97,7 @@ def _open_log(config: Config, container_id: str, *, called_by_engine: bool) -> S
     return None
 
 
-def _reload_config(spec: dict[str, object]) -> Config | None:
+def load_config_for_request(spec: dict[str, object]) -> Config | None:
     """Load the configuration; None for a container without a request, which starts even if the file is faulty."""
     try:
         from gpu_oci_hook.config.load import load_config
@@ -124,6 +124,8 @@ def prepare_injection(spec: dict[str, object], config: Config, bundle: str, cach
         links, problems = plan_device_links(spec, outcome.plan.edits)
         outcome.plan.edits += links
         outcome.plan.warnings += problems
+    # Other programs' GPU hooks go, whatever the request came to.
+    outcome.plan.edits[:0] = list_gpu_hook_removals(spec)
     return outcome
 
 
@@ -324,13 +326,24 @@ def apply_plan(outcome: Outcome, spec: dict[str, object], path: str, data: bytes
     Returns:
         One line for each change.
     """
-    if outcome.rootfs is None:
+    if not outcome.plan.edits:
         return []
     apply_to_spec(spec, outcome.plan.edits)
     # A spec that is invalid shows here, before anything is written.
-    content = dump_json(spec) + b"\n" if spec != parse_config_json(data, path) else b""
-    changes = apply_to_rootfs(outcome.rootfs, outcome.plan.edits, f"{outcome.bundle}/{GENERATED_DIR}")
-    if content:
-        replace_file(path, content, stale_after=0)  # one process at a time works on a bundle
-        changes.append(f"rewrote {path}")
-    return changes + make_device_links(outcome.plan)
+    content = _dump_changed_spec(spec, path, data)
+    generated_dir, rootfs = f"{outcome.bundle}/{GENERATED_DIR}", outcome.rootfs
+    changes = apply_to_rootfs(rootfs, outcome.plan.edits, generated_dir) if rootfs is not None else []
+    return changes + _replace_config_json(path, content) + make_device_links(outcome.plan)
+
+
+def _dump_changed_spec(spec: dict[str, object], path: str, data: bytes) -> bytes:
+    """Return the bytes of a config.json that was parsed from `data` and edited; none if the edits changed nothing."""
+    return dump_json(spec) + b"\n" if spec != parse_config_json(data, path) else b""
+
+
+def _replace_config_json(path: str, content: bytes) -> list[str]:
+    """Replace config.json, unless there is nothing to write; return a line about it."""
+    if not content:
+        return []
+    replace_file(path, content, stale_after=0)  # one process at a time works on a bundle
+    return [f"rewrote {path}"]

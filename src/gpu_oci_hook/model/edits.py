@@ -274,7 +274,7 @@ class AddHook(Edit):
 
 
 class DropHook(Edit):
-    """A hook to remove from config.json, because it would inject a second time."""
+    """A hook to remove from config.json, because it injects GPUs by itself."""
 
     __slots__ = ("path", "stage")
     kind = "drop-hook"

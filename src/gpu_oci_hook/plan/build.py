@@ -23,9 +23,12 @@ from gpu_oci_hook.request.capabilities import add_implied_capabilities
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from gpu_oci_hook.model.edits import Edit
     from gpu_oci_hook.model.plan_input import ContainerFacts, PlanInput
 
 _HOOK_STAGES = ("prestart", "createRuntime", "createContainer", "startContainer")
+# Without startContainer, whose programs are the container's own.
+_HOST_HOOK_STAGES = ("prestart", "createRuntime", "createContainer", "poststart", "poststop")
 
 MOUNT_PROGRAM = "/usr/bin/mount"
 
@@ -42,7 +45,6 @@ def build_plan(plan_input: PlanInput) -> Plan:
     plan.withheld += [WithheldItem(kind, name, reason) for kind, name, reason in plan_input.optional_items.withheld]
     plan.warnings += plan_input.optional_items.warnings
     implied_by = add_implied_capabilities(plan_input.request.capabilities)
-    _drop_prestart_hooks(plan_input.container.spec, plan)
     add_device_nodes(plan_input, plan, implied_by)
     add_driver_files(plan_input, plan, implied_by)
     _mask_driver_params(plan_input, plan)
@@ -58,11 +60,22 @@ def find_injecting_cdi_hook(spec: object) -> str:
     return ""
 
 
-def _drop_prestart_hooks(spec: object, plan: Plan) -> None:
-    for stage in _HOOK_STAGES[:2]:
+def list_gpu_hook_removals(spec: object) -> list[Edit]:
+    """Return the edits that remove the hooks which inject GPUs by themselves, such as docker's for `--gpus`.
+
+    They are removed from every container, whether it gets a GPU or not: this runtime decides that, and a second
+    injector would decide otherwise or stop the start.
+    """
+    removals: list[Edit] = []
+    for stage in _HOST_HOOK_STAGES:
         for hook in get_list(spec, "hooks", stage):
             if is_prestart_hook(hook):
-                plan.edits.append(DropHook(stage, str(get_member(hook, "path")), "it would inject a second time"))
+                path = str(get_member(hook, "path"))
+                if not any(
+                    isinstance(edit, DropHook) and (edit.stage, edit.path) == (stage, path) for edit in removals
+                ):
+                    removals.append(DropHook(stage, path, "gpu-oci-runtime injects GPUs in its place"))
+    return removals
 
 
 def _mask_driver_params(plan_input: PlanInput, plan: Plan) -> None:

@@ -36,7 +36,10 @@ CREATE_VALUE_FLAGS = frozenset(("console-socket", "pid-file", "pidfd-socket", "p
 # A container that asks for a GPU has one of these in its config.json. An engine that escaped plain ASCII letters would
 # hide them, and the container would start without a GPU; none does. `shim.low_level_runtime` adds the annotation
 # prefixes of the configuration.
-TRIGGERS = (b"NVIDIA_VISIBLE_DEVICES", b"CUDA_VERSION", b"nvidia-container-devices")
+TRIGGERS = (
+    b"NVIDIA_VISIBLE_DEVICES", b"CUDA_VERSION", b"nvidia-container-devices",
+    b"nvidia-container-runtime-hook", b"nvidia-container-toolkit",  # hooks that inject GPUs are removed
+)  # fmt: skip
 
 # Its value is the process that has become the low-level runtime. A wrapper script in runc's place that calls this
 # program again would otherwise loop for ever, and the files do not show that.
