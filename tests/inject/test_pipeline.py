@@ -775,3 +775,43 @@ def test_debian_is_made_once(tmp_path: Path) -> None:
     """The helper itself: two bundles do not share an image."""
     make_debian_rootfs(tmp_path / "a")
     assert (tmp_path / "a/lib").is_symlink()
+
+
+ALLOW_ALL = {"allow": True, "access": "rwm"}
+
+
+@pytest.mark.parametrize("kind", ["nodes of everything", "right to create nodes", "--device"])
+def test_a_privileged_container_is_warned_of_and_nothing_that_it_can_open_is_withheld(
+    kind: str, host: Path, tmp_path: Path
+) -> None:
+    spec = container_spec(GPU0)
+    spec["linux"]["resources"]["devices"] = [{"allow": False, "access": "rwm"}, ALLOW_ALL]
+    if kind == "--device":
+        spec["linux"]["resources"]["devices"][1] = {
+            "allow": True, "type": "c", "major": 195, "minor": 0, "access": "rwm"
+        }  # fmt: skip
+    if kind == "right to create nodes":
+        spec["process"]["capabilities"] = {"bounding": ["CAP_SYS_ADMIN", "CAP_MKNOD"]}
+    else:
+        spec["linux"]["devices"] = [{"path": "/dev/nvidia0", "type": "c", "major": 195, "minor": 0}]
+    plan = prepared(make_bundle(tmp_path / "bundle", spec), host_config(host)).plan
+    (warning,) = plan.warnings
+    why = "allows it" if kind == "--device" else "allows every device, as in a privileged container"
+    assert warning == (
+        f"the container can also open GPU 1 (/dev/nvidia0), which it did not request: linux.resources.devices[1] {why}"
+    )
+    assert not [item.name for item in plan.withheld if item.name.startswith("/dev/nvidia0")]
+    modeset = [item.name for item in plan.withheld if item.name == "/dev/nvidia-modeset"]
+    assert bool(modeset) is (kind != "right to create nodes")
+
+
+def test_no_rule_and_no_node_of_another_gpu_warns_of_nothing(host: Path, tmp_path: Path) -> None:
+    spec = container_spec(GPU0)
+    spec["process"]["capabilities"] = {"bounding": ["CAP_MKNOD"]}
+    spec["linux"]["resources"]["devices"] += [
+        {"allow": True, "type": "c", "major": -1, "minor": -1, "access": "m"},
+        {"allow": True, "type": "c", "major": 1, "minor": 3, "access": "rwm"},
+    ]
+    plan = prepared(make_bundle(tmp_path / "bundle", spec), host_config(host)).plan
+    assert not plan.warnings
+    assert [item.name for item in plan.withheld if item.name.startswith("/dev/nvidia0")]

@@ -6,7 +6,7 @@ Import budget: GPU container.
 from __future__ import annotations
 
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.formats.oci import get_list, has_user_namespace
+from gpu_oci_hook.formats.oci import get_list, get_member, has_user_namespace
 from gpu_oci_hook.model.edits import AddDeviceNode, AddDeviceRule, AddGroup, AddMount, Plan, WithheldItem
 from gpu_oci_hook.model.plan_input import explain_missing_capability
 from gpu_oci_hook.request.selectors import has_all_selector
@@ -15,6 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpu_oci_hook.model.machine import DeviceNode
     from gpu_oci_hook.model.plan_input import PlanInput
+    from gpu_oci_hook.plan.open_devices import OpenDevices
 
 NODE_MOUNT_OPTIONS = ("nosuid", "noexec", "bind", "rprivate")
 
@@ -47,8 +48,9 @@ def add_device_nodes(plan_input: PlanInput, plan: Plan, implied_by: dict[str, st
     bound, needs_rules = decide_node_binding(
         plan_input.container.spec, process_in_user_namespace=plan_input.container.process_in_user_namespace
     )
-    nodes = _select_driver_nodes(plan_input, plan, implied_by)
-    _withhold_other_gpus(plan_input, plan)
+    open_devices = _find_open_devices(plan_input, rules_enforced=needs_rules)
+    nodes = _select_driver_nodes(plan_input, plan, implied_by, open_devices)
+    _withhold_other_gpus(plan_input, plan, open_devices)
     _report_absent_control_nodes(plan_input, plan, implied_by)
     nodes += plan_input.optional_items.nodes
     for node, reason in plan_input.optional_items.best_effort_nodes:
@@ -60,7 +62,53 @@ def add_device_nodes(plan_input: PlanInput, plan: Plan, implied_by: dict[str, st
     _add_node_edits(plan_input, plan, nodes, bound=bound, needs_rules=needs_rules)
 
 
-def _select_driver_nodes(plan_input: PlanInput, plan: Plan, implied_by: dict[str, str]) -> list[tuple[DeviceNode, str]]:
+def _find_open_devices(plan_input: PlanInput, *, rules_enforced: bool) -> OpenDevices | None:
+    """Return what the container can open by its config.json alone; None if that is certainly no device of the driver.
+
+    A rule that allows creating nodes only, which engines write for all numbers, does not count.
+    """
+    spec = plan_input.container.spec
+    known = [*plan_input.gpu_nodes.values(), *(node for _, node in plan_input.control_nodes)]
+    if rules_enforced:
+        # A rule for all minors has none, and is not among these.
+        numbers = {(node.major, node.minor) for node in known}
+        majors = (None, -1, _find_nvidia_major(plan_input))
+        is_certain = not any(
+            get_member(rule, "allow") is True
+            and get_member(rule, "access") != "m"
+            and get_member(rule, "major") in majors
+            and (get_member(rule, "major"), get_member(rule, "minor")) not in numbers
+            for rule in get_list(spec, "linux", "resources", "devices")
+        )
+    else:
+        sources = {node.source for node in known}
+        tops = (f"{_find_host_root(plan_input)}/dev/nvidia", "/dev/nvidia")
+        is_certain = not any(
+            isinstance(source, str)
+            and source not in sources
+            and (source.startswith(tops) or tops[0].startswith(source))
+            for source in [get_member(mount, "source") for mount in get_list(spec, "mounts")]
+        )
+    if is_certain:
+        return None
+    from gpu_oci_hook.plan.open_devices import OpenDevices
+
+    return OpenDevices(spec, rules_enforced=rules_enforced)
+
+
+def _find_nvidia_major(plan_input: PlanInput) -> int | None:
+    """Return the major number of /dev/nvidiactl and of every GPU's node; None on a machine without them."""
+    return next((node.major for _, node in plan_input.control_nodes if node.path == "/dev/nvidiactl"), None)
+
+
+def _find_host_root(plan_input: PlanInput) -> str:
+    """Return the host's root directory without a final slash, as the sources of its nodes show it."""
+    return next((node.source.removesuffix(node.path) for _, node in plan_input.control_nodes), "")
+
+
+def _select_driver_nodes(
+    plan_input: PlanInput, plan: Plan, implied_by: dict[str, str], open_devices: OpenDevices | None
+) -> list[tuple[DeviceNode, str]]:
     """Select the nodes of GPUs and the control nodes, each with its reason; withhold control nodes of no use."""
     nodes = [
         (plan_input.gpu_nodes[gpu.minor], f"GPU {gpu.index} ({gpu.uuid}): {origin}")
@@ -71,20 +119,31 @@ def _select_driver_nodes(plan_input: PlanInput, plan: Plan, implied_by: dict[str
         reason = find_control_node_reason(capability, implied_by)
         if reason:
             nodes.append((node, reason))
-        else:
+        elif not open_devices or not open_devices.explain_open(node.major, node.minor, node.source):
             plan.withheld.append(WithheldItem("device", node.path, explain_missing_capability(capability)))
     return nodes
 
 
-def _withhold_other_gpus(plan_input: PlanInput, plan: Plan) -> None:
+def _withhold_other_gpus(plan_input: PlanInput, plan: Plan, open_devices: OpenDevices | None) -> None:
+    """Withhold the other GPUs; warn of those that the container can open all the same."""
+    open_gpus: dict[str, list[str]] = {}
+    major = _find_nvidia_major(plan_input)
+    host_root = _find_host_root(plan_input)
     chosen = {gpu.index for gpu, _ in plan_input.chosen_gpus}
     all_requested = has_all_selector(plan_input.request.device_requests)
     reason = "it is in MIG mode without a MIG device" if all_requested else "this GPU was not requested"
     for gpu in plan_input.gpus:
         if gpu.index not in chosen:
             name = f"/dev/nvidia{gpu.minor}" if gpu.minor >= 0 else gpu.model
+            if open_devices and major is not None and gpu.minor >= 0:
+                why = open_devices.explain_open(major, gpu.minor, host_root + name)
+                if why:
+                    open_gpus.setdefault(why, []).append(f"GPU {gpu.index} ({name})")
+                    continue
             details = f"GPU {gpu.index}, {gpu.uuid}" if gpu.uuid else f"GPU {gpu.index}"
             plan.withheld.append(WithheldItem("device", f"{name} ({details})", reason))
+    for why, names in open_gpus.items():
+        plan.warnings.append(f"the container can also open {', '.join(names)}, which it did not request: {why}")
 
 
 def _report_absent_control_nodes(plan_input: PlanInput, plan: Plan, implied_by: dict[str, str]) -> None:
