@@ -22,7 +22,8 @@ KEY_DESCRIPTIONS = {
     "a container (/run/nvidia/driver).",
     "library-paths": "Directories below driver-root that are searched for driver libraries first, before the loader "
     "cache and the usual directories.",
-    "load-modules": "Whether to run the host's nvidia-modprobe as root when a required kernel module is not loaded.",
+    "load-modules": "Whether to run the host's nvidia-modprobe as root when a required kernel module is not loaded, or "
+    "when a loaded one has no device node.",
     "platform": "Kind of host: desktop or server with NVIDIA's driver, Linux on Windows (WSL2), or Jetson (tegra). "
     "`gpu-oci-hook list` shows the evidence that auto uses.",
     "csv-directory": "Directory of JetPack's CSV lists of device nodes and files, on a Jetson.",

@@ -49,7 +49,8 @@ class HostFacts:
         mig_devices: MIG devices.
         mig_enabled: indices of the GPUs in MIG mode.
         implied_by: driver capabilities, implied ones included, see `add_implied_capabilities`.
-        warnings: sentences about the host.
+        load_problems: sentences about kernel modules and nodes that could not be loaded or created.
+        warnings: sentences about the host, these included.
 
     Raises:
         NoDriverError: there is no driver or no GPU.
@@ -63,6 +64,7 @@ class HostFacts:
         self.machine = gather_machine(
             self.request, self.host, config, cache, load_modules=config.load_modules, warnings=self.warnings
         )
+        self.load_problems = tuple(self.warnings)
         self.gpus, self.platform = self.machine.gpus, self.machine.platform
         self.warnings += self.machine.left_out
         version = self.machine.driver_version

@@ -140,8 +140,9 @@ class _SpecPlanner:
         """
         required = "; ".join(str(missing) for missing in self.missing_nodes.values() if missing.required)
         if required and not self.options.allow_incomplete:
+            attempts = "".join(f"; {warning}" for warning in self.facts.load_problems)
             raise Fault(
-                required,
+                f"{required}{attempts}",
                 hint="Create the nodes as root: nvidia-modprobe -u -c=0, or start nvidia-persistenced. "
                 "--allow-incomplete writes a file without them and marks it as incomplete",
             )

@@ -18,6 +18,10 @@ from gpu_oci_hook.formats.proc import parse_key_value_lines, parse_proc_devices
 from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.model.machine import DeviceNode
 
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
 _READ_LIMIT = 1 << 20
 NVIDIA_MAJOR = 195  # Documentation/admin-guide/devices.txt of the kernel: assigned to NVIDIA for good
 _NVIDIA_NAMES = ("nvidia", "nvidia-frontend", "nvidiactl")  # 550.40 renamed "nvidia-frontend"
@@ -212,6 +216,36 @@ def resolve_control_nodes(
         else:
             nodes.append((capability, resolve_device_node(host, path, major, minor, defaults, problems)))
     return nodes, absent
+
+
+def find_uncreated_nodes(
+    host: Host, majors: DeviceMajors, first_minor: int | None, capabilities: Iterable[str]
+) -> dict[str, tuple[str, ...]]:
+    """Find the nodes that loaded modules lack here: missing ones, and those with the numbers of an earlier boot.
+
+    The driver's tools create the nodes of all GPUs when the first one is used, so one GPU stands for all.
+
+    Arguments:
+        first_minor: minor number of a GPU that can be given to containers; None without one.
+        capabilities: driver capabilities; nodes that serve none of them do not count.
+
+    Returns:
+        The paths of the nodes by module.
+    """
+    wanted = set(capabilities)
+    serving = {"": True, "compute": wanted & {"compute", "video"}, "display": wanted & {"display", "graphics"}}
+    nodes = [(path, module, minor) for path, module, minor, capability in CONTROL_NODES if serving[capability]]
+    if first_minor is not None:
+        nodes.append((f"/dev/nvidia{first_minor}", "nvidia", first_minor))
+    found: dict[str, tuple[str, ...]] = {}
+    for path, module, minor in nodes:
+        major = majors.major_of_module(module)
+        if major is None or (module == "nvidia" and not majors.nvidia_loaded):
+            continue
+        status = host.stat_path(path, follow=False)
+        if status is None or (stat.S_ISCHR(status.st_mode) and status.st_rdev != os.makedev(major, minor)):
+            found[module] = (*found.get(module, ()), path)
+    return found
 
 
 def read_device_node(host: Host, path: str) -> DeviceNode | None:

@@ -1,6 +1,6 @@
-"""Load the driver's kernel modules with the host's nvidia-modprobe.
+"""Load the driver's kernel modules and create its device nodes with the host's nvidia-modprobe.
 
-It runs only when a module is not loaded and `[host] load-modules` allows it.
+It runs only when a module is not loaded or a loaded one has no node, and `[host] load-modules` allows it.
 
 Import budget: cold.
 """
@@ -27,6 +27,7 @@ MODPROBE_ARGUMENTS = {
     "nvidia-uvm": ("-u", "-c=0"),
     "nvidia-modeset": ("-m",),
 }
+_MODPROBE_TIMEOUT = 20.0
 MODPROBE_PATHS = ("/usr/bin/nvidia-modprobe", "/usr/sbin/nvidia-modprobe", "/run/current-system/sw/bin/nvidia-modprobe")
 
 
@@ -60,7 +61,37 @@ def load_needed_modules(
     return read_device_majors(host) if unloaded else majors
 
 
-def load_kernel_module(host: Host, module: str, *, timeout: float = 20.0) -> None:
+def create_nodes(host: Host, missing: dict[str, tuple[str, ...]], minors: Iterable[int], warnings: list[str]) -> None:
+    """Create the missing nodes of loaded modules.
+
+    A start does not need the nodes, so nothing is said of a user who cannot create them and of a host without
+    nvidia-modprobe.
+
+    Arguments:
+        missing: paths by module, see `device_nodes.find_uncreated_nodes`.
+        minors: minor numbers of the GPUs.
+        warnings: receives a sentence about the first module whose nodes could not be created.
+    """
+    if os.geteuid() != 0 or is_process_in_user_namespace(unknown=True) or not _has_modprobe(host):
+        return
+    for module, paths in missing.items():
+        arguments = MODPROBE_ARGUMENTS[module]
+        if module == "nvidia":
+            arguments = (*arguments, *(f"-c={minor}" for minor in minors))
+        try:
+            _run_modprobe(
+                host,
+                arguments,
+                situation=f"{paths[0]} is missing",
+                task=f"create {', '.join(paths)}",
+                hint=f"Create it on the host: nvidia-modprobe {' '.join(arguments)}",
+            )
+        except Fault as fault:
+            warnings.append(str(fault))
+            break
+
+
+def load_kernel_module(host: Host, module: str, *, timeout: float = _MODPROBE_TIMEOUT) -> None:
     """Load a module. The caller reads /proc/devices again.
 
     Arguments:
@@ -76,23 +107,54 @@ def load_kernel_module(host: Host, module: str, *, timeout: float = 20.0) -> Non
         raise Fault(f"module {module} is not loaded, and only root can load it", hint=hint)
     if is_process_in_user_namespace(unknown=True):
         raise Fault(f"module {module} is not loaded, and a user namespace cannot load it", hint=hint)
-    program = _find_modprobe(host, module, hint)
-    argv = [program, *MODPROBE_ARGUMENTS[module]]
+    _run_modprobe(
+        host,
+        MODPROBE_ARGUMENTS[module],
+        situation=f"module {module} is not loaded",
+        task=f"load {module}",
+        hint=hint,
+        timeout=timeout,
+    )
+
+
+def _run_modprobe(
+    host: Host,
+    arguments: tuple[str, ...],
+    *,
+    situation: str,
+    task: str,
+    hint: str,
+    timeout: float = _MODPROBE_TIMEOUT,
+) -> None:
+    """Run nvidia-modprobe.
+
+    Arguments:
+        situation: why it is run, for the error.
+        task: what it is to do, for the error.
+
+    Raises:
+        Fault: it is missing, can be changed by another user, or failed.
+    """
+    program = _find_modprobe(host, situation, hint)
     try:
-        status, stdout, stderr = run_bounded_program(argv, {}, timeout)
+        status, stdout, stderr = run_bounded_program([program, *arguments], {}, timeout)
     except OSError as error:
         raise Fault(f"{program} cannot be run: {describe_os_error(error)}", hint=hint) from None
     if status is None:
         if max(len(stdout), len(stderr)) > MAX_OUTPUT:
             raise Fault(f"{program} wrote more than {MAX_OUTPUT} bytes and was killed", hint=hint)
-        raise Fault(f"{program} did not load {module} within {timeout:g} seconds", hint=hint)
+        raise Fault(f"{program} did not {task} within {timeout:g} seconds", hint=hint)
     if status:
         lines = (stderr or stdout).decode("utf-8", "replace").strip().splitlines()
         reason = f": {clip_text(lines[-1])}" if lines else f" (status {status})"
-        raise Fault(f"{program} could not load {module}{reason}", hint=hint)
+        raise Fault(f"{program} could not {task}{reason}", hint=hint)
 
 
-def _find_modprobe(host: Host, module: str, hint: str) -> str:
+def _has_modprobe(host: Host) -> bool:
+    return any(host.resolve_path(path) is not None for path in MODPROBE_PATHS)
+
+
+def _find_modprobe(host: Host, situation: str, hint: str) -> str:
     """Return the path of nvidia-modprobe in this process.
 
     Raises:
@@ -107,9 +169,9 @@ def _find_modprobe(host: Host, module: str, hint: str) -> str:
             status = host.stat_path(guarded_path, follow=False)
             access = "is missing" if status is None else describe_foreign_access(status, root_group=False)
             if access:
-                raise Fault(f"module {module} is not loaded, and {host.full_path(guarded_path)} {access}", hint=hint)
+                raise Fault(f"{situation}, and {host.full_path(guarded_path)} {access}", hint=hint)
         status = host.stat_path(resolved, follow=False)
         if status is None or not stat.S_ISREG(status.st_mode) or not status.st_mode & 0o100:
-            raise Fault(f"module {module} is not loaded, and {program} is not an executable file", hint=hint)
+            raise Fault(f"{situation}, and {program} is not an executable file", hint=hint)
         return program
-    raise Fault(f"module {module} is not loaded, and the host has no nvidia-modprobe", hint=hint)
+    raise Fault(f"{situation}, and the host has no nvidia-modprobe", hint=hint)

@@ -16,6 +16,7 @@ from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.files.user_namespace import is_process_in_user_namespace
 from gpu_oci_hook.host.device_nodes import (
     CONTROL_NODES,
+    find_uncreated_nodes,
     read_device_majors,
     read_module_parameters,
     resolve_control_nodes,
@@ -106,8 +107,8 @@ def gather_machine(
     """Read the machine: its GPUs, its platform, the kernel's device numbers and the driver's version.
 
     Arguments:
-        load_modules: a kernel module that the request needs and that is not loaded may be loaded.
-        warnings: takes a sentence for each module that could not be loaded.
+        load_modules: kernel modules that the request needs may be loaded, and missing nodes of loaded ones created.
+        warnings: takes a sentence for what could not be loaded or created.
     """
     majors = read_device_majors(host)
     machine_gpus = read_machine_gpus(host, config.platform)
@@ -116,6 +117,13 @@ def gather_machine(
 
         majors = load_needed_modules(host, majors, request.capabilities, warnings)
         machine_gpus = read_machine_gpus(host, "desktop")  # a module that was just loaded shows its GPUs only now
+    if machine_gpus.platform is None and load_modules:
+        minors = [gpu.minor for gpu in machine_gpus.gpus]
+        missing = find_uncreated_nodes(host, majors, minors[0] if minors else None, request.capabilities)
+        if missing:
+            from gpu_oci_hook.host.kernel_modules import create_nodes
+
+            create_nodes(host, missing, minors, warnings)
     return Machine(
         host=host,
         config=config,
