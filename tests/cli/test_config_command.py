@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
 
@@ -36,21 +37,21 @@ def test_the_shipped_file_is_valid(command: Command) -> None:
 @pytest.mark.parametrize(
     ("text", "said"),
     [
-        ('[host]\nroot = "{0}/none"', "host.root: {0}/none is not a directory"),
-        ('[host]\nroot = "{0}"\ndriver-root = "/none"', "host.driver-root: {0}/none is not a directory (now)"),
-        ('[host]\nroot = "{0}"\nlibrary-paths = ["/none"]', "host.library-paths: {0}/none is not a directory"),
+        ('[host]\nroot = "{0}/none"', "[host] root: {0}/none is not a directory"),
+        ('[host]\nroot = "{0}"\ndriver-root = "/none"', "[host] driver-root: {0}/none is not a directory (now)"),
+        ('[host]\nroot = "{0}"\nlibrary-paths = ["/none"]', "[host] library-paths: {0}/none is not a directory"),
         (
             '[runtime]\nlow-level = ["/none"]',
-            "runtime.low-level: found none of: /none",
+            "[runtime] low-level: found none of: /none",
         ),
-        ('[[inject.extra]]\npath = "{0}/none"\nrequired = true', "inject.extra.0.path: {0}/none is missing"),
-        ('[inject]\nmps-shm = "{0}/none"', "inject.mps-shm: {0}/none is not a directory"),
-        ('[cdi]\nspec-dirs = ["{0}/none"]', "cdi.spec-dirs: {0}/none is not a directory"),
-        ('[host]\ncsv-directory = "{0}/none"', "host.csv-directory: {0}/none is not a directory"),
-        ('[runtime]\nlog-file = "{0}/none/log"', "runtime.log-file: there is no directory {0}/none"),
+        ('[[inject.extra]]\npath = "{0}/none"\nrequired = true', "[[inject.extra]] 1: path: {0}/none is missing"),
+        ('[inject]\nmps-shm = "{0}/none"', "[inject] mps-shm: {0}/none is not a directory"),
+        ('[cdi]\nspec-dirs = ["{0}/none"]', "[cdi] spec-dirs: {0}/none is not a directory"),
+        ('[host]\ncsv-directory = "{0}/none"', "[host] csv-directory: {0}/none is not a directory"),
+        ('[runtime]\nlog-file = "{0}/none/log"', "[runtime] log-file: the directory {0}/none does not exist"),
         (
             '[request]\nsupported-capabilities = ["utility"]',
-            "request.default-capabilities: compute not among request.supported-capabilities",
+            "[request] default-capabilities: compute not among [request] supported-capabilities",
         ),
     ],
 )
@@ -59,15 +60,18 @@ def test_validate_warns_about_what_this_machine_does_not_have(
 ) -> None:
     file.write_text(text.format(tmp_path))
     answer = command("config", "validate")
-    assert (answer.status, answer.out) == (0, f"{file}: valid\n")
-    assert f"warning: {said.format(tmp_path)}" in answer.err
+    warnings = [one for one in answer.out.splitlines() if said.format(tmp_path) in one]
+    assert (answer.status, answer.err, answer.out.splitlines()[-1]) == (0, "", f"{file}: valid")
+    assert len(warnings) == 1 and re.match(rf"{re.escape(str(file))}:[1-3]: warning: \[", warnings[0])
+    assert command("config", "validate", "--strict").status == 1
+    assert command("config", "validate", "--quiet").out == ""
     document = json.loads(command("config", "validate", "--format", "json").out)
     assert document["valid"] is True and any(said.format(tmp_path) in one for one in document["warnings"])
 
 
 def test_nothing_is_warned_about_where_all_is_there(command: Command, file: Path, tmp_path: Path) -> None:
     file.write_text(f"runtime.low-level = ['/bin/sh']\nruntime.log-file = '{tmp_path}/log'\n")
-    assert command("config", "validate").err == ""
+    assert command("config", "validate").out == f"{file}: valid\n"
 
 
 def test_show_prints_every_value_as_toml_with_its_origin(command: Command, file: Path) -> None:
@@ -122,7 +126,7 @@ def test_show_takes_another_file_and_warns_about_unknown_keys(command: Command, 
     other.write_text("[inject]\nsocket = false\n")
     answer = command("config", "show", "--config", other)
     assert answer.status == 0
-    assert answer.err == f"warning: {other}: line 2: inject.socket: unknown key; did you mean sockets?\n"
+    assert answer.err == f"warning: {other}:2: [inject] socket: unknown key; did you mean sockets?\n"
 
 
 def test_validate_lists_every_finding_and_exits_1(command: Command, file: Path) -> None:
@@ -130,8 +134,8 @@ def test_validate_lists_every_finding_and_exits_1(command: Command, file: Path) 
     answer = command("config", "validate")
     assert answer.status == 1
     assert answer.out.split("\n") == [
-        f"{file}: line 2: request.env: must be a string, not the number 3",
-        f"{file}: line 4: inject.no-cgroups: unknown key: decided per container; remove it",
+        f"{file}:2: error: [request] env: must be a string, not the number 3",
+        f"{file}:4: warning: [inject] no-cgroups: unknown key: decided per container; remove it",
         "",
     ]
 
@@ -139,10 +143,28 @@ def test_validate_lists_every_finding_and_exits_1(command: Command, file: Path) 
 def test_validate_shows_a_syntax_error_with_line_and_caret(command: Command, file: Path) -> None:
     file.write_text("[runtime]\nlog-level = = 'info'\n")
     answer = command("config", "validate")
-    assert answer.status == 1 and answer.out == ""
-    assert answer.err == (
-        f"gpu-oci-hook: {file}: line 2, column 13: not TOML: invalid value\n  log-level = = 'info'\n              ^\n"
-    )
+    assert answer.status == 1 and answer.err == ""
+    assert answer.out == (f"{file}:2:13: error: not TOML: invalid value\n  log-level = = 'info'\n              ^\n")
+    shown = command("config", "show")
+    assert shown.err == "gpu-oci-hook: " + answer.out.replace("error: ", "")
+
+
+def test_an_unknown_key_is_a_warning_that_fails_only_a_strict_check(command: Command, file: Path) -> None:
+    file.write_text("[host]\nrooot = '/'\n")
+    answer = command("config", "validate")
+    lines = answer.out.splitlines()
+    assert lines[0] == f"{file}:2: warning: [host] rooot: unknown key; did you mean root?"
+    assert (answer.status, answer.err, lines[-1]) == (0, "", f"{file}: valid")
+    assert json.loads(command("config", "validate", "-o", "json").out)["findings"][0]["level"] == "warning"
+    assert command("config", "validate", "--strict").status == 1
+
+
+def test_validate_takes_the_file_as_the_other_commands_do(command: Command, tmp_path: Path) -> None:
+    other = tmp_path / "other.toml"
+    other.write_text("[request]\nenv = 3\n")
+    answers = [command("config", "validate", *words) for words in ((other,), ("--config", other))]
+    assert answers[0] == answers[1] and answers[0].status == 1 and f"{other}:2: error: " in answers[0].out
+    assert command("config", "validate", "--config", other, "x.toml").status == 2
 
 
 def test_validate_as_json_holds_findings_with_places(command: Command, file: Path) -> None:
@@ -155,7 +177,14 @@ def test_validate_as_json_holds_findings_with_places(command: Command, file: Pat
         "valid": False,
         "warnings": [],
         "findings": [
-            {"key": "host.root", "line": 2, "column": 0, "kind": "wrong", "what": '"x" is not an absolute path'}
+            {
+                "level": "error",
+                "key": "host.root",
+                "line": 2,
+                "column": 0,
+                "kind": "wrong",
+                "what": '"x" is not an absolute path',
+            }
         ],
     }
     file.write_text("x")
@@ -171,7 +200,7 @@ def test_validate_of_a_named_file_that_is_missing_fails_and_of_the_default_place
     command: Command, file: Path
 ) -> None:
     answer = command("config", "validate", file)
-    assert (answer.status, answer.err) == (1, f"gpu-oci-hook: {file}: there is no such file\n")
+    assert (answer.status, answer.err) == (1, f"gpu-oci-hook: {file}: no such file\n")
     answer = command("config", "validate")
     assert (answer.status, answer.out) == (0, f"{file} is missing; using defaults\n")
 
@@ -180,4 +209,4 @@ def test_a_wrong_file_keeps_show_from_showing(command: Command, file: Path) -> N
     file.write_text("[request]\nenv = 3\n")
     answer = command("config", "show")
     assert answer.status == 1 and answer.out == ""
-    assert answer.err == f"gpu-oci-hook: {file}: line 2: request.env: must be a string, not the number 3\n"
+    assert answer.err == f"gpu-oci-hook: {file}:2: [request] env: must be a string, not the number 3\n"

@@ -45,6 +45,8 @@ quiet_option = click.option(
     help="Print no warnings and no progress, only results and errors.",
 )
 
+strict_option = click.option("--strict", is_flag=True, help="Exit with status 1 for warnings too.")
+
 
 def verbose_option(help_text: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Return the -v option of a command, as the parameter `verbose`.

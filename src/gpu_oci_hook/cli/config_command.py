@@ -10,14 +10,14 @@ from typing import NamedTuple
 
 import click
 
-from gpu_oci_hook.cli.common_options import config_option, format_option, quiet_option
+from gpu_oci_hook.cli.common_options import config_option, format_option, quiet_option, strict_option
 from gpu_oci_hook.cli.config_host_check import check_config_against_host
 from gpu_oci_hook.cli.lazy_group import SuggestingGroup
-from gpu_oci_hook.cli.printing import DATA_FORMS, print_data, print_document, print_line, print_warning
-from gpu_oci_hook.config.findings import ConfigFinding
+from gpu_oci_hook.cli.printing import DATA_FORMS, print_data, print_document, print_line, print_progress, print_warning
+from gpu_oci_hook.config.findings import ConfigFinding, locate_findings
 from gpu_oci_hook.config.keys import KEYS, USER_FILE_KEYS, Config
 from gpu_oci_hook.config.load import find_config_path, parse_config, read_config_file, read_named_config
-from gpu_oci_hook.config.toml_document import find_key_lines, parse_toml_document
+from gpu_oci_hook.config.toml_document import TomlFault, find_key_lines, parse_toml_document
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats.toml_values import format_toml
 
@@ -106,59 +106,98 @@ def default() -> None:
 @config.command()
 @format_option()
 @quiet_option
+@strict_option
+@config_option
 @click.argument("file", required=False, default="")
-def validate(form: str, file: str) -> None:
+def validate(form: str, strict: bool, config_path: str, file: str) -> None:
     """Check a config file.
 
-    Default: the config file in effect. Exit status 1 if it has an error. Valid values that do not fit this host are
-    warnings.
+    Default: the config file in effect. Exit status 1 if there is an error. Unknown keys, and valid values that do not
+    fit this host, are warnings.
     """
-    path = file or find_config_path()
+    if file and config_path and file != config_path:
+        raise click.UsageError(f"two files are named, {config_path} and {file}")
+    named = file or config_path
+    path = named or find_config_path()
     try:
-        data = read_config_file(path) if file else read_named_config(path)
-        if data is None and file:
-            raise Fault("there is no such file", where=file)
-        findings, warnings = _check_config(data, path)
+        data = read_config_file(path) if named else read_named_config(path)
+        if data is None and named:
+            raise Fault("no such file", where=named)
     except Fault as fault:
         if form not in DATA_FORMS:
             raise
         _print_findings_data(form, path, [_fault_to_data(fault)], [])
         sys.exit(1)
+    try:
+        findings = _check_config(data, path)
+    except Fault as fault:  # a file that is not valid TOML
+        if form in DATA_FORMS:
+            _print_findings_data(form, path, [_fault_to_data(fault)], [])
+        else:
+            _print_syntax_error(fault)
+        sys.exit(1)
     if form in DATA_FORMS:
-        _print_findings_data(form, path, [_finding_to_data(finding) for finding in findings], warnings)
+        of_file = [_finding_to_data(finding) for finding in findings if finding.kind != "host"]
+        _print_findings_data(form, path, of_file, [str(finding) for finding in findings if finding.kind == "host"])
     else:
-        for finding in findings:
-            print_line(f"{path}: {finding}", colour="red")
-        if not findings:
-            print_line(f"{path}: valid" if data is not None else f"{path} {_MISSING_FILE}")
-        for warning in warnings:
-            print_warning(warning)
-    if findings:
+        _print_findings_text(findings, path, missing=data is None)
+    if any(strict or finding.level == "error" for finding in findings):
         sys.exit(1)
 
 
-def _check_config(data: bytes | None, path: str) -> tuple[list[ConfigFinding], list[str]]:
-    """Return the findings about a config file, and the warnings about this host if no value is wrong."""
+def _check_config(data: bytes | None, path: str) -> list[ConfigFinding]:
+    """Return the findings about a config file, and those about this host if no value is wrong."""
     if data is None:
-        return [], check_config_against_host(Config())
+        return locate_findings(check_config_against_host(Config()), "")
     from gpu_oci_hook.config.schema_findings import find_schema_findings
 
-    findings = find_schema_findings(*parse_toml_document(data, path))
-    if any(finding.kind == "wrong" for finding in findings):
-        return findings, []
-    return findings, check_config_against_host(parse_config(data, path))
+    document, text = parse_toml_document(data, path)
+    findings = find_schema_findings(document, text)
+    if any(finding.level == "error" for finding in findings):
+        return findings
+    host_findings = locate_findings(check_config_against_host(parse_config(data, path)), text)
+    return sorted([*findings, *host_findings], key=lambda finding: finding.line)
+
+
+def _print_syntax_error(fault: Fault) -> None:
+    """Print a file that cannot be parsed as a finding, with the line and the column if they are known."""
+    what = f"{fault.what}. {fault.hint}" if fault.hint else fault.what
+    print_line(f"{fault.where}: error: {what}", colour="red")
+    if isinstance(fault, TomlFault):
+        print_document(f"{fault.format_caret()}\n")
+
+
+def _print_findings_text(findings: list[ConfigFinding], path: str, *, missing: bool) -> None:
+    for finding in findings:
+        line = f"{finding.format_place(path)}: {finding.level}: {finding}"
+        if finding.level == "error":
+            print_line(line, colour="red")
+        else:
+            print_progress(line, colour="yellow")
+    if missing:
+        print_progress(f"{path} {_MISSING_FILE}")
+    elif all(finding.level != "error" for finding in findings):
+        print_progress(f"{path}: valid")
 
 
 def _print_findings_data(form: str, path: str, findings: list[dict[str, object]], warnings: list[str]) -> None:
-    content = {"path": path, "valid": not findings, "findings": findings, "warnings": warnings}
+    valid = all(finding["level"] != "error" for finding in findings)
+    content = {"path": path, "valid": valid, "findings": findings, "warnings": warnings}
     print_data(form, "config-findings", content)
 
 
 def _finding_to_data(finding: ConfigFinding) -> dict[str, object]:
-    return {"key": finding.key, "line": finding.line, "column": 0, "kind": finding.kind, "what": finding.what}
+    return {
+        "level": finding.level,
+        "key": finding.key,
+        "line": finding.line,
+        "column": 0,
+        "kind": finding.kind,
+        "what": finding.what,
+    }
 
 
 def _fault_to_data(fault: Fault) -> dict[str, object]:
     """Return a file that cannot be read or parsed as a finding. Only a TomlFault has a position."""
     position = {"line": getattr(fault, "line", 0), "column": getattr(fault, "column", 0)}
-    return {"key": "", **position, "kind": "unreadable", "what": str(fault)}
+    return {"level": "error", "key": "", **position, "kind": "unreadable", "what": str(fault)}

@@ -10,6 +10,7 @@ import stat
 from collections.abc import Iterator
 
 from gpu_oci_hook.cli.command_config import ReadOnlyCache
+from gpu_oci_hook.config.findings import RawFinding
 from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.host.driver.inventory_cache import load_inventory
@@ -19,33 +20,37 @@ from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.inject.gather import get_driver_host
 from gpu_oci_hook.shim.low_level_runtime import find_low_level_runtime
 
+_Problem = tuple[tuple[str, ...], str]
+"""Path of a key and what does not fit."""
 
-def check_config_against_host(settings: Config) -> list[str]:
-    """Return one sentence for each configured path, program or capability that this host or configuration lacks."""
+
+def check_config_against_host(settings: Config) -> list[RawFinding]:
+    """Return a finding for each configured path, program or capability that this host or configuration lacks."""
     host = Host(settings.root)
-    return [
+    problems = [
         *_check_roots(host, settings),
         *_check_user_files(host, settings),
         *_check_directories(host, settings),
         *_check_runtime(settings),
         *_check_capabilities(settings),
     ]
+    return [(path, what, "host") for path, what in problems]
 
 
-def _check_roots(host: Host, settings: Config) -> Iterator[str]:
+def _check_roots(host: Host, settings: Config) -> Iterator[_Problem]:
     driver_host = get_driver_host(host, settings)
     if not _is_directory(host, "/"):
-        yield f"host.root: {settings.root} is not a directory"
+        yield ("host", "root"), f"{settings.root} is not a directory"
     elif not _is_directory(driver_host, "/"):
-        yield f"host.driver-root: {driver_host.root} is not a directory (now)"
+        yield ("host", "driver-root"), f"{driver_host.root} is not a directory (now)"
     else:
         for path in settings.library_paths:
             if not _is_directory(driver_host, path):
-                yield f"host.library-paths: {driver_host.full_path(path)} is not a directory"
+                yield ("host", "library-paths"), f"{driver_host.full_path(path)} is not a directory"
         yield from _check_driver_root(host, driver_host, settings)
 
 
-def _check_driver_root(host: Host, driver_host: Host, settings: Config) -> Iterator[str]:
+def _check_driver_root(host: Host, driver_host: Host, settings: Config) -> Iterator[_Problem]:
     """Check that a driver root that the file names has the driver's libraries, when another usual root has them."""
     if settings.driver_root == "/":
         return
@@ -54,16 +59,16 @@ def _check_driver_root(host: Host, driver_host: Host, settings: Config) -> Itera
     other_root = "" if inventory.library_version else find_other_driver_root(host, settings, version)
     if other_root:
         hint = suggest_driver_root(other_root, settings)
-        yield f"host.driver-root: {driver_host.root} has no driver libraries; {hint}"
+        yield ("host", "driver-root"), f"{driver_host.root} has no driver libraries; {hint}"
 
 
-def _check_user_files(host: Host, settings: Config) -> Iterator[str]:
+def _check_user_files(host: Host, settings: Config) -> Iterator[_Problem]:
     for index, (path, *_) in enumerate(settings.extra):
         if host.stat_path(path) is None:
-            yield f"inject.extra.{index}.path: {host.full_path(path)} is missing"
+            yield ("inject", "extra", str(index), "path"), f"{host.full_path(path)} is missing"
 
 
-def _check_directories(host: Host, settings: Config) -> Iterator[str]:
+def _check_directories(host: Host, settings: Config) -> Iterator[_Problem]:
     """Check configured directories, but not the defaults, which few hosts have."""
     defaults = Config()
     directories = [
@@ -75,26 +80,26 @@ def _check_directories(host: Host, settings: Config) -> Iterator[str]:
     ]
     for key, path in directories:
         if path and not _is_directory(host, path):
-            yield f"{key}: {host.full_path(path)} is not a directory"
+            yield tuple(key.split(".")), f"{host.full_path(path)} is not a directory"
 
 
-def _check_runtime(settings: Config) -> Iterator[str]:
+def _check_runtime(settings: Config) -> Iterator[_Problem]:
     try:
         find_low_level_runtime(settings.low_level)
     except Fault as fault:
-        yield f"runtime.low-level: {fault.what}"
+        yield ("runtime", "low-level"), f"{fault.what}"
     log_directory = os.path.dirname(settings.log_file)
     if log_directory and not os.path.isdir(log_directory):
-        yield f"runtime.log-file: there is no directory {log_directory}"
+        yield ("runtime", "log-file"), f"the directory {log_directory} does not exist"
 
 
-def _check_capabilities(settings: Config) -> Iterator[str]:
+def _check_capabilities(settings: Config) -> Iterator[_Problem]:
     supported = settings.supported_capabilities
     if "all" in supported:
         return
     refused = [name for name in settings.default_capabilities if name != "all" and name not in supported]
     if refused:
-        yield f"request.default-capabilities: {', '.join(refused)} not among request.supported-capabilities"
+        yield ("request", "default-capabilities"), f"{', '.join(refused)} not among [request] supported-capabilities"
 
 
 def _is_directory(host: Host, path: str) -> bool:

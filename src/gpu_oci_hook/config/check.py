@@ -39,8 +39,9 @@ def parse_checked_config(data: bytes, path: str) -> Config:
     findings = check_config_document(document, text)
     wrong = [finding for finding in findings if finding.kind == "wrong"]
     if wrong:
-        more = f" (and {len(wrong) - 1} more: gpu-oci-hook config validate {path})" if len(wrong) > 1 else ""
-        raise Fault(f"{wrong[0]}{more}", where=path)
+        count = f"{len(wrong) - 1} more error{'' if len(wrong) == 2 else 's'}"
+        more = f" ({count}; list them with: gpu-oci-hook config validate {path})" if len(wrong) > 1 else ""
+        raise Fault(f"{wrong[0]}{more}", where=wrong[0].format_place(path))
     values: dict[str, object] = {}
     for table, key, _, _ in KEYS:
         content = document.get(table)
@@ -49,7 +50,7 @@ def parse_checked_config(data: bytes, path: str) -> Config:
             if isinstance(value, list):
                 value = tuple([_to_user_file_values(item) if isinstance(item, dict) else item for item in value])
             values[key.replace("-", "_")] = value
-    return Config(path, tuple(f"{path}: {finding}" for finding in findings), **values)
+    return Config(path, tuple(f"{finding.format_place(path)}: {finding}" for finding in findings), **values)
 
 
 def _to_user_file_values(table: dict[str, object]) -> tuple[object, ...]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import tomllib
+from collections.abc import Iterator
 
 from gpu_oci_hook.errors import Fault, make_printable
 
@@ -26,7 +27,7 @@ class TomlFault(Fault):
     """
 
     def __init__(self, what: str, path: str, line: int, column: int, text: str) -> None:
-        super().__init__(f"not TOML: {what}", where=f"{path}: line {line}, column {column}")
+        super().__init__(f"not TOML: {what}", where=f"{path}:{line}:{column}")
         self.line = line
         self.column = column
         self.text = text
@@ -52,12 +53,12 @@ def parse_toml_document(data: bytes, path: str) -> tuple[dict[str, object], str]
         raise Fault("the config file starts with a byte order mark", where=path, hint="Save it as UTF-8 without one")
     if b"\0" in data:
         line = data.count(b"\n", 0, data.index(b"\0")) + 1
-        raise Fault("the config file has a NUL byte", where=f"{path}: line {line}")
+        raise Fault("the config file has a NUL byte", where=f"{path}:{line}")
     try:
         text = data.decode("utf-8")
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
-        raise Fault("the config file is not UTF-8", where=f"{path}: line {line}") from error
+        raise Fault("the config file is not UTF-8", where=f"{path}:{line}") from error
     try:
         return tomllib.loads(text), text
     except RecursionError as error:
@@ -69,10 +70,15 @@ def parse_toml_document(data: bytes, path: str) -> tuple[dict[str, object], str]
 def _to_toml_fault(error: ValueError, path: str, text: str) -> TomlFault:
     """Build the fault from the parser's message, which contains the position (an attribute only since Python 3.14)."""
     message = str(error)
-    # Messages of tomllib in Python 3.11 to 3.14 about a duplicate.
-    message = message.replace("Cannot overwrite a value", "this key is set twice")
-    message = re.sub(r"^Cannot declare \('(\w+)',\) twice", r"the table [\1] is defined twice", message)
     lines = text.replace("\r\n", "\n").split("\n")
+    # Messages of tomllib in Python 3.11 to 3.14 about a duplicate; their column is behind the value.
+    if message.startswith(("Cannot overwrite a value", "Cannot declare")):
+        repetition = _find_repetition(text)
+        if repetition is not None:
+            what, line = repetition
+            content = lines[line - 1]
+            return TomlFault(what, path, line, len(content) - len(content.lstrip()) + 1, content)
+    message = message.replace("Cannot overwrite a value", "this key is set twice")
     position = re.search(r" \(at line (\d+), column (\d+)\)$", message)
     if position:
         line, column = int(position[1]), int(position[2])
@@ -88,12 +94,20 @@ def _to_toml_fault(error: ValueError, path: str, text: str) -> TomlFault:
 
 
 def find_key_lines(text: str) -> dict[tuple[str, ...], int]:
-    """Return the line on which each table and key of a valid TOML document is set.
+    """Return the line on which each table and key of a TOML document is set first."""
+    key_lines: dict[tuple[str, ...], int] = {}
+    for line, paths, _ in _iterate_statements(text):
+        for path in paths:
+            key_lines.setdefault(path, line)
+    return key_lines
+
+
+def _iterate_statements(text: str) -> Iterator[tuple[int, list[tuple[str, ...]], bool]]:
+    """Iterate over (line, paths of the keys that it sets, parents first, whether it is a header) of each statement.
 
     A statement of TOML (a header, or a key with its value) is a valid document by itself. The text is cut into
     statements by collecting lines until they parse.
     """
-    key_lines: dict[tuple[str, ...], int] = {}
     prefix: tuple[str, ...] = ()
     statement: list[str] = []
     list_indexes: dict[tuple[str, ...], int] = {}
@@ -111,7 +125,8 @@ def find_key_lines(text: str) -> dict[tuple[str, ...], int]:
         first_line = statement[0].lstrip()
         statement = []
         paths = _list_key_paths(document)
-        if first_line.startswith("["):
+        is_header = first_line.startswith("[")
+        if is_header:
             prefix = paths[-1] if paths else ()
             if first_line.startswith("[["):  # a table in a list is identified by its index
                 list_indexes[prefix] = list_indexes.get(prefix, -1) + 1
@@ -119,9 +134,21 @@ def find_key_lines(text: str) -> dict[tuple[str, ...], int]:
             paths = [prefix[: depth + 1] for depth in range(len(prefix))]
         else:
             paths = [prefix + path for path in paths]
-        for path in paths:
-            key_lines.setdefault(path, start)
-    return key_lines
+        yield start, paths, is_header
+
+
+def _find_repetition(text: str) -> tuple[str, int] | None:
+    """Return what is set twice, and the line of the second time; None if it is not found."""
+    first_lines: dict[tuple[bool, tuple[str, ...]], int] = {}
+    for line, paths, is_header in _iterate_statements(text):
+        if not paths:
+            continue
+        path = paths[-1]
+        first = first_lines.setdefault((is_header, path), line)
+        if first != line:
+            noun = f"the table [{'.'.join(path)}] is defined" if is_header else f"the key {path[-1]} is set"
+            return f"{noun} twice, first in line {first}", line
+    return None
 
 
 def _list_key_paths(document: dict[str, object]) -> list[tuple[str, ...]]:
