@@ -251,7 +251,7 @@ def test_a_stale_file_of_our_kind_is_replaced_by_the_plan_in_memory(tmp_path: Pa
     made = make_bundle(tmp_path / "b", container_spec("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0"))
     found = outcome(made, host_config(host))
     (text,) = [warning for warning in found.plan.warnings if str(path) in warning]
-    assert f"spec written for 550.54.14, running driver {DRIVER}, 1 missing path" in text
+    assert f"written for driver 550.54.14, and the host below {host} runs {DRIVER}, 1 missing path" in text
     assert f"gpu-oci-hook cdi generate --output {path}" in text
     after = inject_in_process(made, host_config(host))
     assert f"/usr/local/nvidia/lib64/libcuda.so.{DRIVER}" in list_mount_destinations(after)
@@ -264,7 +264,7 @@ def test_a_stale_file_that_has_to_be_used_is_refused(tmp_path: Path, host: Path)
     text = refused(
         make_bundle(tmp_path / "b", container_spec("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=special")), host_config(host)
     )
-    assert f"spec written for 550.54.14, running driver {DRIVER}, 1 missing path" in text
+    assert f"written for driver 550.54.14, and the host below {host} runs {DRIVER}, 1 missing path" in text
     assert f"{path}" in text and f"gpu-oci-hook cdi generate --output {path}" in text
 
 
@@ -337,7 +337,7 @@ def test_a_major_of_another_module_is_never_given(tmp_path: Path, host: Path) ->
     node = {"path": "/dev/nvidia-uvm", "type": "c", "major": wrong, "minor": 0}
     put(host, "etc/cdi/nvidia.yaml", own_file(DRIVER, "special", deviceNodes=[node]))
     made = make_bundle(tmp_path / "b", container_spec("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=special"))
-    assert f"spec says {wrong}, kernel says {majors['nvidia-uvm']}" in refused(made, host_config(host))
+    assert f"the CDI file says {wrong}, the kernel says {majors['nvidia-uvm']}" in refused(made, host_config(host))
 
 
 @needs_root

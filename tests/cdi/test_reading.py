@@ -414,7 +414,7 @@ def test_a_file_of_roots_alone_is_there_and_not_readable_by_others(tmp_path: Pat
         os.setresuid(NOBODY, NOBODY, NOBODY)
         found = reading.read_spec_file(str(file)).findings
         right = [str(one) for one in found] == [
-            f"{file}: cannot be read: this user may not read it. Make it readable for every user: chmod 0644 {file}"
+            f"{file}: error: cannot be read: this user may not read it. Make it readable for every user: chmod 0644 {file}"
         ]
         os._exit(0 if right else 1)
     assert os.waitpid(child, 0)[1] == 0
@@ -428,7 +428,7 @@ def test_a_finding_is_one_line_whatever_its_parts_hold() -> None:
     text = str(finding)
     assert text.isprintable() and len(text) < 3000
     assert text.startswith("/x/\\n.yaml:7: warning: a\\x1b[31m: b\\nc")
-    assert str(Finding("error", "f", "", "is wrong")) == "f: is wrong"
+    assert str(Finding("error", "f", "", "is wrong")) == "f: error: is wrong"
 
 
 def test_the_scanner_of_json_lines_finds_keys_that_are_there_twice() -> None:

@@ -58,16 +58,21 @@ def test_a_file_for_another_driver_is_told_in_one_sentence_with_its_file_and_the
     (host / LIBRARIES.lstrip("/") / "libcuda.so.550.54.14").unlink()
     data = spec({"mounts": [mount(f"{LIBRARIES}/libcuda.so.550.54.14")]})
     first, second = staleness.list_stale_findings(data, "/etc/cdi/nvidia.yaml", Host(str(host)), RUNNING)
-    assert first.text == "spec written for 550.54.14, running driver 555.42.02, 1 missing path"
+    assert (
+        first.text
+        == f"the CDI file was written for driver 550.54.14, and the host below {host} runs 555.42.02, 1 missing path"
+    )
     assert (first.level, first.file) == ("error", "/etc/cdi/nvidia.yaml")
     assert "gpu-oci-hook cdi generate" in first.hint and "/etc/cdi/nvidia.yaml" in first.hint
     assert second.where == "containerEdits.mounts[0].hostPath"
-    assert second.text == f"{LIBRARIES}/libcuda.so.550.54.14 is missing on this host"
+    assert second.text == f"{LIBRARIES}/libcuda.so.550.54.14 is missing on the host below {host}"
 
 
 def test_a_file_for_another_driver_whose_files_are_still_there_is_told_too(host: Path) -> None:
     data = spec({"mounts": [mount(f"{LIBRARIES}/libcuda.so.550.54.14")]})
-    assert texts(data, host) == ["spec written for 550.54.14, running driver 555.42.02"]
+    assert texts(data, host) == [
+        f"the CDI file was written for driver 550.54.14, and the host below {host} runs 555.42.02"
+    ]
 
 
 def test_a_file_that_fits_has_no_finding(host: Path) -> None:
@@ -107,7 +112,7 @@ def test_the_version_is_read_from_the_drivers_own_file_names(path: str, version:
 
 def test_a_major_that_is_another_modules_now(host: Path) -> None:
     node = {"path": "/dev/nvidia-uvm", "type": "c", "major": 510, "minor": 0}
-    assert texts(spec(deviceNodes=[node]), host) == ["spec says 510, kernel says 509 (510 is nvidia-caps)"]
+    assert texts(spec(deviceNodes=[node]), host) == ["the CDI file says 510, the kernel says 509 (510 is nvidia-caps)"]
 
 
 @pytest.mark.parametrize(
@@ -115,13 +120,13 @@ def test_a_major_that_is_another_modules_now(host: Path) -> None:
     [
         ("/dev/nvidia0", 195, ""),
         ("/dev/nvidiactl", 195, ""),
-        ("/dev/nvidia12", 509, "spec says 509, kernel says 195 (509 is nvidia-uvm)"),
-        ("/dev/nvidia-uvm-tools", 234, "spec says 234, kernel says 509"),
+        ("/dev/nvidia12", 509, "the CDI file says 509, the kernel says 195 (509 is nvidia-uvm)"),
+        ("/dev/nvidia-uvm-tools", 234, "the CDI file says 234, the kernel says 509"),
         ("/dev/nvidia-caps/nvidia-cap3", 510, ""),
-        ("/dev/nvidia-caps/nvidia-cap3", 509, "spec says 509, kernel says 510 (509 is nvidia-uvm)"),
+        ("/dev/nvidia-caps/nvidia-cap3", 509, "the CDI file says 509, the kernel says 510 (509 is nvidia-uvm)"),
         ("/dev/nvidia-caps-imex-channels/channel0", 235, ""),
-        ("/dev/nvidia-caps-imex-channels/channel0", 234, "spec says 234, kernel says 235"),
-        ("/dev/nvidia-modeset", 195, "spec says 195, kernel has no nvidia-modeset (195 is nvidia)"),
+        ("/dev/nvidia-caps-imex-channels/channel0", 234, "the CDI file says 234, the kernel says 235"),
+        ("/dev/nvidia-modeset", 195, "the CDI file says 195, the kernel has no nvidia-modeset (195 is nvidia)"),
         ("/dev/vendor0", 60, ""),
     ],
 )
@@ -132,17 +137,17 @@ def test_the_majors_of_the_drivers_nodes_are_the_kernels(host: Path, path: str, 
 
 def test_the_host_path_tells_which_node_it_is(host: Path) -> None:
     node = {"path": "/dev/gpu", "hostPath": "/dev/nvidia-uvm", "type": "c", "major": 510, "minor": 0}
-    assert texts(spec(deviceNodes=[node]), host) == ["spec says 510, kernel says 509 (510 is nvidia-caps)"]
+    assert texts(spec(deviceNodes=[node]), host) == ["the CDI file says 510, the kernel says 509 (510 is nvidia-caps)"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="NOT TESTED: only root can make device nodes")
 def test_a_node_of_an_earlier_boot_on_the_host_itself(host: Path) -> None:
     os.mknod(host / "dev/nvidia-uvm", stat.S_IFCHR | 0o666, os.makedev(510, 0))
     found = texts(spec(deviceNodes=[{"path": "/dev/nvidia-uvm"}]), host)
-    assert found == ["the host's /dev/nvidia-uvm has 510, kernel says 509 (510 is nvidia-caps)"]
+    assert found == ["the host's /dev/nvidia-uvm has 510, the kernel says 509 (510 is nvidia-caps)"]
     os.mknod(host / "dev/vendor0", stat.S_IFCHR | 0o666, os.makedev(60, 1))
     node = {"path": "/dev/vendor0", "type": "c", "major": 61, "minor": 1}
-    assert texts(spec(deviceNodes=[node]), host) == ["spec says 61:1, the host's /dev/vendor0 is 60:1"]
+    assert texts(spec(deviceNodes=[node]), host) == ["the CDI file says 61:1, the host's /dev/vendor0 is 60:1"]
     assert texts(spec(deviceNodes=[{**node, "major": 60}]), host) == []
 
 
@@ -170,12 +175,14 @@ def test_what_is_missing_is_told_each_with_its_place(host: Path) -> None:
     ]
     pairs = [("containerEdits", data["containerEdits"]), ("devices[0]", data["devices"][0]["containerEdits"])]
     assert staleness.find_spec_mismatch(pairs, Host(str(host)), RUNNING).describe() == (
-        "5 missing paths: /none1, /none2, /dev/none and 2 more"
+        f"5 missing paths: /none1, /none2, /dev/none and 2 more (the host below {host})"
     )
 
 
 def test_a_directory_is_no_hooks_program(host: Path) -> None:
-    assert texts(spec({"hooks": [{"hookName": "prestart", "path": "/bin"}]}), host) == ["/bin is missing on this host"]
+    assert texts(spec({"hooks": [{"hookName": "prestart", "path": "/bin"}]}), host) == [
+        f"/bin is missing on the host below {host}"
+    ]
 
 
 def test_what_is_no_bind_mount_takes_nothing_of_the_hosts(host: Path) -> None:
@@ -186,7 +193,9 @@ def test_what_is_no_bind_mount_takes_nothing_of_the_hosts(host: Path) -> None:
 def test_our_own_hook_says_for_which_driver_the_file_was_made(host: Path) -> None:
     args = ["gpu-oci-hook", "hook", "create-container", "--folder", "/x", "--driver-version"]
     hook = {"hookName": "createContainer", "path": "/bin/hook", "args": [*args, "550.54.14"]}
-    assert texts(spec({"hooks": [hook]}), host) == ["spec written for 550.54.14, running driver 555.42.02"]
+    assert texts(spec({"hooks": [hook]}), host) == [
+        f"the CDI file was written for driver 550.54.14, and the host below {host} runs 555.42.02"
+    ]
     assert texts(spec({"hooks": [{**hook, "args": [*args, RUNNING]}]}), host) == []
     assert texts(spec({"hooks": [{**hook, "args": args}]}), host) == []
 
@@ -210,4 +219,4 @@ def test_the_hint_for_a_file_of_each_kind_of_ours_is_the_command_that_writes_tha
 @pytest.mark.parametrize("more", [{"options": ["ro"]}, {"type": "bind", "options": []}, {"type": "none"}])
 def test_a_missing_source_is_told_of_a_mount_that_no_runtime_makes_too(host: Path, more: Spec) -> None:
     data = spec({"mounts": [{"hostPath": "/none", "containerPath": "/x", **more}]})
-    assert texts(data, host) == ["/none is missing on this host"]
+    assert texts(data, host) == [f"/none is missing on the host below {host}"]

@@ -389,7 +389,7 @@ def test_a_field_that_needs_more_than_the_file_declares_is_an_error_with_both_ve
     document = reading.parse_spec(text.encode(), "/etc/cdi/nvidia.json")
     (one,) = validation.validate_spec(document.data, "/etc/cdi/nvidia.json", line_numbers=document.line_numbers)
     assert str(one) == (
-        "/etc/cdi/nvidia.json:2: devices[0].containerEdits.additionalGids: this field needs "
+        "/etc/cdi/nvidia.json:2: error: devices[0].containerEdits.additionalGids: this field needs "
         "CDI 0.7.0 or later, and the file declares "
         "0.5.0. Declare 0.7.0, which docker 26.1, containerd 1.7.16, crio 1.30, podman 5.1 or later read"
     )

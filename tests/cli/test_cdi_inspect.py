@@ -60,10 +60,17 @@ def test_list_tells_devices_winners_readers_and_problems(command: Command, host:
     assert "vendor.com/dev=b" not in rows
     assert "podman 5.1" in rows[f"{host}/etc/cdi/new.json"] and "podman 4.3" in rows[f"{host}/etc/cdi/a.json"]
     problems = answer.out.partition("problems")[2]
-    assert f"vendor.com/dev=b: conflict: not used, because {host}/etc/cdi/a.json and {host}/etc/cdi/c.json" in problems
-    assert "/none is missing on this host" in problems
+    assert (
+        f"vendor.com/dev=b: error: conflict: not used, because {host}/etc/cdi/a.json and {host}/etc/cdi/c.json"
+        in problems
+    )
+    assert f"/none is missing on the host below {host}" in problems
     assert "zz.json" in problems
+    write_host_file(host, "etc/cdi/note.yml", "x")
+    ignored = f"- {host}/etc/cdi/note.yml: info: is ignored by engines, which read only .json and .yaml. Rename it to "
+    assert f"{ignored}note.yaml\n" in command("cdi", "list", *words(host)).out
     found = document(command("cdi", "list", *words(host), "--format", "json"), "cdi-list")
+    assert found["ignored"] == [f"{host}/etc/cdi/note.yml"]
     assert [one["name"] for one in found["devices"]] == ["v.com/new=n", "v.com/old=o", "vendor.com/dev=a"]
     assert found["devices"][2]["wins_over"] == [f"{host}/etc/cdi/a.json"]
     assert found["conflicts"][0]["name"] == "vendor.com/dev=b"
@@ -128,7 +135,7 @@ def test_resolve_says_that_a_file_is_of_another_driver(command: Command, host: P
     )
     answer = command("cdi", "resolve", *words(host), "nvidia.com/gpu=0")
     assert answer.status == 1
-    assert "spec written for 550.54.14, running driver 555.42.02, 1 missing path" in answer.out
+    assert f"written for driver 550.54.14, and the host below {host} runs 555.42.02, 1 missing path" in answer.out
     assert f"gpu-oci-hook cdi generate --output {path}" in answer.out
 
 
@@ -174,7 +181,7 @@ def test_resolve_of_a_file_that_does_not_fit_says_why_and_the_hint_and_stops(com
     assert answer.status == 1
     lines = answer.out.splitlines()
     assert [line.split()[0] for line in lines] == ["nvidia.com/gpu=0", "file", "read", "cannot", "gpu-oci-runtime"]
-    assert "spec written for 550.54.14" in lines[3] and "Regenerate it: gpu-oci-hook cdi generate" in lines[3]
+    assert "written for driver 550.54.14" in lines[3] and "Regenerate it: gpu-oci-hook cdi generate" in lines[3]
 
 
 def test_resolve_of_a_mount_that_no_runtime_makes_fails_with_the_missing_word_and_with_a_missing_path(
@@ -214,9 +221,9 @@ def test_list_tells_an_error_with_its_line_and_a_cause_once_as_validate_does(com
     second = write_host_file(host, "etc/cdi/b.yaml", f"{text}    newField: 1\n")
     for answer in (command("cdi", "list", *words(host)), command("cdi", "validate", *words(host), str(first.parent))):
         lines = [line.removeprefix("- ") for line in answer.out.splitlines() if "devices[0]" in line]
-        missing = [line for line in lines if line.startswith(f"{first}:7: devices[0].containerEdits.mounts[0]")]
-        assert len(missing) == 1 and "/none0 is missing on this host (and 8 more paths). " in missing[0]
-        assert any(line.startswith(f"{second}:16: devices[0].containerEdits.newField: ") for line in lines)
+        missing = [line for line in lines if line.startswith(f"{first}:7: error: devices[0].containerEdits.mounts[0]")]
+        assert len(missing) == 1 and f"/none0 is missing on the host below {host} (and 8 more paths). " in missing[0]
+        assert any(line.startswith(f"{second}:16: error: devices[0].containerEdits.newField: ") for line in lines)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 
 from gpu_oci_hook import cli
+from gpu_oci_hook.cli import engine_target
 from gpu_oci_hook.simulate import host_tree
 from support.command_line import Command
 
@@ -73,13 +74,13 @@ def test_every_file_of_a_directory_has_a_line_in_order_and_those_that_engines_ig
     assert answer.status == 1 and answer.err == ""
     assert answer.out.replace(f"{directory}/", "").splitlines() == [
         f"a.yaml: valid: 1 device of nvidia.com/gpu, CDI 0.5.0, {READ}",
-        "b.json:3: kind: is present twice: engines refuse the file. Remove one of them",
+        "b.json:3: error: kind: is present twice: engines refuse the file. Remove one of them",
         "c.yml: info: is ignored by engines, which read only .json and .yaml. Rename it to c.yaml",
         "d.yaml.bak: info: is ignored by engines, which read only .json and .yaml",
-        "f.yaml: is not a regular file",
-        "g.yaml: cannot be read: its symbolic links go round in a circle or may not be followed",
+        "f.yaml: error: is not a regular file",
+        "g.yaml: error: cannot be read: its symbolic links go round in a circle or may not be followed",
         "h.yaml: info: has mode 0600, so rootless engines of other users cannot read it. Run chmod 0644",
-        f"h.yaml:7: {NEEDS}. Declare 0.7.0, which docker 26.1, containerd 1.7.16, crio 1.30, podman 5.1 or later read",
+        f"h.yaml:7: error: {NEEDS}. Declare 0.7.0, which docker 26.1, containerd 1.7.16, crio 1.30, podman 5.1 or later read",
     ]
 
 
@@ -109,7 +110,7 @@ def test_a_target_refuses_what_it_cannot_read(directory: Path, command: Command)
     assert command("cdi", "validate", "--no-host", directory / "h.yaml", "--target", "docker-26.1").status == 0
     answer = command("cdi", "validate", "--no-host", directory / "h.yaml", "--target", "podman-4.3")
     assert answer.status == 1
-    assert "h.yaml:1: cdiVersion: podman 4.3 reads CDI up to 0.5.0, and the file declares 0.7.0\n" in answer.out
+    assert "h.yaml:1: error: cdiVersion: podman 4.3 reads CDI up to 0.5.0, and the file declares 0.7.0\n" in answer.out
     needed = "additionalGids: this field needs CDI 0.7.0 or later"
     assert f"{needed}: podman 4.3 refuses the whole file. It can be read by " in answer.out
     assert "valid" not in answer.out
@@ -159,9 +160,9 @@ def test_what_is_not_there_is_an_error_and_the_rest_is_checked(directory: Path, 
     answer = command("cdi", "validate", "--no-host", directory / "none.yaml", directory / "a.yaml", "/nonexistent")
     assert answer.status == 1
     lines = answer.out.splitlines()
-    assert lines[0] == f"{directory}/none.yaml: cannot be read: it is missing"
+    assert lines[0] == f"{directory}/none.yaml: error: cannot be read: it is missing"
     assert lines[1].startswith(f"{directory}/a.yaml: valid")
-    assert lines[2] == "/nonexistent: cannot be read: it is missing"
+    assert lines[2] == "/nonexistent: error: cannot be read: it is missing"
 
 
 def test_an_empty_directory_is_fine_and_said_to_be_empty(tmp_path: Path, command: Command) -> None:
@@ -170,8 +171,94 @@ def test_an_empty_directory_is_fine_and_said_to_be_empty(tmp_path: Path, command
     assert document(command("cdi", "validate", "--no-host", tmp_path, "--format", "json").out)["files"] == []
 
 
-def test_no_path_is_a_wrong_command_line(command: Command) -> None:
-    assert command("cdi", "validate").status == 2
+def test_without_a_path_the_configured_directories_are_checked(command: Command, tmp_path: Path) -> None:
+    for name, content in (("etc/cdi/a.yaml", GOOD), ("run/mine/b.yaml", "x: 1\n")):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text(content)
+        (tmp_path / name).chmod(0o644)
+    (tmp_path / "etc/link").symlink_to("cdi")
+    config = tmp_path / "config.toml"
+    config.write_text('[cdi]\nspec-dirs = ["/etc/cdi", "/none", "/etc/link", "/run/mine"]\n')
+    words = ("cdi", "validate", "--no-host", "--root", str(tmp_path), "--config", str(config))
+    answer = command(*words)
+    lines = answer.out.replace(str(tmp_path), "").splitlines()
+    assert answer.status == 1 and lines[0].startswith("/etc/cdi/a.yaml: valid: 1 device of nvidia.com/gpu")
+    assert lines[1:3] == [
+        "/none: info: does not exist",
+        "/etc/link: warning: is not a directory, or is a symbolic link: engines do not read it",
+    ]
+    assert all(line.startswith("/run/mine/b.yaml:") for line in lines[3:]) and len(lines) > 3
+    paths = [file["path"] for file in document(command(*words, "-o", "json").out)["files"]]
+    assert paths[0].endswith("/etc/cdi/a.yaml") and paths[-1].endswith("/run/mine/b.yaml")
+
+
+def test_a_warning_fails_only_a_strict_check(command: Command, tmp_path: Path) -> None:
+    path = tmp_path / "a.yml"
+    path.write_text(GOOD)
+    path.chmod(0o644)
+    for words, status in (((), 0), (("--strict",), 1)):
+        answer = command("cdi", "validate", "--no-host", path, *words)
+        assert answer.status == status and f"{path}: warning: is ignored by engines" in answer.out
+
+
+@pytest.fixture
+def fake_podman(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    program = tmp_path / "podman"
+    program.write_text("#!/bin/sh\necho podman version 4.3.1+ds1\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(engine_target, "STANDARD_DIRECTORIES", ("/nowhere", str(tmp_path)))
+    return program
+
+
+def test_an_engine_without_a_version_is_the_installed_one_and_what_was_read_is_said(
+    command: Command, directory: Path, fake_podman: Path
+) -> None:
+    words = ("cdi", "validate", "--no-host", directory / "h.yaml")
+    named, installed = command(*words, "--target", "podman-4.3.1"), command(*words, "--target", "podman")
+    assert (installed.status, installed.out) == (named.status, named.out)
+    assert installed.err == f"--target podman: podman 4.3.1 is installed here (from {fake_podman} --version)\n"
+    assert command(*words, "--target", "podman", "-q").err == ""
+    assert document(command(*words, "--target", "podman", "-o", "json").out)["target"] == "podman-4.3.1"
+
+
+@pytest.mark.parametrize(
+    ("content", "mode", "problem"),
+    [
+        ("#!/bin/sh\necho podman\n", 0o755, "{} --version prints no version"),
+        ("#!/bin/sh\nexec /bin/sleep 9\n", 0o755, "{} --version did not end within 0.2 seconds"),
+        ("#!/bin/sh\necho 4.3.1\n", 0o777, "{} can be written by every user, so it is not run"),
+        ("", 0o644, "podman was not found in /nowhere, {.parent}"),
+    ],
+)
+def test_an_installed_engine_that_cannot_be_asked_is_a_failure_with_a_way_out(
+    command: Command, fake_podman: Path, monkeypatch: pytest.MonkeyPatch, content: str, mode: int, problem: str
+) -> None:
+    monkeypatch.setattr(engine_target, "_TIME_LIMIT", 0.2 if "sleep" in content else 5.0)
+    fake_podman.write_text(content)
+    fake_podman.chmod(mode)
+    answer = command("cdi", "validate", "--no-host", "--target", "podman", "x.yaml")
+    hint = "Name the version as well, such as --target podman-4.1"
+    assert (answer.status, answer.out) == (1, "")
+    assert answer.err == f"gpu-oci-hook: --target podman: {problem.format(fake_podman)}. {hint}\n"
+
+
+@pytest.mark.parametrize(
+    ("engine", "printed", "version"),
+    [
+        ("docker", "Docker version 20.10.24+dfsg1, build 297e128", "20.10.24"),
+        ("containerd", "containerd github.com/containerd/containerd/v2 v2.1.9 1a2b3c4", "2.1.9"),
+        ("containerd", "containerd github.com/containerd/containerd 1.6.20~ds1 1.6.20~ds1-1+b1", "1.6.20"),
+        ("crio", "crio version 1.37.0\nVersion: 1.37.0", "1.37.0"),
+    ],
+)
+def test_the_version_is_found_in_what_each_engine_prints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, printed: str, version: str
+) -> None:
+    program = tmp_path / engine_target._PROGRAMS[engine]
+    program.write_text(f"#!/bin/sh\necho '{printed}'\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(engine_target, "STANDARD_DIRECTORIES", (str(tmp_path),))
+    assert engine_target.read_installed_version(engine) == (str(program), version)
 
 
 def test_odd_names_and_content_stay_on_one_line(tmp_path: Path, command: Command) -> None:
@@ -213,10 +300,10 @@ def test_a_file_of_another_driver_is_an_error_on_this_host(command: Command, tmp
     path.write_text(STALE)
     answer = command("cdi", "validate", "--root", tmp_path / "host", path)
     assert answer.status == 1
-    assert "spec written for 550.54.14, running driver 555.42.02, 1 missing path" in answer.out
+    assert "the CDI file was written for driver 550.54.14, and the host below " in answer.out
     assert f"gpu-oci-hook cdi generate --output {path}" in answer.out
     where = "containerEdits.mounts[0].hostPath: /usr/lib/x86_64-linux-gnu/libcuda.so.550.54.14"
-    assert f"{path}:9: {where} is missing on this host" in answer.out
+    assert f"{path}:9: error: {where} is missing on the host below {tmp_path}/host" in answer.out
     assert command("cdi", "validate", "--no-host", path).status == 0
 
 
@@ -269,10 +356,13 @@ def test_a_driver_that_was_upgraded_is_two_lines_and_one_hint_however_many_paths
     answer = command("cdi", "validate", "--root", tmp_path / "host", path)
     assert answer.status == 1
     first, second = answer.out.splitlines()
-    assert first.startswith(f"{path}:1: spec written for 550.54.14, running driver 555.42.02, 52 missing paths. Reg")
+    assert first.startswith(
+        f"{path}:1: error: the CDI file was written for driver 550.54.14, and the host below {tmp_path}/host runs "
+        "555.42.02, 52 missing paths. Reg"
+    )
     assert second == (
-        f"{path}:9: containerEdits.mounts[0].hostPath: /usr/lib/x86_64-linux-gnu/libnvidia-x0.so.550.54.14 "
-        "is missing on this host (and 51 more paths)"
+        f"{path}:9: error: containerEdits.mounts[0].hostPath: /usr/lib/x86_64-linux-gnu/libnvidia-x0.so.550.54.14 "
+        f"is missing on the host below {tmp_path}/host (and 51 more paths)"
     )
     answer = command("cdi", "validate", "--root", tmp_path / "host", path, "--format", "json")
     found = document(answer.out)["files"][0]["findings"]
@@ -315,6 +405,6 @@ def test_a_mount_that_no_runtime_makes_is_an_error_with_its_line(command: Comman
     answer = command("cdi", "validate", "--no-host", path)
     assert answer.status == 1
     assert answer.out == (
-        f"{path}:8: devices[0].containerEdits.mounts[0]: has neither bind nor rbind in its options, so runtimes do not "
+        f"{path}:8: error: devices[0].containerEdits.mounts[0]: has neither bind nor rbind in its options, so runtimes do not "
         "mount it and the container does not start (and 1 more location). Add rbind to its options\n"
     )

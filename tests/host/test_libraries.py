@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -371,3 +372,31 @@ def test_a_driver_root_of_its_own_is_searched_below_itself(tmp_path: Path) -> No
     assert cuda.path == f"{LIBRARY_DIR}/libcuda.so.{VERSION}"
     assert cuda.source == f"{tmp_path}/run/nvidia/driver{cuda.path}"
     assert [file.source for file in found.files if file.name == "nvidia-smi"] == [str(smi)]
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_what_this_user_may_not_read_is_not_called_missing() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        root = Path(name)
+        write_driver(root, "/usr/lib/x86_64-linux-gnu")
+        write_ld_cache(root, [("libcuda.so.1", "/usr/lib/x86_64-linux-gnu/libcuda.so.1")])
+        for directory in ("opt", "usr/lib/i386-linux-gnu"):
+            (root / directory).mkdir()
+        for path, mode in (
+            (".", 0o755),
+            ("etc/ld.so.cache", 0),
+            ("usr/lib/x86_64-linux-gnu", 0o711),
+            ("usr/lib/i386-linux-gnu", 0o711),
+            ("opt", 0),
+        ):
+            (root / path).chmod(mode)
+        os.seteuid(65534)
+        try:
+            found = search_inventory(root)
+        finally:
+            os.seteuid(0)
+    refused = "cannot be read: this user may not read it"
+    assert find_report_line(found, "/etc/ld.so.cache") == f"not usable: it {refused}"
+    for place in ("/usr/lib/x86_64-linux-gnu", "/usr/lib/i386-linux-gnu", "/opt/nvidia/lib64"):
+        assert find_report_line(found, place) == refused
+    assert find_report_line(found, "/usr/lib32") == "missing"

@@ -14,7 +14,7 @@ from gpu_oci_hook.cdi.provenance import (
     is_own_spec_file,
     read_incomplete_reason,
 )
-from gpu_oci_hook.cdi.registry.spec_dirs import SPEC_SUFFIXES
+from gpu_oci_hook.cdi.registry.spec_dirs import SPEC_SUFFIXES, locate_spec_dir
 from gpu_oci_hook.cdi.registry.staleness import list_stale_findings
 from gpu_oci_hook.cdi.spec.finding import Finding, Level, find_line_number
 from gpu_oci_hook.cdi.spec.reading import read_spec_file
@@ -69,7 +69,29 @@ def validate_path(path: str, limit: EngineLimit, host: Host | None) -> list[File
     report = _validate_file(path, limit, host)
     if path.endswith(SPEC_SUFFIXES) or report.data is None:
         return [report]
-    return [report._replace(is_read=False, findings=[_build_ignored_finding(path, "warning"), *report.findings])]
+    return [report._replace(is_read=False, findings=[build_ignored_finding(path, "warning"), *report.findings])]
+
+
+def validate_spec_dirs(
+    spec_host: Host, directories: tuple[str, ...], limit: EngineLimit, host: Host | None
+) -> list[FileReport]:
+    """Check every file in the configured directories. One that does not exist is no error: engines skip it.
+
+    Arguments:
+        spec_host: the host below whose root the directories lie.
+        host: see `validate_path`.
+    """
+    reports: list[FileReport] = []
+    for directory in directories:
+        path = spec_host.full_path(directory)
+        if locate_spec_dir(spec_host, directory):
+            reports += validate_path(path, limit, host)
+        elif spec_host.stat_path(directory, follow=False) is None:
+            reports.append(FileReport(path, False, None, [Finding("info", path, "", "does not exist")]))
+        else:
+            text = "is not a directory, or is a symbolic link: engines do not read it"
+            reports.append(FileReport(path, False, None, [Finding("warning", path, "", text)]))
+    return reports
 
 
 def _validate_directory(path: str, limit: EngineLimit, host: Host | None) -> list[FileReport]:
@@ -86,7 +108,7 @@ def _validate_directory(path: str, limit: EngineLimit, host: Host | None) -> lis
     reports = [
         _validate_file(entry.path, limit, host)
         if entry.name.endswith(SPEC_SUFFIXES)
-        else FileReport(entry.path, False, None, [_build_ignored_finding(entry.path, "info")])
+        else FileReport(entry.path, False, None, [build_ignored_finding(entry.path, "info")])
         for entry in entries
     ]
     if not any(report.is_read for report in reports):
@@ -94,7 +116,21 @@ def _validate_directory(path: str, limit: EngineLimit, host: Host | None) -> lis
     return reports
 
 
-def _build_ignored_finding(path: str, level: Level) -> Finding:
+def list_ignored_files(directory: str) -> list[str]:
+    """List the names in a spec directory that engines do not read, without subdirectories."""
+    try:
+        with os.scandir(directory) as entries:
+            return sorted(
+                entry.name
+                for entry in entries
+                if not entry.name.endswith(SPEC_SUFFIXES) and not entry.is_dir(follow_symlinks=False)
+            )
+    except OSError:
+        return []
+
+
+def build_ignored_finding(path: str, level: Level) -> Finding:
+    """Build the finding about a file whose name no engine reads."""
     stem = path.removesuffix(".yml")
     hint = f"Rename it to {os.path.basename(stem)}.yaml" if stem != path else ""
     return Finding(level, path, "", "is ignored by engines, which read only .json and .yaml", hint)

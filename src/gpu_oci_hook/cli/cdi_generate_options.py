@@ -14,6 +14,7 @@ import click
 from gpu_oci_hook.cdi.own_kinds import GPU_MODE, MODES
 from gpu_oci_hook.cdi.provenance import build_lost_options_hint, read_recorded_options
 from gpu_oci_hook.cli.common_options import config_option, host_root_options, quiet_option
+from gpu_oci_hook.cli.engine_target import EngineTarget
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats.program_names import HOOK_PROGRAM
 from gpu_oci_hook.generate.emit import OUTPUT_FORMATS
@@ -74,9 +75,10 @@ GENERATE_OPTIONS = (
     ),
     click.option(
         "--target",
-        type=require_nonempty,
-        metavar="ENGINE-VERSION",
-        help="Leave out what this engine cannot read, for example podman-4.3.",
+        type=EngineTarget(),
+        metavar="ENGINE[-VERSION]",
+        help="Leave out what this engine cannot read, for example podman-4.3. Without a version, that of the installed "
+        "engine.",
     ),
     click.option(
         "--max-version",

@@ -11,6 +11,7 @@ from gpu_oci_hook.cdi.registry.spec_dirs import locate_spec_dir
 from gpu_oci_hook.cdi.registry.unresolved_query import describe_searched_dirs
 from gpu_oci_hook.cdi.spec.finding import Finding
 from gpu_oci_hook.cdi.spec.versions import find_minimum_version
+from gpu_oci_hook.cli.cdi_file_report import build_ignored_finding, list_ignored_files
 from gpu_oci_hook.cli.cdi_inspection import (
     CdiInspection,
     list_spec_readers,
@@ -64,8 +65,20 @@ def _build_listing(inspection: CdiInspection) -> dict[str, object]:
             }
             for file in scan.files
         ],
+        "ignored": _list_ignored_paths(inspection),
         "problems": [{"path": problem.file, "text": problem.text, "cure": problem.hint} for problem in scan.problems],
     }
+
+
+def _list_ignored_paths(inspection: CdiInspection) -> list[str]:
+    """List the files in the spec directories that engines do not read, because of their names."""
+    host = inspection.scan.host
+    return [
+        f"{host.full_path(directory)}/{name}"
+        for directory in inspection.scan.directories
+        if (local_directory := locate_spec_dir(host, directory))
+        for name in list_ignored_files(local_directory)
+    ]
 
 
 def _print_devices(inspection: CdiInspection) -> None:
@@ -107,6 +120,7 @@ def _print_problems(inspection: CdiInspection) -> None:
         problems.append(Finding("error", name, "", text))
     for file in inspection.scan.files:
         problems += [finding for finding in inspection.collect_findings(file) if finding.level != "info"]
+    problems += [build_ignored_finding(path, "info") for path in _list_ignored_paths(inspection)]
     if problems:
         print_heading("problems")
         print_findings(problems, prefix="- ")

@@ -17,9 +17,10 @@ from gpu_oci_hook.cdi.spec.versions import (
     list_reading_engines,
     parse_known_version,
 )
-from gpu_oci_hook.cli.cdi_file_report import EngineLimit, FileReport, validate_path
+from gpu_oci_hook.cli.cdi_file_report import EngineLimit, FileReport, validate_path, validate_spec_dirs
 from gpu_oci_hook.cli.command_config import load_command_config
-from gpu_oci_hook.cli.common_options import config_option, format_option, quiet_option, root_option
+from gpu_oci_hook.cli.common_options import config_option, format_option, quiet_option, root_option, strict_option
+from gpu_oci_hook.cli.engine_target import EngineTarget
 from gpu_oci_hook.cli.findings_report import finding_to_json, print_findings
 from gpu_oci_hook.cli.printing import DATA_FORMS, print_data, print_line
 from gpu_oci_hook.cli.usage_errors import raise_usage_faults
@@ -29,39 +30,57 @@ from gpu_oci_hook.host.root import Host
 @click.command()
 @format_option()
 @quiet_option
+@strict_option
 @click.option(
-    "--target", metavar="ENGINE-VERSION", default="", help="Engine that must read the files, for example podman-4.3."
+    "--target",
+    type=EngineTarget(),
+    metavar="ENGINE[-VERSION]",
+    help="Engine that must read the files, for example podman-4.3. Without a version, that of the installed engine.",
 )
 @click.option("--max-version", metavar="VERSION", default="", help="Greatest CDI version that the files may need.")
 @click.option("--no-host", "portable", is_flag=True, help="Do not check that this host has what the files name.")
 @root_option
 @config_option
-@click.argument("paths", metavar="FILE|DIR...", nargs=-1, required=True)
+@click.argument("paths", metavar="FILE|DIR...", nargs=-1)
 def validate(
-    form: str, target: str, max_version: str, portable: bool, root: str, config_path: str, paths: tuple[str, ...]
+    form: str,
+    strict: bool,
+    target: str | None,
+    max_version: str,
+    portable: bool,
+    root: str,
+    config_path: str,
+    paths: tuple[str, ...],
 ) -> None:
     """Check CDI files, and all files of a directory that engines read; exit status 1 if there is an error.
+
+    Default: the directories in [cdi] spec-dirs.
 
     An error makes engines refuse the whole file, or makes containers with its devices fail: a mount without bind or
     rbind, a file for another driver version, missing paths, other device numbers on this host. A warning is something
     that older engines reject or that has another effect than it seems.
     """
-    host = None if portable else Host(load_command_config(config_path, root, "").root)
-    limit = _parse_limit(target, max_version)
-    reports = [report for path in paths for report in validate_path(path, limit, host)]
+    limit = _parse_limit(target or "", max_version)
+    settings = None if portable and paths else load_command_config(config_path, root, "")
+    host = None if portable or settings is None else Host(settings.root)
+    if paths or settings is None:
+        reports = [report for path in paths for report in validate_path(path, limit, host)]
+    else:
+        reports = validate_spec_dirs(Host(settings.root), settings.spec_dirs, limit, host)
     valid = all(report.is_valid for report in reports)
     if form in DATA_FORMS:
         files = [report for report in reports if not os.path.isdir(report.path) or not report.is_valid]
         content: dict[str, object] = {
             "valid": valid,
             "max_version": limit.max_version or None,
+            "target": target or None,
             "files": [_report_to_json(report) for report in files],
         }
         print_data(form, "cdi-validate", content)
     else:
         for report in reports:
             _print_report(report)
-    if not valid:
+    if not valid or (strict and any(finding.level == "warning" for report in reports for finding in report.findings)):
         sys.exit(1)
 
 

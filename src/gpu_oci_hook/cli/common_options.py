@@ -40,6 +40,7 @@ quiet_option = click.option(
     "-q",
     "--quiet",
     is_flag=True,
+    is_eager=True,  # before options whose values print something
     expose_value=False,
     callback=_store_quiet,
     help="Print no warnings and no progress, only results and errors.",

@@ -84,6 +84,12 @@ def _is_quiet() -> bool:
     return context is not None and bool(context.meta.get(QUIET))
 
 
+def print_note(text: str) -> None:
+    """Print a line on standard error about where a fact comes from, unless --quiet is given."""
+    if not _is_quiet():
+        _echo_text(make_printable(text), err=True)
+
+
 def print_warning(text: str) -> None:
     """Print a line on standard error that begins with "warning:", unless --quiet is given."""
     if _is_quiet():

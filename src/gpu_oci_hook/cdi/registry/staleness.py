@@ -47,15 +47,19 @@ class SpecMismatch:
     """The differences between a CDI file and this host.
 
     Attributes:
+        host_name: the host, as `_name_host` names it.
+        suffix: the same in brackets if it is another host than this one, else "".
         driver_versions: driver versions in the file that differ from the running driver's.
         running_version: version of the running driver.
         missing_paths: (JSON path, path) of each path that the host lacks.
         number_conflicts: (JSON path, sentence) of each wrong device number.
     """
 
-    __slots__ = ("driver_versions", "missing_paths", "number_conflicts", "running_version")
+    __slots__ = ("driver_versions", "host_name", "missing_paths", "number_conflicts", "running_version", "suffix")
 
-    def __init__(self, running_version: str) -> None:
+    def __init__(self, running_version: str, host: Host) -> None:
+        self.host_name = _name_host(host)
+        self.suffix = f" ({self.host_name})" if host.prefix else ""
         self.running_version = running_version
         self.driver_versions: list[str] = []
         self.missing_paths: list[tuple[str, str]] = []
@@ -68,12 +72,14 @@ class SpecMismatch:
         """Describe all differences in one sentence."""
         parts = []
         if self.driver_versions:
-            parts.append(f"spec written for {', '.join(self.driver_versions)}, running driver {self.running_version}")
+            written_for = ", ".join(self.driver_versions)
+            running = f"{self.host_name} runs {self.running_version}"
+            parts.append(f"the CDI file was written for driver {written_for}, and {running}")
         if self.missing_paths:
             count = f"{len(self.missing_paths)} missing path{'' if len(self.missing_paths) == 1 else 's'}"
             names = ", ".join(clip_text(path) for _, path in self.missing_paths[:_MAX_SHOWN])
             more = f" and {len(self.missing_paths) - _MAX_SHOWN} more" if len(self.missing_paths) > _MAX_SHOWN else ""
-            parts.append(count if self.driver_versions else f"{count}: {names}{more}")
+            parts.append(count if self.driver_versions else f"{count}: {names}{more}{self.suffix}")
         parts += [sentence for _, sentence in self.number_conflicts]
         return ", ".join(parts)
 
@@ -101,10 +107,15 @@ def list_stale_findings(data: object, path: str, host: Host, driver_version: str
     for json_path, missing_path in mismatch.missing_paths:
         shown = clip_text(missing_path)
         findings.append(
-            Finding("error", path, json_path, f"{shown} is missing on this host", hint, variable_text=shown)
+            Finding("error", path, json_path, f"{shown} is missing on {_name_host(host)}", hint, variable_text=shown)
         )
     findings += [Finding("error", path, json_path, sentence, hint) for json_path, sentence in mismatch.number_conflicts]
     return findings
+
+
+def _name_host(host: Host) -> str:
+    """Return "this host", or the root of another one: a wrong --root is found by its name."""
+    return f"the host below {host.root}" if host.prefix else "this host"
 
 
 def find_spec_mismatch(edits_by_path: list[tuple[str, object]], host: Host, driver_version: str | None) -> SpecMismatch:
@@ -114,7 +125,7 @@ def find_spec_mismatch(edits_by_path: list[tuple[str, object]], host: Host, driv
         edits_by_path: (JSON path, `containerEdits`) of each part of a file.
         driver_version: version of the running driver; None skips the comparison of versions.
     """
-    mismatch = SpecMismatch(driver_version or "")
+    mismatch = SpecMismatch(driver_version or "", host)
     majors: DeviceMajors | None = None
     versions: dict[str, None] = {}
     for json_path, edits in edits_by_path:
@@ -212,9 +223,7 @@ def _check_device_node(mismatch: SpecMismatch, json_path: str, node: object, hos
         spec_numbers = (spec_major, minor if isinstance(minor, int) else 0)
         sentence = ""
         if spec_numbers != host_numbers:
-            sentence = (
-                f"spec says {spec_major}:{minor or 0}, the host's {source} is {host_numbers[0]}:{host_numbers[1]}"
-            )
+            sentence = f"the CDI file says {spec_major}:{minor or 0}, the host's {source} is {host_numbers[0]}:{host_numbers[1]}"
     else:
         return
     if sentence:
@@ -227,7 +236,7 @@ def _compare_with_kernel(
     """Compare the major of an NVIDIA node with that of its kernel module; "" if they are equal or unknown."""
     kernel_major = majors.major_of_module(module) or majors.majors_by_name.get(module)
     if spec_major is not None:
-        claim, major = f"spec says {spec_major}", spec_major
+        claim, major = f"the CDI file says {spec_major}", spec_major
     elif host_numbers is not None:
         claim, major = f"the host's {source} has {host_numbers[0]}", host_numbers[0]
     else:
@@ -235,5 +244,5 @@ def _compare_with_kernel(
     if major == kernel_major:
         return ""
     owner = majors.owner_of_major(major)
-    kernel = f"kernel says {kernel_major}" if kernel_major else f"kernel has no {module}"
+    kernel = f"the kernel says {kernel_major}" if kernel_major else f"the kernel has no {module}"
     return f"{claim}, {kernel}{f' ({major} is {owner})' if owner else ''}"

@@ -36,10 +36,9 @@ class Finding(NamedTuple):
     variable_text: str = ""
 
     def __str__(self) -> str:
-        """Format as one line: FILE:LINE: LEVEL: WHERE: TEXT. HINT, where an error has no level."""
+        """Format as one line: FILE:LINE: LEVEL: WHERE: TEXT. HINT."""
         location = f"{self.file}:{self.line}" if self.line else self.file
-        level = "" if self.level == "error" else self.level
-        parts = [location, level, clip_text(self.where, 300), clip_text(self.text, 1000)]
+        parts = [location, self.level, clip_text(self.where, 300), clip_text(self.text, 1000)]
         line = ": ".join(part for part in parts if part)
         return make_printable(f"{line}. {clip_text(self.hint, 1000)}" if self.hint else line)
 

@@ -15,7 +15,7 @@ from gpu_oci_hook.formats.architectures import ARCHITECTURES, HOST_ARCHITECTURES
 from gpu_oci_hook.formats.driver_version import is_driver_version
 from gpu_oci_hook.formats.ldcache import parse_ld_cache
 from gpu_oci_hook.host.driver.catalogue import Catalogue, library_stem
-from gpu_oci_hook.host.driver.search import FileSearch
+from gpu_oci_hook.host.driver.search import NOT_READABLE, FileSearch
 from gpu_oci_hook.model.machine import DriverFile
 
 _LOADER_CACHE_LIMIT = 16 << 20
@@ -165,7 +165,7 @@ class LibrarySearch:
         location = SearchLocation(label)
         directory = self.search.find_directory(path)
         if directory is None:
-            location.note = "missing"
+            location.note = self.search.describe_absence(path)
         elif directory in self._scanned_directories:
             location.note = f"the same as {self._scanned_directories[directory]}"
             if quiet:
@@ -173,7 +173,8 @@ class LibrarySearch:
         else:
             self._scanned_directories[directory] = label
             names = [name for name in self.search.host.list_names(directory) if ".so" in name]
-            location.note = f"no driver library among {len(names)}" if names else "no library"
+            no_library = "no library" if self.search.may_list(directory) else NOT_READABLE
+            location.note = f"no driver library among {len(names)}" if names else no_library
             open_all = thorough or len(names) <= _FULL_SCAN_LIMIT
             for name in names:
                 if open_all or self.is_driver_library_name(name):
@@ -186,7 +187,7 @@ class LibrarySearch:
         self.locations.append(location)
         resolved = self.search.resolve_path(path)
         if resolved is None:
-            location.note = "missing"
+            location.note = self.search.describe_absence(path)
             return
         self.search.watch_file(resolved)
         try:

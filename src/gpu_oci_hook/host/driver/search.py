@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from gpu_oci_hook.model.machine import StatSignature
 
 
+NOT_READABLE = "cannot be read: this user may not read it"
+
+
 class FileSearch:
     """One search below one root.
 
@@ -85,6 +88,20 @@ class FileSearch:
         status = self.host.stat_path(resolved, follow=False)
         return resolved if status is not None and stat.S_ISDIR(status.st_mode) else None
 
+    def describe_absence(self, path: str) -> str:
+        """Return why nothing was found at a path: it is missing, or this user may not look there."""
+        try:
+            os.stat(self.host.full_path(path))
+        except PermissionError:
+            return NOT_READABLE
+        except (OSError, ValueError):
+            pass
+        return "missing"
+
+    def may_list(self, directory: str) -> bool:
+        """Tell whether this user may list a directory without links."""
+        return os.access(self.host.full_path(directory), os.R_OK, effective_ids=True)
+
     def watch_file(self, path: str) -> None:
         """Watch the file at a path without links, with the signature that `find_file` saw or the one of now."""
         self._watched[path] = self._seen_files.get(path) or stat_signature(self.host.full_path(path))
@@ -93,7 +110,8 @@ class FileSearch:
         """Return the regular, non-empty file at `path` as (path without links, status), or why there is none."""
         resolved = self.resolve_path(path)
         if resolved is None:
-            return "leads nowhere"
+            absence = self.describe_absence(path)
+            return absence if absence == NOT_READABLE else "leads nowhere"
         status = self.host.stat_path(resolved, follow=False)
         if status is None:
             return "is missing"
