@@ -414,7 +414,10 @@ def test_a_file_of_roots_alone_is_there_and_not_readable_by_others(tmp_path: Pat
         os.setresuid(NOBODY, NOBODY, NOBODY)
         found = reading.read_spec_file(str(file)).findings
         right = [str(one) for one in found] == [
-            f"{file}: error: cannot be read: this user may not read it. Make it readable for every user: chmod 0644 {file}"
+            (
+                f"{file}: error: cannot be read: this user may not read it. "
+                f"Make it readable for every user: chmod 0644 {file}"
+            )
         ]
         os._exit(0 if right else 1)
     assert os.waitpid(child, 0)[1] == 0

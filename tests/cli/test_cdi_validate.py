@@ -80,7 +80,10 @@ def test_every_file_of_a_directory_has_a_line_in_order_and_those_that_engines_ig
         "f.yaml: error: is not a regular file",
         "g.yaml: error: cannot be read: its symbolic links go round in a circle or may not be followed",
         "h.yaml: info: has mode 0600, so rootless engines of other users cannot read it. Run chmod 0644",
-        f"h.yaml:7: error: {NEEDS}. Declare 0.7.0, which docker 26.1, containerd 1.7.16, crio 1.30, podman 5.1 or later read",
+        (
+            f"h.yaml:7: error: {NEEDS}. "
+            "Declare 0.7.0, which docker 26.1, containerd 1.7.16, crio 1.30, podman 5.1 or later read"
+        ),
     ]
 
 
@@ -405,6 +408,6 @@ def test_a_mount_that_no_runtime_makes_is_an_error_with_its_line(command: Comman
     answer = command("cdi", "validate", "--no-host", path)
     assert answer.status == 1
     assert answer.out == (
-        f"{path}:8: error: devices[0].containerEdits.mounts[0]: has neither bind nor rbind in its options, so runtimes do not "
-        "mount it and the container does not start (and 1 more location). Add rbind to its options\n"
+        f"{path}:8: error: devices[0].containerEdits.mounts[0]: has neither bind nor rbind in its options, so runtimes "
+        "do not mount it and the container does not start (and 1 more location). Add rbind to its options\n"
     )

@@ -223,7 +223,8 @@ def _check_device_node(mismatch: SpecMismatch, json_path: str, node: object, hos
         spec_numbers = (spec_major, minor if isinstance(minor, int) else 0)
         sentence = ""
         if spec_numbers != host_numbers:
-            sentence = f"the CDI file says {spec_major}:{minor or 0}, the host's {source} is {host_numbers[0]}:{host_numbers[1]}"
+            there = f"the host's {source} is {host_numbers[0]}:{host_numbers[1]}"
+            sentence = f"the CDI file says {spec_major}:{minor or 0}, {there}"
     else:
         return
     if sentence:
