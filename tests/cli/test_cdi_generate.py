@@ -528,3 +528,83 @@ def test_a_full_disk_behind_standard_output_is_a_sentence(host: Path, tmp_path: 
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
     assert done.returncode == 1
     assert done.stderr == "gpu-oci-hook: standard output: the output cannot be written: the disk is full\n"
+
+
+# --- a refresh without --output ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def bare(command: Command, host: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """`cdi refresh` as the timer calls it: the configuration names the host, and /run and /etc are the test's own."""
+    monkeypatch.setattr(cdi_refresh, "DEFAULT_SPEC_DIR", str(tmp_path / "run"))
+    config = tmp_path / "config.toml"
+    config.write_text(f'[host]\nroot = "{host}"\nload-modules = false\n[cdi]\nspec-dirs = ["/etc/cdi", "/run/cdi"]\n')
+
+    def call(*words: object) -> CommandResult:
+        return command("cdi", "refresh", "--hook", "/bin/true", *map(str, words))
+
+    return call
+
+
+def test_a_bare_refresh_keeps_the_target_of_the_default_file(bare: Command, tmp_path: Path) -> None:
+    bare("--target", "podman-4.3")
+    path = tmp_path / "run/nvidia.com-gpu.yaml"
+    before = path.read_bytes()
+    assert b"--target podman-4.3" in before and b"additionalGids" not in before
+    assert bare().out.startswith(f"unchanged {path}: ")
+    path.write_bytes(before + b"\n")
+    assert "--target podman-4.3" in bare().out and path.read_bytes() == before
+
+
+def test_a_bare_refresh_does_not_hide_a_file_that_generate_wrote_elsewhere(
+    command: Command, bare: Command, tmp_path: Path
+) -> None:
+    host_tree.build_host(tmp_path / "h", gpus=1)
+    (tmp_path / "config.toml").write_text(f'[host]\nroot = "{tmp_path}/h"\nload-modules = false\n')
+    path = tmp_path / "h/etc/cdi/nvidia.yaml"
+    words = ("--hook", "/bin/true", "--target", "podman-4.3", "--name", "index")
+    assert command("cdi", "generate", "--output", str(path), *words).status == 0
+    before = path.read_bytes()
+    assert bare().out.startswith(f"unchanged {path}: ")
+    assert not (tmp_path / "run").exists() and path.read_bytes() == before
+
+
+def test_a_file_of_another_kind_or_of_another_tool_is_not_ours_to_refresh(
+    command: Command, bare: Command, tmp_path: Path
+) -> None:
+    host_tree.build_host(tmp_path / "h", gpus=1)
+    (tmp_path / "config.toml").write_text(f'[host]\nroot = "{tmp_path}/h"\nload-modules = false\n')
+    directory = tmp_path / "h/etc/cdi"
+    words = ("--hook", "/bin/true", "--vendor", "other.org", "--output", str(directory / "other.yaml"))
+    assert command("cdi", "generate", *words).status == 0
+    (directory / "nvidia.yaml").write_text("cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices: []\n")
+    (tmp_path / "run").mkdir()
+    assert bare().out.startswith(f"wrote {tmp_path}/run/nvidia.com-gpu.yaml: ")
+
+
+def test_two_files_of_ours_for_one_kind_are_warned_of(command: Command, bare: Command, tmp_path: Path) -> None:
+    host_tree.build_host(tmp_path / "h", gpus=1)
+    (tmp_path / "config.toml").write_text(f'[host]\nroot = "{tmp_path}/h"\nload-modules = false\n')
+    (tmp_path / "run").mkdir()
+    bare()
+    path = tmp_path / "h/etc/cdi/nvidia.yaml"
+    assert command("cdi", "generate", "--hook", "/bin/true", "--output", str(path)).status == 0
+    (tmp_path / "run/nvidia.com-gpu.yaml").write_bytes((tmp_path / "run/nvidia.com-gpu.yaml").read_bytes() + b"\n")
+    assert f"{path} defines nvidia.com/gpu too: engines use one of the two. Remove one" in bare().err
+
+
+def test_a_file_that_went_with_the_driver_comes_back_in_its_place_with_its_options(
+    command: Command, bare: Command, tmp_path: Path
+) -> None:
+    host_tree.build_host(tmp_path / "h", gpus=1)
+    (tmp_path / "config.toml").write_text(f'[host]\nroot = "{tmp_path}/h"\nload-modules = false\n')
+    path = tmp_path / "h/etc/cdi/nvidia.yaml"
+    words = ("--hook", "/bin/true", "--target", "podman-4.3", "--output", str(path))
+    assert command("cdi", "generate", *words).status == 0
+    before = path.read_bytes()
+    (tmp_path / "h/proc").rename(tmp_path / "aside")
+    assert bare().out.startswith(f"removed {path}: ")
+    assert bare().out.startswith("nothing to write: ")
+    (tmp_path / "aside").rename(tmp_path / "h/proc")
+    assert bare().out.startswith(f"wrote {path}: ") and path.read_bytes() == before
+    assert bare().out.startswith(f"unchanged {path}: ") and not (tmp_path / "run").exists()

@@ -109,3 +109,16 @@ def test_explain_shows_the_links_that_a_start_will_make(scene: Scene) -> None:
     text = machine.run_command([*argv, "explain", "--bundle", bundle]).check().stdout
     assert "  links on the host\n    runc 1.1.3 to 1.1.6 tells systemd only about devices with such a link:\n" in text
     assert "      /dev/char/195:255 -> ../nvidiactl on the host\n" in text
+
+
+def test_a_refresh_makes_the_links_for_containers_that_engines_start_with_its_cdi_file(
+    scene: Scene, simulated: host.SimulatedHost
+) -> None:
+    path = scene.directory / "nvidia.yaml"
+    hook = scene.runtime.shim.with_name("gpu-oci-hook")
+    machine.run_command([*scene.namespace.enter, "rm", "-rf", "/dev/char"]).check()
+    argv = [*scene.namespace.enter, "env", f"GPU_OCI_HOOK_CONFIG={scene.config}", str(hook)]
+    machine.run_command([*argv, "cdi", "refresh", "--output", str(path)]).check()
+    listed = machine.run_command([*scene.namespace.enter, "ls", "/dev/char"]).check().stdout.split()
+    nodes = ("/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
+    assert {simulated.numbers(node) for node in nodes} <= set(listed)

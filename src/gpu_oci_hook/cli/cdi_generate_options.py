@@ -177,16 +177,19 @@ def format_option_arguments(options: OptionValues) -> list[str]:
     return arguments
 
 
-def load_recorded_options(path: str, explicit: set[str]) -> tuple[OptionValues, str]:
+def load_recorded_options(
+    path: str, explicit: set[str], removed_arguments: list[str] | None = None
+) -> tuple[OptionValues, str]:
     """Return the options that a file of ours records, and a warning or "".
 
     Arguments:
         explicit: options of the command line, which override recorded ones.
+        removed_arguments: what a file recorded that was removed with the driver; None for a file that is there.
 
     Raises:
         Fault: the recorded options are invalid.
     """
-    arguments, trusted = read_recorded_options(path)
+    arguments, trusted = read_recorded_options(path) if removed_arguments is None else (removed_arguments, True)
     context = click.Context(_OPTION_PARSER)
     try:
         values, rest, _ = _OPTION_PARSER.make_parser(context).parse_args(arguments)

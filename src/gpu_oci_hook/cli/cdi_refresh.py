@@ -5,12 +5,14 @@ Import budget: cold.
 
 from __future__ import annotations
 
+import os
 from dataclasses import replace
 from typing import Any
 
 import click
 from click.core import ParameterSource
 
+from gpu_oci_hook.cdi.own_kinds import ContentOptions
 from gpu_oci_hook.cli.cdi_generate_options import (
     OptionValues,
     add_generate_options,
@@ -20,6 +22,13 @@ from gpu_oci_hook.cli.cdi_generate_options import (
     require_nonempty,
 )
 from gpu_oci_hook.cli.cdi_recipe import build_recipe, load_recipe_config, with_rewrite_command
+from gpu_oci_hook.cli.cdi_refresh_file import (
+    choose_refresh_path,
+    find_own_files,
+    forget_removed_file,
+    load_removed_files,
+    remember_removed_file,
+)
 from gpu_oci_hook.cli.printing import print_progress, print_warning
 from gpu_oci_hook.errors import make_printable
 from gpu_oci_hook.files import state_dir
@@ -50,8 +59,9 @@ DEFAULT_SPEC_DIR = "/var/run/cdi"
 def refresh(context: click.Context, /, path: str | None, watch: bool, interval: float, force: bool, **_: Any) -> None:
     """Rewrite the CDI file if the host has changed. An unchanged file is not touched.
 
-    With --output FILE, options recorded in an existing file of gpu-oci-hook are reused. Options of the command line
-    override them. On a host without a driver or GPU the file is removed if gpu-oci-hook wrote it. Files of other
+    Options recorded in an existing file of gpu-oci-hook are reused; options of the command line override them. Without
+    --output, a file of the same kind that gpu-oci-hook wrote in one of [cdi] spec-dirs is rewritten. On a host without
+    a driver or GPU the file is removed if gpu-oci-hook wrote it; it comes back with its options. Files of other
     programs are never replaced without --force.
     """
     if path == "-":
@@ -77,7 +87,7 @@ class _Refresher:
     """Refreshes one CDI file with its recorded options.
 
     Arguments:
-        path: the file, "" for the default one of its kind.
+        path: the file, "" for the one of its kind, see `cdi_refresh_file`.
         options: the option values of this command line.
         explicit: names of the options that the command line sets.
         warn: whether to print warnings about options.
@@ -94,22 +104,38 @@ class _Refresher:
 
     def refresh_once(self) -> RefreshResult:
         """Rewrite or remove the file if the host has changed."""
-        warnings: list[str] = []
-        if self.path:
-            recorded, warning = load_recorded_options(self.path, self.explicit)
-            warnings += [warning] if warning else []
-            self.recorded = recorded or self.recorded
+        path = self.path or self._choose_path()
+        removed = None if os.path.lexists(path) else load_removed_files().get(os.path.abspath(path))
+        recorded, warning = load_recorded_options(path, self.explicit, removed["arguments"] if removed else None)
+        self.recorded = recorded or self.recorded
         options = {**self.options, **self.recorded}
         settings = load_recipe_config(options, warn=False)
-        recipe = build_recipe(self.path, options, warn=self.warn)
-        kind = recipe.options.build_cdi_kind(settings)
-        path = self.path or f"{DEFAULT_SPEC_DIR}/{kind.replace('/', '-')}.{recipe.output_format}"
+        recipe = build_recipe(path, options, warn=self.warn)
         recipe = with_rewrite_command(recipe, path, options)
         result = refresh_spec_file(path, recipe, settings, state_dir.StateCache(), force=self.force)
+        kind = recipe.options.build_cdi_kind(settings)
+        if result.action == "removed":
+            remember_removed_file(os.path.abspath(path), kind, format_option_arguments(self.recorded))
+        elif removed and result.action == "wrote":
+            forget_removed_file(os.path.abspath(path))
         message = result.message
         if self.recorded and result.action in ("wrote", "removed"):
             message += f" (with its recorded options {' '.join(format_option_arguments(self.recorded))})"
-        return replace(result, message=message, warnings=(*settings.warnings, *warnings, *result.warnings))
+        warnings = [*settings.warnings, *([warning] if warning else []), *result.warnings]
+        if result.action == "wrote":
+            others = [other for other in find_own_files(kind, settings) if not os.path.samefile(other, path)]
+            warnings += [f"{other} defines {kind} too: engines use one of the two. Remove one" for other in others]
+        return replace(result, message=message, warnings=tuple(warnings))
+
+    def _choose_path(self) -> str:
+        """Choose the file of the kind that the command line names."""
+        settings = load_recipe_config(self.options, warn=False)
+        names = ContentOptions(
+            mode=self.options["mode"], vendor=self.options["vendor"], category=self.options["category"]
+        )
+        kind = names.build_cdi_kind(settings)
+        default_path = f"{DEFAULT_SPEC_DIR}/{kind.replace('/', '-')}.{self.options['form'] or 'yaml'}"
+        return choose_refresh_path(default_path, kind, settings)
 
 
 def _log_line(text: str) -> None:

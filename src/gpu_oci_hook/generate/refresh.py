@@ -9,9 +9,11 @@ Import budget: cold.
 
 from __future__ import annotations
 
+import os
 import signal
+import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -21,8 +23,12 @@ from gpu_oci_hook.formats.program_names import HOOK_PROGRAM
 from gpu_oci_hook.generate.host_facts import NoDriverError
 from gpu_oci_hook.generate.recipe import SpecRecipe, build_spec
 from gpu_oci_hook.generate.spec_writer import WriteAction, classify_existing_file, remove_spec_file, write_spec_file
+from gpu_oci_hook.inject.device_links import find_missing_links, make_device_links
+from gpu_oci_hook.model.edits import Plan
 
 if TYPE_CHECKING:
+    from gpu_oci_hook.generate.content import ContainerEdits
+    from gpu_oci_hook.inject.device_links import DeviceNumbers
     from gpu_oci_hook.model.machine import Cache
 
 DEFAULT_INTERVAL = 10.0
@@ -75,7 +81,33 @@ def refresh_spec_file(
             hint="Choose another --output, or replace it with --force",
         )
     action = write_spec_file(path, built.data)
-    return RefreshResult(action, f"{action} {path}: {built.summarise_spec()}", built.warnings, built.unreadable_warning)
+    warnings = (*built.warnings, *_link_devices(built.spec, config))
+    return RefreshResult(action, f"{action} {path}: {built.summarise_spec()}", warnings, built.unreadable_warning)
+
+
+def _link_devices(spec: ContainerEdits, config: Config) -> list[str]:
+    """Make the links in /dev/char that systemd needs of the file's nodes; return a sentence for each failure.
+
+    A start through a CDI file has no process of ours before runc tells systemd about the devices.
+    """
+    if config.root != "/" or os.geteuid() != 0:
+        return []
+    plan = Plan()
+    plan.edits, plan.warnings = find_missing_links(_iterate_devices(spec))
+    make_device_links(plan)
+    return plan.warnings
+
+
+def _iterate_devices(spec: ContainerEdits) -> Iterator[DeviceNumbers]:
+    for edits in (spec.get("containerEdits", {}), *(device["containerEdits"] for device in spec["devices"])):
+        for node in edits.get("deviceNodes", ()):
+            path = node.get("hostPath") or node["path"]
+            try:
+                status = os.stat(path)
+            except OSError:
+                continue  # it has just gone
+            if stat.S_ISCHR(status.st_mode):
+                yield "c", os.major(status.st_rdev), os.minor(status.st_rdev), path
 
 
 def watch_spec_file(
