@@ -126,9 +126,36 @@ def test_the_units_belong_together_and_call_a_command_that_there_is() -> None:
     command = importlib.import_module("gpu_oci_hook.cli.cdi_command").cdi
     assert words[0] == "cdi" and command.get_command(None, words[1]) is not None and words[2:] == ["$OPTIONS"]
     assert service["Service"]["Type"] == "oneshot"
-    # Started by the timer and the path alone, so that nothing has to be enabled twice.
-    assert "Install" not in service
-    assert (timer["Install"]["WantedBy"], path["Install"]["WantedBy"]) == ("timers.target", "paths.target")
+    # Enabling the service enables all three.
+    assert set(service["Install"]["Also"].split()) == {path.name for path in UNITS} - {f"{stem}.service"}
+    wanted = [one["Install"]["WantedBy"] for one in (service, timer, path)]
+    assert wanted == ["multi-user.target", "timers.target", "paths.target"]
+
+
+def test_the_file_is_there_before_engines_restart_their_containers() -> None:
+    service = unit(ROOT / "packaging/systemd/gpu-oci-hook-cdi.service")["Unit"]
+    engines = {"docker", "containerd", "crio", "podman-restart", "kubelet"}
+    assert {f"{name}.service" for name in engines} <= set(service["Before"].split())
+    assert not set(service["Before"].split()) & set(service["After"].split())
+
+
+def test_no_unit_watches_a_directory_that_changes_when_nothing_has() -> None:
+    """A watch of /dev fires whenever a program closes a node, and the start limit then fails the units."""
+    lines = (ROOT / "packaging/systemd/gpu-oci-hook-cdi.path").read_text().splitlines()
+    watched = [line.partition("=")[2] for line in lines if line.startswith("Path")]
+    assert watched and not [path for path in watched if path.startswith(("/dev", "/run", "/proc", "/sys"))]
+    service = unit(ROOT / "packaging/systemd/gpu-oci-hook-cdi.service")["Unit"]
+    assert service["StartLimitIntervalSec"] == "0", "one apt run changes the loader cache more often than five times"
+
+
+def test_udev_starts_the_service_for_modules_of_the_driver_and_for_gpus() -> None:
+    (file,) = (ROOT / "packaging/udev").iterdir()
+    rules = [line for line in file.read_text().splitlines() if not line.startswith("#")]
+    assert all(rule.endswith('RUN+="/usr/bin/systemctl --no-block start gpu-oci-hook-cdi.service"') for rule in rules)
+    keys = [dict(re.findall(r'([A-Z]+(?:\{\w+\})?)=="([^"]*)"', rule)) for rule in rules]
+    assert [key["SUBSYSTEM"] for key in keys] == ["module", "pci"]
+    assert {"nvidia", "nvidia_uvm"} <= set(keys[0]["KERNEL"].split("|"))
+    # tests/e2e/booted-systemd has udev read the file.
 
 
 def test_the_units_options_come_from_a_file_that_may_be_missing_and_are_options_of_the_command() -> None:
