@@ -10,8 +10,10 @@ from pathlib import Path
 
 import pytest
 
+from gpu_oci_hook import cli
 from gpu_oci_hook.config.keys import KEYS
 from gpu_oci_hook.request.capabilities import KNOWN_CAPABILITIES
+from gpu_oci_hook.simulate import host_tree
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -66,6 +68,15 @@ def test_the_readme_begins_with_the_two_commands_and_is_short() -> None:
     for name in ("scripts/demo", "scripts/test"):
         assert (ROOT / name).stat().st_mode & 0o111
     assert len(text.splitlines()) <= 200
+
+
+def test_the_readme_shows_what_list_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = (ROOT / "README.md").read_text()
+    sample = text.partition("$ gpu-oci-hook list\n")[2].partition("```")[0]
+    host_tree.build_host(tmp_path, gpus=2)
+    capsys.readouterr()
+    assert cli.run_command_line(["list", "--root", str(tmp_path)]) == 0
+    assert capsys.readouterr().out == sample
 
 
 @pytest.mark.parametrize("path", SNIPPETS, ids=lambda path: f"{path.parent.name}/{path.name}")

@@ -29,7 +29,7 @@ def test_list_says_what_the_machine_is_and_why(command: Command, board: tuple[st
     assert document["platform"]["name"] == {"wsl": "wsl", "jetson": "tegra"}[layout]
     assert [gpu["index"] for gpu in document["gpus"]] == list(range(count))
     assert {one["soname"] for one in document["files"]} >= {"libcuda.so.1", "libnvidia-ml.so.1"}
-    answer = command("list", "--root", host, "--no-nvml")
+    answer = command("list", "--root", host, "--no-nvml", "-v")
     for sentence in document["platform"]["evidence"]:
         assert sentence in answer.out
     for row in document["lists"]:

@@ -358,25 +358,45 @@ def test_apply_of_a_wrong_request_fails_and_changes_nothing(command: Command, ho
 # --- list ------------------------------------------------------------------------------------------
 
 
-def test_list_names_gpus_driver_files_and_the_places_looked_at(
-    command: Command, host: Path, isolated_state: Path
-) -> None:
+def test_list_begins_with_a_table_of_the_gpus_and_fits_on_a_screen(command: Command, host: Path) -> None:
     answer = command("list", "--root", host)
-    assert answer.status == 0 and answer.err == ""
+    assert (answer.status, answer.err) == (0, "")
+    lines = answer.out.splitlines()
+    gpus = read_json(command("list", "--root", host, "--format", "json"), "list")["gpus"]
+    assert lines[0].split() == ["INDEX", "UUID", "MODEL", "NODE"], "a column that is empty is left out"
+    for line, gpu in zip(lines[1:], gpus, strict=False):
+        assert line.split() == [str(gpu["index"]), gpu["uuid"], *gpu["model"].split(), f"/dev/nvidia{gpu['minor']}"]
     assert "kernel module  550.163.01\n" in answer.out and "libraries      550.163.01\n" in answer.out
+    assert "NVML           not available on a simulated host\n" in answer.out
+    assert len(lines) <= 12 and max(map(len, lines)) <= 104
+
+
+def test_list_prints_files_places_and_details_when_asked(command: Command, host: Path, isolated_state: Path) -> None:
     document = read_json(command("list", "--root", host, "--format", "json"), "list")
+    short, files, places, everything = (
+        command("list", "--root", host, *words).out for words in ((), ("--files",), ("--places",), ("-v",))
+    )
+    assert f"driver files   {len(document['files'])}; --files lists them\n" in short
+    for one in document["files"]:
+        assert one["path"] in files and one["path"] in everything and one["path"] not in short + places
+    for place in document["places"]:
+        assert place["place"] in places and place["place"] in everything
+    assert "searched locations" not in short + files and "driver files\n" not in short + places
+    assert "  compute: other files\n    /etc/OpenCL/vendors/nvidia.icd\n" in files
+    assert "  every GPU container: firmware" in files and "  compute and compat32: libraries" in files
     for gpu in document["gpus"]:
-        assert gpu["uuid"] in answer.out and gpu["pci"] in answer.out
-        assert (gpu["arch"], gpu["brands"]) == ("8.0", ["nvidia", "tesla"])
-    assert ", compute capability 8.0, brand nvidia or tesla\n" in answer.out
-    assert max(map(len, answer.out.split("\n"))) <= 90, "a line that 80 columns would break in the middle"
+        assert gpu["pci"] in everything and (gpu["arch"], gpu["brands"]) == ("8.0", ["nvidia", "tesla"])
+    assert ", compute capability 8.0, brand nvidia or tesla\n" in everything
     (cuda,) = (one for one in document["files"] if one["soname"] == "libcuda.so.1" and one["arch"] != "i386")
     assert cuda["capability"] == "compute" and cuda["found"]
-    for one in document["files"]:
-        assert one["path"] in answer.out
-    for place in document["places"]:
-        assert place["place"] in answer.out
     assert not isolated_state.exists()
+
+
+def test_a_quiet_list_is_the_uuids_alone(command: Command, host: Path, tmp_path: Path) -> None:
+    gpus = read_json(command("list", "--root", host, "--format", "json"), "list")["gpus"]
+    (tmp_path / "c.toml").write_text("[host]\nzzz = 1\n")
+    answer = command("list", "--root", host, "-q", "--config", tmp_path / "c.toml")
+    assert (answer.out.splitlines(), answer.err) == ([gpu["uuid"] for gpu in gpus], "")
 
 
 @pytest.mark.parametrize("layout", host_tree.DESKTOP_LAYOUTS)
@@ -394,12 +414,16 @@ def test_list_of_a_machine_without_a_driver_is_no_failure(command: Command, tmp_
     (tmp_path / "empty").mkdir()
     answer = command("list", "--root", tmp_path / "empty")
     assert answer.status == 0
-    assert "kernel module  not loaded\n" in answer.out and "\nno GPUs\n" in answer.out
+    assert "kernel module  not loaded\n" in answer.out and answer.out.startswith("no GPUs\n")
     assert "libraries      none found\n" in answer.out
     assert answer.out.endswith(
-        "\nNo driver was found: install it. If it is installed elsewhere, set [host] driver-root to the "
-        "root or [host] library-paths to the directory\n"
+        "\nNo driver was found: install it.\nIf it is installed elsewhere, set [host] driver-root to its root or "
+        "[host] library-paths to its directory;\ngpu-oci-hook list --places shows where it was looked for.\n"
+        "This is the default configuration, since there is no "
+        f"{load.find_config_path()}: name another config file with GPU_OCI_HOOK_CONFIG.\n"
     )
+    (tmp_path / "c.toml").write_text("")
+    assert "GPU_OCI_HOOK_CONFIG" not in command("list", "--root", tmp_path, "--config", tmp_path / "c.toml").out
     document = read_json(command("list", "--root", tmp_path / "empty", "--format", "json"), "list")
     assert document["gpus"] == [] and document["files"] == [] and document["places"]
 
@@ -418,7 +442,16 @@ def test_list_of_a_machine_that_lacks_a_part_ends_with_the_next_step(
     command("simulate", tmp_path / "h")
     for place in gone:
         (tmp_path / "h" / place).rename(tmp_path / place.replace("/", "-"))
-    assert advice in command("list", "--root", tmp_path / "h").out.rstrip("\n").rpartition("\n")[2]
+    assert advice in command("list", "--root", tmp_path / "h").out.rpartition("\n\n")[2]
+
+
+def test_list_names_the_driver_root_that_has_the_libraries(command: Command, tmp_path: Path) -> None:
+    command("simulate", tmp_path / "h", "--layout", "driver-container")
+    answer = command("list", "--root", tmp_path / "h")
+    assert answer.out.endswith(
+        "\nThe driver's libraries are below /run/nvidia/driver: "
+        'set driver-root = "/run/nvidia/driver" below [host] in the config file\n'
+    )
 
 
 # --- simulate --------------------------------------------------------------------------------------

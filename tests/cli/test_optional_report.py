@@ -25,7 +25,14 @@ def host(command: Command, tmp_path: Path) -> Path:
 
 
 def test_list_says_what_there_is_with_gpus_and_who_asks_for_it(command: Command, host: Path) -> None:
-    answer = command("list", "--root", host)
+    short = command("list", "--root", host).out
+    assert (
+        "\noptional       GPUDirect Storage (NVIDIA_GDS=enabled); NVSwitch devices (NVIDIA_NVSWITCH=enabled); " in short
+    )
+    assert (
+        "; IMEX channels 0 to 2 (NVIDIA_IMEX_CHANNELS=…)\nnot present    RDMA devices, GDRCopy; -v says why\n" in short
+    )
+    answer = command("list", "--root", host, "-v")
     for line in (
         "GPUDirect Storage (NVIDIA_GDS=enabled): available\n   /dev/nvidia-fs0, /dev/nvidia-fs1",
         "RDMA devices (NVIDIA_MOFED=enabled): not available\n   /dev/infiniband/uverbs*: no infiniband_verbs in",

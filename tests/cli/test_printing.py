@@ -16,7 +16,7 @@ ROWS = [("a", "long text"), ("bb", "x\x1b[31m\n[bold]")]
 
 def test_in_a_pipe_a_table_is_aligned_columns(capsys: pytest.CaptureFixture[str]) -> None:
     printing.print_table(("id", "what"), ROWS)
-    assert capsys.readouterr().out == "id  what\na   long text\nbb  x\\x1b[31m\\n[bold]\n"
+    assert capsys.readouterr().out == "ID  WHAT\na   long text\nbb  x\\x1b[31m\\n[bold]\n"
 
 
 class Terminal(io.StringIO):

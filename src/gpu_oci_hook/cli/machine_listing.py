@@ -10,6 +10,7 @@ from typing import NamedTuple
 from gpu_oci_hook.cli.command_config import ReadOnlyCache
 from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.formats.program_names import SIMULATED_HOST_MARKER
 from gpu_oci_hook.host.driver.inventory_cache import load_inventory
 from gpu_oci_hook.host.gpus import read_driver_version, read_gpus, read_machine_gpus
 from gpu_oci_hook.host.mig.mig_devices import MigDevices
@@ -111,7 +112,10 @@ def _query_nvml(
         answered = [(gpu, answer) for gpu, answer in zip(gpus, answers, strict=True) if not answer.error]
         mig_devices.store_nvml_answer([gpu for gpu, _ in answered], [answer for _, answer in answered])
     except Fault as fault:
-        return {}, str(fault)
+        # The library of a simulated host can be loaded, but has no functions.
+        if "Function Not Found" in fault.what and host.stat_path(f"/{SIMULATED_HOST_MARKER}") is not None:
+            return {}, "NVML is not available on a simulated host"
+        return {}, f"{fault.what}. {fault.hint}" if fault.hint else fault.what
     failed = [f"GPU {gpu.index} ({answer.error})" for gpu, answer in zip(gpus, answers, strict=True) if answer.error]
     problem = f"answers, but not for {', '.join(failed)}" if failed else ""
     return {gpu.index: answer for gpu, answer in answered}, problem

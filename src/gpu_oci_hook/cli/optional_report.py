@@ -71,8 +71,29 @@ def print_optional_devices(host: Host, driver_host: Host, config: Config) -> Non
     channels, missing = find_imex_channels(host, majors)
     numbers = [format_ranges(list(channels))] if channels else []
     _print_optional_device("IMEX channels", "NVIDIA_IMEX_CHANNELS=…", numbers, missing[:4])
+
+
+def summarize_optional_devices(host: Host, driver_host: Host) -> tuple[list[str], list[str]]:
+    """Return the optional devices that this host has, with the variables that request them, and those that it lacks."""
+    majors = read_device_majors(host)
+    present, absent = [], []
+    for variable, key, title in FEATURE_SWITCHES:
+        if find_feature(host, driver_host, majors, key).nodes:
+            present.append(f"{title} ({variable}=enabled)")
+        else:
+            absent.append(title)
+    channels, _ = find_imex_channels(host, majors)
+    if channels:
+        present.append(f"IMEX channels {format_ranges(list(channels))} (NVIDIA_IMEX_CHANNELS=…)")
+    else:
+        absent.append("IMEX channels")
+    return present, absent
+
+
+def print_user_files(host: Host, config: Config) -> None:
+    """Print the files of [[inject.extra]], if the configuration names any."""
     rows = [
-        (capability or "always", kind, path, destination, problem or "available")
+        (capability or "every GPU container", kind, path, destination, problem or "available")
         for path, destination, capability, kind, problem in _check_user_files(host, config)
     ]
     if rows:

@@ -99,9 +99,10 @@ def print_warning(text: str) -> None:
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Print aligned columns. Cells are never cut or wrapped, since people copy them."""
+    columns = [column.upper() for column in columns]
     cells = [[make_printable(cell) for cell in row] for row in rows]
     widths = [max(len(cell) for cell in column) for column in zip(columns, *cells, strict=True)]
-    head, *body = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in [list(columns), *cells]]
+    head, *body = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in [columns, *cells]]
     print_line(head, colour="cyan")
     for row in body:
         print_line(row)

@@ -25,7 +25,7 @@ KEY_DESCRIPTIONS = {
     "load-modules": "Whether to run the host's nvidia-modprobe as root when a required kernel module is not loaded, or "
     "when a loaded one has no device node.",
     "platform": "Kind of host: desktop or server with NVIDIA's driver, Linux on Windows (WSL2), or Jetson (tegra). "
-    "`gpu-oci-hook list` shows the evidence that auto uses.",
+    "`gpu-oci-hook list -v` shows the evidence that auto uses.",
     "csv-directory": "Directory of JetPack's CSV lists of device nodes and files, on a Jetson.",
     "csv-ignore": "Symbolic links (sym lines) of the CSV lists that are not created in containers: patterns for a "
     "whole path, or for a name after **/, where * matches anything but a slash.",
