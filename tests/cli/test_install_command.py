@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
 from gpu_oci_hook import VERSION
 from gpu_oci_hook.cli import install_command, launchers
-from gpu_oci_hook.cli.insecure_paths import find_insecure_paths
+from gpu_oci_hook.cli.insecure_paths import find_insecure_paths, find_unreachable_paths
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats import program_names
 from support.command_line import Command
@@ -159,19 +160,58 @@ def test_an_empty_prefix_is_a_sentence(command: Command, tmp_path: Path, monkeyp
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_cannot_be_compiled_is_not_said_to_be(
+def test_what_cannot_be_compiled_is_a_warning_with_the_user_who_can(
     command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(install_command.compileall, "compile_dir", lambda *_, **__: False)
+    owner = Path(install_command.__file__).parents[1].stat().st_uid
+    monkeypatch.setattr(os, "geteuid", lambda: owner + 1)
     answer = command("install", "--prefix", tmp_path)
-    assert answer.status == 0 and "could not be compiled by this user" in answer.out
+    assert answer.status == 0 and "is up to date" not in answer.out
+    (warning,) = [line for line in answer.err.splitlines() if "byte code" in line]
+    assert warning.startswith("warning: the Python byte code of ") and warning.endswith(
+        "is not up to date, and this user cannot write it: every start compiles it again and is slower; "
+        f"run gpu-oci-hook install as user {owner}, who owns it"
+    )
+
+
+def test_compiled_code_that_this_user_cannot_write_is_up_to_date(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    command("install", "--prefix", tmp_path)
+
+    def refuse(path: str, content: bytes, *, mode: int) -> None:
+        raise PermissionError(13, "Permission denied", path)
+
+    monkeypatch.setattr(install_command, "replace_file", refuse)
+    answer = command("install", "--prefix", tmp_path)
+    assert "byte code" not in answer.err and "Python byte code of " in answer.out
+
+
+def test_places_that_keep_other_users_from_running_the_launchers_are_named() -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        home, program = Path(name), Path(name) / "bin/python3"
+        program.parent.mkdir(mode=0o755)
+        program.write_text("")
+        for path, mode, program_mode in ((home, 0o700, 0o755), (program, 0o755, 0o750)):
+            home.chmod(mode)
+            program.chmod(program_mode)
+            (sentence,) = find_unreachable_paths([str(program)])
+            expected = f"{path} has mode {path.stat().st_mode & 0o7777:04o}, so other users cannot run {program}: "
+            assert sentence.startswith(expected)
+        program.chmod(0o755)
+        assert find_unreachable_paths([str(program)]) == []
 
 
 def test_a_prefix_that_cannot_be_written_is_a_sentence(command: Command, tmp_path: Path) -> None:
     (tmp_path / "bin").write_text("")
     answer = command("install", "--prefix", tmp_path)
     assert answer.status == 1
-    assert answer.err.count("\n") == 1 and str(tmp_path / "bin") in answer.err
+    assert answer.err == f"gpu-oci-hook: {tmp_path}/bin: not a directory\n"
+    answer = command("install", "--prefix", tmp_path / "bin")
+    assert (answer.status, answer.err) == (1, f"gpu-oci-hook: --prefix {tmp_path}/bin: not a directory\n")
+    answer = command("install", "--prefix", "/proc/foo")
+    assert (answer.status, answer.err) == (1, "gpu-oci-hook: --prefix /proc/foo: no file can be created there\n")
 
 
 def base(monkeypatch: pytest.MonkeyPatch, path: str) -> None:

@@ -17,6 +17,7 @@ from gpu_oci_hook.shim.code_bundle import (
     INDEX_START,
     OTHER_BUNDLE_PATH,
     PACKAGE,
+    BundleFinder,
     hash_data,
 )
 
@@ -55,6 +56,12 @@ def build_code_bundles() -> dict[str, bytes]:
     entries = {f"gpu_oci_hook.{name}": modules.pop(name) for name in BUNDLED_MODULES}
     first = marshal.dumps((BUNDLE_STAMP, entries))
     return {BUNDLE_PATH: hash_data(first) + first, OTHER_BUNDLE_PATH: _build_other_bundle(modules)}
+
+
+def are_code_bundles_current() -> bool:
+    """Tell whether the bundle files have every module as its source is now."""
+    finder = BundleFinder()
+    return all(finder.find_spec(f"gpu_oci_hook.{name}") is not None for name in _list_modules(""))
 
 
 def _build_other_bundle(modules: dict[str, ModuleEntry]) -> bytes:

@@ -1,4 +1,4 @@
-"""Find paths where users other than root could change what root runs.
+"""Find paths where users other than root could change what root runs, and paths that other users cannot use.
 
 Import budget: cold.
 """
@@ -6,6 +6,7 @@ Import budget: cold.
 from __future__ import annotations
 
 import os
+import stat
 from pathlib import Path
 
 from gpu_oci_hook.files.trust import describe_foreign_access
@@ -28,6 +29,30 @@ def find_insecure_paths(paths: list[str]) -> list[str]:
     ]
     more = len(sentences) - _MAX_SENTENCES
     return sentences[:_MAX_SENTENCES] + ([f"and {more} more such paths"] if more > 0 else [])
+
+
+def find_unreachable_paths(paths: list[str]) -> list[str]:
+    """Return one sentence per directory or file that keeps other users from running what is at or below the paths.
+
+    Rootless engines start the launchers as their own users.
+    """
+    problems: dict[Path, str] = {}
+    for name in paths:
+        path = Path(name)
+        for checked in (*reversed(path.parents), path):
+            try:
+                mode = checked.stat().st_mode
+            except OSError:
+                break
+            needed = 0o001 if checked in path.parents else 0o005
+            if mode & needed != needed:
+                problems.setdefault(checked, f"has mode {stat.S_IMODE(mode):04o}, so other users cannot run {path}")
+                break
+    return [
+        f"{path} {problem}: containers of rootless engines of other users will not start. Install Python packages and "
+        "interpreter where every user can read them"
+        for path, problem in problems.items()
+    ][:1]
 
 
 def _list_package_files(path: Path) -> list[Path]:

@@ -13,9 +13,9 @@ from pathlib import Path
 import click
 
 import gpu_oci_hook
-from gpu_oci_hook.cli.code_bundle_builder import build_code_bundles
+from gpu_oci_hook.cli.code_bundle_builder import are_code_bundles_current, build_code_bundles
 from gpu_oci_hook.cli.common_options import quiet_option
-from gpu_oci_hook.cli.insecure_paths import find_insecure_paths
+from gpu_oci_hook.cli.insecure_paths import find_insecure_paths, find_unreachable_paths
 from gpu_oci_hook.cli.launchers import (
     ALIASES,
     LAUNCHER_NAMES,
@@ -35,7 +35,12 @@ from gpu_oci_hook.formats.program_names import is_launcher
 @click.option(
     "--prefix", metavar="DIR", default="/usr/local", show_default=True, help="Install the launchers into DIR/bin."
 )
-@click.option("--aliases", is_flag=True, help="Also link the names of NVIDIA's programs that engines look for.")
+@click.option(
+    "--aliases",
+    is_flag=True,
+    help="Also link the aliases nvidia-container-runtime, nvidia-container-runtime-hook and nvidia-cdi-hook, which "
+    "engines look for.",
+)
 @click.option("--force", is_flag=True, help="Replace existing files that gpu-oci-hook did not write.")
 @quiet_option
 def install(prefix: str, *, aliases: bool, force: bool) -> None:
@@ -47,6 +52,9 @@ def install(prefix: str, *, aliases: bool, force: bool) -> None:
     if not prefix:
         raise Fault("--prefix is empty", hint="Name a directory, or leave the option out")
     directory = Path(prefix).absolute() / "bin"
+    for path in (Path(prefix), directory):
+        if path.exists() and not path.is_dir():
+            raise Fault("not a directory", where=f"--prefix {path}" if path == Path(prefix) else str(path))
     python = find_interpreter()
     package = Path(gpu_oci_hook.__file__).resolve().parent
     paths = find_import_paths(package)
@@ -64,12 +72,14 @@ def install(prefix: str, *, aliases: bool, force: bool) -> None:
             _print_result(directory / name, write_alias_link(directory / name, target), f" -> {target}")
     except OSError as error:
         reason = describe_os_error(error, writing=True)
-        raise Fault(f"cannot be written: {reason}", where=str(error.filename or directory)) from error
+        raise Fault(reason, where=f"--prefix {prefix}") from error
     _compile_package(package)
     print_progress(f"interpreter {python}, Python packages from {', '.join(paths)}")
     print_progress(
         f"next: configure {directory / LAUNCHER_NAMES[0]} as a runtime of your container engine (docs/engines.md)"
     )
+    for sentence in find_unreachable_paths([python, str(package), *paths]):
+        print_warning(sentence)
     if os.geteuid() == 0:
         for sentence in find_insecure_paths([python, str(package), *paths, str(directory)]):
             print_warning(sentence)
@@ -77,10 +87,15 @@ def install(prefix: str, *, aliases: bool, force: bool) -> None:
 
 def _compile_package(package: Path) -> None:
     """Compile our package and write its code bundles, and print the result."""
-    if compileall.compile_dir(package, quiet=2) and _write_code_bundles():
+    if compileall.compile_dir(package, quiet=2) and (_write_code_bundles() or are_code_bundles_current()):
         print_progress(f"Python byte code of {package} is up to date")
-    else:
-        print_progress(f"{package} could not be compiled by this user: every start compiles it again and is slower")
+        return
+    owner = package.stat().st_uid
+    hint = f"run gpu-oci-hook install as user {owner}, who owns it" if owner != os.geteuid() else "make it writable"
+    print_warning(
+        f"the Python byte code of {package} is not up to date, and this user cannot write it: "
+        f"every start compiles it again and is slower; {hint}"
+    )
 
 
 def _write_code_bundles() -> bool:
