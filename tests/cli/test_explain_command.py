@@ -64,7 +64,7 @@ def test_explain_gives_every_edit_and_every_withheld_thing_a_reason(
 
 def test_explain_as_text_says_the_same(command: Command, host: Path, bundle: DebianBundle) -> None:
     bundle.request("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=utility")
-    answer = command("explain", "-b", bundle.path, "--root", host)
+    answer = command("explain", "-v", "-b", bundle.path, "--root", host)
     assert answer.status == 0 and answer.err == ""
     assert "request       NVIDIA_VISIBLE_DEVICES=all (process.env[1])\n" in answer.out
     assert "the container gets the driver and 2 of 2 GPUs\n" in answer.out

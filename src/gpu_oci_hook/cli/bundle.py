@@ -29,9 +29,18 @@ class Bundle:
     Arguments:
         path: the bundle, or the config.json in it.
 
+    Attributes:
+        title: the container that it belongs to, for people; "" if only the bundle is known.
+        is_running: the container runs.
+        is_assumed: there is no bundle: the container does not exist.
+
     Raises:
         Fault: config.json is missing or is not a JSON object.
     """
+
+    title = ""
+    is_running = False
+    is_assumed = False
 
     def __init__(self, path: str) -> None:
         self.directory = path

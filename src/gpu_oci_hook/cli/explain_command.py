@@ -1,4 +1,4 @@
-"""`gpu-oci-hook explain`: show the shim's plan for a bundle and change nothing.
+"""`gpu-oci-hook explain`: show the shim's plan for a container and change nothing.
 
 Import budget: cold.
 """
@@ -6,16 +6,25 @@ Import budget: cold.
 from __future__ import annotations
 
 import copy
+import os
 import sys
 
 import click
 
-from gpu_oci_hook.cli.bundle import Bundle, bundle_option
 from gpu_oci_hook.cli.command_config import ReadOnlyCache, load_command_config
-from gpu_oci_hook.cli.common_options import config_option, format_option, host_root_options, quiet_option
+from gpu_oci_hook.cli.common_options import (
+    config_option,
+    format_option,
+    host_root_options,
+    quiet_option,
+    verbose_option,
+)
 from gpu_oci_hook.cli.explain_data import build_explanation, build_refusal
 from gpu_oci_hook.cli.explain_diff import print_diff
 from gpu_oci_hook.cli.explain_facts import collect_warnings
+from gpu_oci_hook.cli.explain_obstacles import find_start_obstacles
+from gpu_oci_hook.cli.explain_presence import compare_with_spec
+from gpu_oci_hook.cli.explain_target import TargetOptions, target_options
 from gpu_oci_hook.cli.explain_text import print_explanation
 from gpu_oci_hook.cli.printing import DATA_FORMS, print_data
 from gpu_oci_hook.container.spec_edits import apply_to_spec
@@ -24,33 +33,52 @@ from gpu_oci_hook.inject.pipeline import prepare_injection
 
 
 @click.command()
-@bundle_option
+@target_options
 @format_option("diff")
+@verbose_option("Name each withheld driver file instead of counting them.")
 @quiet_option
 @config_option
 @host_root_options
-def explain(bundle: str, form: str, config_path: str, root: str, driver_root: str) -> None:
+@click.pass_context
+def explain(
+    context: click.Context,
+    target: TargetOptions,
+    form: str,
+    verbose: bool,
+    config_path: str,
+    root: str,
+    driver_root: str,
+) -> None:
     """Show what a container would get, what is withheld, and the reason for each.
+
+    CONTAINER is docker:NAME, podman:NAME or containerd:NAMESPACE/ID of a running container, or the directory of a
+    bundle; the default is the bundle in the current directory.
 
     Changes nothing. Exit status 1 if the container would not start.
     """
-    target = Bundle(bundle)
+    # Joining a container's mount namespace changes the current directory.
+    config_path, root = (path and os.path.abspath(path) for path in (config_path, root))
+    bundle = target.open_target(context)
     settings = load_command_config(config_path, root, driver_root)
     settings.load_modules = False  # explaining a bundle must not change the host
     try:
-        outcome = prepare_injection(target.spec, settings, target.directory, ReadOnlyCache())
+        outcome = prepare_injection(bundle.spec, settings, bundle.directory, ReadOnlyCache())
     except Fault as fault:
         if form not in DATA_FORMS:
             raise
-        print_data(form, "explain", build_refusal(target, settings, fault))
+        print_data(form, "explain", build_refusal(bundle, settings, fault))
         sys.exit(1)
-    planned_spec = copy.deepcopy(target.spec)
+    planned_spec = copy.deepcopy(bundle.spec)
     apply_to_spec(planned_spec, outcome.plan.edits)
     if form == "diff":
-        print_diff(target, planned_spec, outcome)
+        print_diff(bundle, planned_spec, outcome)
         return
-    warnings = collect_warnings(target, outcome)
+    presence = compare_with_spec(bundle, planned_spec, outcome, settings)
+    obstacles = find_start_obstacles(bundle, presence, settings)
+    warnings = [*obstacles, *collect_warnings(bundle, outcome)]
     if form in DATA_FORMS:
-        print_data(form, "explain", build_explanation(target, outcome, settings, warnings))
+        print_data(form, "explain", build_explanation(bundle, outcome, settings, presence, warnings))
     else:
-        print_explanation(target, outcome, settings, warnings, changed=planned_spec != target.spec)
+        print_explanation(bundle, outcome, settings, presence, warnings, verbose=verbose)
+    if obstacles and not bundle.is_running:
+        sys.exit(1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from gpu_oci_hook.cli.bundle import Bundle
 from gpu_oci_hook.cli.explain_facts import MIG_NOT_REQUESTED, detect_host_platform, list_mig_devices, list_withheld
+from gpu_oci_hook.cli.explain_presence import Presence
 from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.model.mig import MigDevice
@@ -15,10 +16,12 @@ from gpu_oci_hook.model.request import Request
 from gpu_oci_hook.request.read import read_request
 
 
-def build_explanation(bundle: Bundle, outcome: Outcome, settings: Config, warnings: list[str]) -> dict[str, object]:
-    """Build the explanation of a container that starts."""
+def build_explanation(
+    bundle: Bundle, outcome: Outcome, settings: Config, presence: Presence, warnings: list[str]
+) -> dict[str, object]:
+    """Build the explanation of a container whose plan could be made."""
     return {
-        "bundle": bundle.absolute_directory,
+        **_describe_bundle(bundle),
         "config": settings.path or None,
         "state": outcome.plan.state,
         "reason": outcome.request.origin,
@@ -34,6 +37,22 @@ def build_explanation(bundle: Bundle, outcome: Outcome, settings: Config, warnin
         "withheld": [
             {"kind": kind, "name": name, "reason": reason} for kind, name, reason in list_withheld(outcome, settings)
         ],
+        "found": {
+            "complete": presence.is_complete,
+            "edits_present": presence.present,
+            "edits_total": presence.total,
+            "injectors": presence.evidence.injectors,
+            "pending_hooks": presence.evidence.pending,
+            "nodes": [{"path": path, "device": device} for path, device in presence.evidence.nodes],
+            "mounts": [
+                {"source": source, "destination": destination} for source, destination in presence.evidence.mounts
+            ],
+            "cdi": [{"name": name, "file": file} for name, file in presence.cdi_devices],
+            "missing_sources": [
+                {"mount": index, "source": source, "destination": destination}
+                for index, source, destination in presence.missing_sources
+            ],
+        },
         "warnings": warnings,
     }
 
@@ -48,7 +67,7 @@ def build_refusal(bundle: Bundle, settings: Config, fault: Fault) -> dict[str, o
     except Fault:
         request = None
     return {
-        "bundle": bundle.absolute_directory,
+        **_describe_bundle(bundle),
         "config": settings.path or None,
         "state": "refused",
         "reason": str(fault),
@@ -59,7 +78,16 @@ def build_refusal(bundle: Bundle, settings: Config, fault: Fault) -> dict[str, o
         "cdi": [],
         "edits": [],
         "withheld": [],
+        "found": None,
         "warnings": request.warnings if request else [],
+    }
+
+
+def _describe_bundle(bundle: Bundle) -> dict[str, object]:
+    return {
+        "bundle": None if bundle.is_assumed else bundle.absolute_directory,
+        "container": bundle.title or None,
+        "running": bundle.is_running,
     }
 
 

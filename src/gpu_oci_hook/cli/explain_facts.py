@@ -50,6 +50,20 @@ def list_mig_devices(outcome: Outcome, settings: Config) -> list[tuple[MigDevice
     ]
 
 
+def number_gpus_inside(outcome: Outcome) -> dict[int, int]:
+    """Return the index that each GPU has inside the container, by its index on the host.
+
+    NVML and CUDA number what the container can open, by PCI address; see CUDA_DEVICE_ORDER for CUDA's own order. A GPU
+    without a PCI address has no such index, nor have the parents of MIG devices, which are numbered instead.
+    """
+    if outcome.mig_parents:
+        return {}
+    chosen = {gpu.index for gpu, _ in outcome.chosen_gpus}
+    withheld = " ".join(item.name for item in outcome.plan.withheld)
+    visible = [gpu for gpu in outcome.gpus if gpu.index in chosen or f"(GPU {gpu.index}," not in withheld]
+    return {gpu.index: number for number, gpu in enumerate(visible) if gpu.pci}
+
+
 def list_withheld(outcome: Outcome, settings: Config) -> list[tuple[str, str, str]]:
     """List (kind, name, reason) of everything that is not injected, the request's own entries first."""
     withheld = [("request", name, reason) for name, reason in outcome.request.withheld]

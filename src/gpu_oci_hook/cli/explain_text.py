@@ -5,13 +5,18 @@ Import budget: cold.
 
 from __future__ import annotations
 
+from collections import Counter
+
 from gpu_oci_hook.cli.bundle import Bundle
-from gpu_oci_hook.cli.explain_facts import detect_host_platform, list_withheld
+from gpu_oci_hook.cli.explain_facts import detect_host_platform, list_withheld, number_gpus_inside
+from gpu_oci_hook.cli.explain_presence import Presence
 from gpu_oci_hook.cli.plan_sections import DEFAULT_MOUNT_OPTIONS, LinesByReason, build_plan_sections
 from gpu_oci_hook.cli.printing import print_gpus, print_heading, print_line, print_table
 from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.container.rootfs_edits import GENERATED_DIR
+from gpu_oci_hook.host.platforms.detect import describe_platform_name
 from gpu_oci_hook.model.outcome import Outcome
+from gpu_oci_hook.model.plan_input import MISSING_CAPABILITY
 from gpu_oci_hook.model.request import Request
 from gpu_oci_hook.request.require_expressions import parse_requirement
 from gpu_oci_hook.request.selectors import format_ranges
@@ -21,40 +26,107 @@ _STATE_TEXTS = {
     "inject": "gets the driver",
     "cdi": "gets the devices that CDI files define",
     "nothing": "gets nothing and starts as with the plain runtime",
-    "done": "has every edit already; nothing is added",
+    "done": "gets nothing more: it has what an engine has injected",
+}
+# The names, for one and for several, of the kinds of withheld items that are counted and not named.
+_KIND_NAMES = {
+    "library": ("library", "libraries"),
+    "binary": ("program", "programs"),
+    "firmware": ("firmware file", "firmware files"),
+    "config": ("configuration file", "configuration files"),
+    "tree": ("directory", "directories"),
+    "link": ("link", "links"),
 }
 
 
 def print_explanation(
-    bundle: Bundle, outcome: Outcome, settings: Config, warnings: list[str], *, changed: bool
+    bundle: Bundle, outcome: Outcome, settings: Config, presence: Presence, warnings: list[str], *, verbose: bool
 ) -> None:
     """Print the request, warnings, devices, edits and withheld items of a plan.
 
     Arguments:
-        changed: whether the plan changes config.json.
+        verbose: name each withheld driver file instead of counting them.
     """
     _print_request(bundle, outcome, settings)
-    print_line(f"the container {_summarize_outcome(outcome)}")
+    print_line(f"the container {_summarize_outcome(outcome, presence)}")
+    for line in _describe_presence(bundle, outcome, presence):
+        print_line(line)
     if warnings:
         print_heading("warnings")
         for warning in warnings:
             print_line(f"- {warning}", colour="yellow")
     _print_devices(outcome)
     if outcome.plan.edits:
-        _print_edits(outcome, settings, changed=changed)
+        _print_edits(outcome, settings, changed=not presence.is_complete)
+    _print_found(presence)
+    _print_withheld(outcome, settings, verbose=verbose)
+
+
+def _describe_presence(bundle: Bundle, outcome: Outcome, presence: Presence) -> list[str]:
+    """Return whether config.json has the plan's edits, and who has injected, in at most two lines."""
+    if bundle.is_assumed or presence.is_complete or outcome.plan.state != "inject":
+        return []
+    if presence.present == 0:
+        not_started = "it was not started by gpu-oci-runtime"
+        return [f"config.json has none of this: {'' if bundle.is_running else 'if it runs already, '}{not_started}"]
+    if presence.is_by_runtime:
+        cause = "gpu-oci-runtime made it for another driver, request or configuration"
+    else:
+        cause = "they are not from gpu-oci-runtime"
+    return [f"config.json has {presence.present} of these {presence.total} nodes, mounts and hooks: {cause}"]
+
+
+def _print_found(presence: Presence) -> None:
+    """Print what config.json has of GPUs beyond the plan, and who has put it there."""
+    evidence = presence.evidence
+    if not (evidence.nodes or evidence.mounts or evidence.pending):
+        return
+    print_heading("already in config.json")
+    for injector in evidence.injectors:
+        print_line(f"  by {injector}", colour="cyan")
+    for name, file in presence.cdi_devices:
+        print_line(f"  has every edit of the CDI device {name} ({file})")
+    for path, device in evidence.nodes:
+        print_line(f"    device    {path:<22} {device}")
+    for directory, count in Counter(source.rpartition("/")[0] or "/" for source, _ in evidence.mounts).items():
+        print_line(f"    mounts    {count} from {directory}")
+    for hook in evidence.pending:
+        print_line(f"    hook      injects when the container starts: {hook}")
+
+
+def _print_withheld(outcome: Outcome, settings: Config, *, verbose: bool) -> None:
     withheld: LinesByReason = {}
+    counts: dict[str, Counter[str]] = {}
     for kind, name, reason in list_withheld(outcome, settings):
-        withheld.setdefault(reason, []).append(f"{kind:<9} {name}")
-    if withheld:
-        print_heading("withheld")
-        _print_lines_by_reason(withheld, "  ")
+        if not verbose and kind in _KIND_NAMES and reason.startswith(MISSING_CAPABILITY):
+            counts.setdefault(reason, Counter())[kind] += 1
+        else:
+            withheld.setdefault(reason, []).append(f"{kind:<9} {name}")
+    if not withheld and not counts:
+        return
+    is_counted = bool(counts)
+    print_heading("withheld")
+    for reason in withheld.keys() & counts.keys():
+        withheld[reason].append(_format_counts(counts.pop(reason)))
+    _print_lines_by_reason(withheld, "  ")
+    for reason, kinds in counts.items():
+        print_line(f"  {reason}: {_format_counts(kinds)}")
+    if is_counted:
+        print_line("  (-v names the files)")
+
+
+def _format_counts(kinds: Counter[str]) -> str:
+    return ", ".join(f"{count} {_KIND_NAMES[kind][count != 1]}" for kind, count in kinds.items())
 
 
 def _print_request(bundle: Bundle, outcome: Outcome, settings: Config) -> None:
     request = outcome.request
     kind, evidence = detect_host_platform(settings)
-    print_line(f"bundle        {bundle.absolute_directory}")
-    print_line(f"platform      {kind}: {'; '.join(evidence)}")
+    if bundle.title:
+        print_line(f"container     {bundle.title}")
+    if not bundle.is_assumed:
+        print_line(f"bundle        {bundle.absolute_directory}")
+    print_line(f"platform      {describe_platform_name(kind)}: {'; '.join(evidence)}")
     print_line(f"request       {request.origin}")
     if request.needs_driver:
         origin = f" ({request.capabilities_origin})" if request.capabilities_origin else ""
@@ -76,8 +148,10 @@ def _describe_requirement_check(request: Request, name: str, expression: str) ->
     return "met, except for unknown properties" if unknown_properties else "met"
 
 
-def _summarize_outcome(outcome: Outcome) -> str:
+def _summarize_outcome(outcome: Outcome, presence: Presence) -> str:
     state: str = outcome.plan.state
+    if state in ("nothing", "done") and presence.evidence.injectors:
+        return "gets nothing from gpu-oci-runtime; config.json has what was injected before (below)"
     if state == "inject" and not outcome.request.needs_driver:
         state = "cdi"
     if state != "inject":
@@ -96,7 +170,9 @@ def _summarize_outcome(outcome: Outcome) -> str:
 def _print_devices(outcome: Outcome) -> None:
     if outcome.chosen_gpus:
         print_heading("GPUs")
-        print_gpus([gpu for gpu, _ in outcome.chosen_gpus])
+        numbers = number_gpus_inside(outcome)
+        notes = {index: [f"GPU {number} in the container"] for index, number in numbers.items()}
+        print_gpus([gpu for gpu, _ in outcome.chosen_gpus], notes)
     if outcome.chosen_mig_devices:
         print_heading("MIG devices")
         print_table(

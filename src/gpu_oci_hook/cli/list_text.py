@@ -14,6 +14,7 @@ from gpu_oci_hook.cli.printing import print_gpus, print_heading, print_line, pri
 from gpu_oci_hook.formats.architectures import ARCHITECTURES_32BIT
 from gpu_oci_hook.host.driver.other_roots import find_other_driver_root, suggest_driver_root
 from gpu_oci_hook.host.optional.graphics import list_drm_devices
+from gpu_oci_hook.host.platforms.detect import describe_platform_name
 from gpu_oci_hook.inject.no_gpu import NO_GPU_HINT, describe_config_source
 from gpu_oci_hook.model.machine import DriverFile
 
@@ -98,7 +99,7 @@ def _print_mig_devices(listing: MachineListing) -> None:
 
 def _print_summary(listing: MachineListing, sections: ListSections) -> None:
     """Print a line for each property of the host. What a line only counts has an option that shows it."""
-    print_line(f"platform       {listing.platform}")
+    print_line(f"platform       {describe_platform_name(listing.platform)}")
     if sections.details:
         for sentence in listing.evidence:
             print_line(f"               {sentence}")

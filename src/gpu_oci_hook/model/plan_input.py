@@ -153,6 +153,10 @@ def explain_absent_file(capability: str) -> str:
     return f"{NOT_ON_HOST}; capability {capability} needs it"
 
 
+MISSING_CAPABILITY = "needs capability"
+"""How the reason for withholding begins when no requested capability uses an item."""
+
+
 def explain_missing_capability(capability: str) -> str:
     """Return the reason for withholding items that serve a capability which the container does not request."""
-    return f"needs capability {capability}"
+    return f"{MISSING_CAPABILITY} {capability}"

@@ -29,6 +29,11 @@ SOC_FAMILY_FILE = "/sys/devices/soc0/family"
 _NVGPU_NODES = ("/dev/nvhost-gpu", "/dev/nvhost-ctrl-gpu", "/dev/nvgpu")
 
 
+def describe_platform_name(name: str) -> str:
+    """Return a platform's name for people: "desktop" is the configuration's word for servers too."""
+    return "desktop or server" if name == "desktop" else name
+
+
 def detect_platform(host: Host, proc_gpus: list[Gpu], configured: str = "auto") -> tuple[str, tuple[str, ...]]:
     """Return the platform's name and the evidence as short sentences, for markers that are missing too.
 

@@ -1,0 +1,1 @@
+"""Containers that run already: find them and their bundles."""

@@ -1,0 +1,78 @@
+"""Join the mount namespace in which an engine set up a container, so that the paths of its bundle count.
+
+Rootless engines, and daemons with a private mount namespace, mount the container's root file system where no other
+process sees it.
+
+Import budget: cold.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+
+from gpu_oci_hook.errors import Fault, describe_os_error
+from gpu_oci_hook.live.monitors import read_namespace_id, read_process_file
+
+# sched.h
+_CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
+_RUN_DIRECTORY = "XDG_RUNTIME_DIR"
+
+
+def join_mount_namespace(pid: int) -> None:
+    """Join the mount namespace of a container's monitor, if it is another one.
+
+    If the monitor is in another user namespace, that is joined as well and this process becomes its root: the mounts
+    are a user's, and nothing there may act with more than that user's rights. The decisions are then those of the
+    runtime, which runs there too.
+
+    Raises:
+        Fault: the kernel refuses.
+    """
+    mount_namespace, user_namespace = read_namespace_id(pid, "mnt"), read_namespace_id(pid, "user")
+    if not mount_namespace or mount_namespace == read_namespace_id(os.getpid(), "mnt"):
+        return
+    joins_user_namespace = user_namespace != read_namespace_id(os.getpid(), "user")
+    _take_run_directory(pid)
+    try:
+        fds = [
+            (os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC), flag)
+            for kind, flag, wanted in (("user", _CLONE_NEWUSER, joins_user_namespace), ("mnt", _CLONE_NEWNS, True))
+            if wanted
+        ]
+        for fd, flag in fds:
+            _set_namespace(fd, flag)
+            if flag == _CLONE_NEWUSER:
+                _become_root()
+            os.close(fd)
+        os.chdir("/")
+    except OSError as error:
+        raise Fault(
+            f"the mount namespace of the container's monitor cannot be joined: {describe_os_error(error)}",
+            where=f"process {pid}",
+            hint="Run explain as root, or as the user whose container it is",
+        ) from error
+
+
+def _set_namespace(fd: int, flag: int) -> None:
+    libc = ctypes.CDLL(None, use_errno=True)  # os.setns comes with Python 3.12
+    if libc.setns(fd, flag) != 0:
+        raise OSError(ctypes.get_errno(), "setns")
+
+
+def _become_root() -> None:
+    """Become root of the user namespace just joined, without the groups of before."""
+    try:
+        os.setgroups([])
+    except OSError:
+        pass  # the namespace does not permit it, and then its groups are the user's own
+    os.setresgid(0, 0, 0)
+    os.setresuid(0, 0, 0)
+
+
+def _take_run_directory(pid: int) -> None:
+    """Take over the monitor's run directory, in which the runtime keeps its state."""
+    prefix = f"{_RUN_DIRECTORY}=".encode()
+    for entry in read_process_file(pid, "environ").split(b"\0"):
+        if entry.startswith(prefix):
+            os.environ[_RUN_DIRECTORY] = os.fsdecode(entry.removeprefix(prefix))

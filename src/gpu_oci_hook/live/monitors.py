@@ -1,0 +1,112 @@
+"""Find the processes that watch containers, containerd's shims and conmon, and what their command lines say.
+
+containerd starts a shim in the bundle of its first container, beside which the bundles of its pod lie. conmon names the
+bundle on its command line, for podman and CRI-O (facts: container-monitors). No daemon is asked.
+
+Import budget: cold.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple
+
+from gpu_oci_hook.files.read_regular import UnusableFileError, read_regular_file
+
+PROC = "/proc"
+SHIM_PREFIX = "containerd-shim"
+CONMON = "conmon"
+DOCKER_NAMESPACE = "moby"  # of containerd
+_COMMAND_LINE_LIMIT = 1 << 20
+_MAX_ANCESTORS = 64
+
+
+class Monitor(NamedTuple):
+    """A process that watches a container.
+
+    Attributes:
+        pid: its own.
+        uid: the user that it runs as.
+        namespace: containerd's namespace; "" for conmon.
+        container_id: the container's id; with a shim for a whole pod, its first container's.
+        name: the container's name; "" if the monitor does not know it.
+        bundle: the container's bundle.
+    """
+
+    pid: int
+    uid: int
+    namespace: str
+    container_id: str
+    name: str
+    bundle: str
+
+
+def list_monitors() -> list[Monitor]:
+    """List the monitors of this machine that this user may look at."""
+    pids = sorted(int(name) for name in os.listdir(PROC) if name.isdigit())
+    monitors = (read_monitor(pid) for pid in pids)
+    return [monitor for monitor in monitors if monitor is not None]
+
+
+def read_monitor(pid: int) -> Monitor | None:
+    """Return what a process watches; None for a process that is not a monitor."""
+    arguments = _read_command_line(pid)
+    program = arguments[0].rpartition("/")[2] if arguments else ""
+    try:
+        if program.startswith(SHIM_PREFIX):
+            namespace, container_id = _find_value(arguments, "-namespace"), _find_value(arguments, "-id")
+            bundle = os.readlink(f"{PROC}/{pid}/cwd")
+            if not namespace or not container_id:
+                return None
+            return Monitor(pid, os.stat(f"{PROC}/{pid}").st_uid, namespace, container_id, "", bundle)
+        if program == CONMON:
+            container_id, bundle = _find_value(arguments, "-c", "--cid"), _find_value(arguments, "-b", "--bundle")
+            if not container_id or not bundle.startswith("/") or "--exec" in arguments or "-e" in arguments:
+                return None
+            name = _find_value(arguments, "-n", "--name")
+            return Monitor(pid, os.stat(f"{PROC}/{pid}").st_uid, "", container_id, name, bundle)
+    except OSError:
+        pass  # it has ended, or is another user's
+    return None
+
+
+def list_ancestors(pid: int) -> list[int]:
+    """Return a process and its ancestors, nearest first."""
+    pids: list[int] = []
+    while pid > 0 and len(pids) < _MAX_ANCESTORS:
+        pids.append(pid)
+        status = read_process_file(pid, "stat")
+        fields = status.rpartition(b")")[2].split()  # the program's name can contain spaces and parentheses
+        pid = int(fields[1]) if len(fields) > 1 and fields[1].isdigit() else 0
+    return pids
+
+
+def read_process_file(pid: int, name: str) -> bytes:
+    """Return a file of a process; b"" if the process has ended or is another user's."""
+    try:
+        return read_regular_file(f"{PROC}/{pid}/{name}", _COMMAND_LINE_LIMIT)
+    except (OSError, UnusableFileError):
+        return b""
+
+
+def read_namespace_id(pid: int, kind: str) -> str:
+    """Return the identity of a process's namespace, such as "mnt:[4026531832]"; "" if it cannot be read."""
+    try:
+        return os.readlink(f"{PROC}/{pid}/ns/{kind}")
+    except OSError:
+        return ""
+
+
+def _read_command_line(pid: int) -> list[str]:
+    return [os.fsdecode(argument) for argument in read_process_file(pid, "cmdline").split(b"\0")[:-1]]
+
+
+def _find_value(arguments: list[str], *flags: str) -> str:
+    """Return the value after a flag, or attached to it by "="; "" without one."""
+    for position, argument in enumerate(arguments):
+        flag, equals, value = argument.partition("=")
+        if flag in flags:
+            if equals:
+                return value
+            return arguments[position + 1] if position + 1 < len(arguments) else ""
+    return ""

@@ -1,0 +1,285 @@
+"""`explain` is true for every kind of bundle: whoever has started it, and whatever is in it already."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gpu_oci_hook.simulate import host_tree
+from support.bundles import Spec
+from support.cdi_edits import add_devices, add_nvidia_edits, add_our_edits
+from support.command_line import Command, CommandResult, DebianBundle, read_json
+from support.fixtures import SharedHost
+
+NODES = {"/dev/nvidia1": (195, 1), "/dev/nvidiactl": (195, 255)}
+NOT_STARTED = "config.json has none of this: if it runs already, it was not started by gpu-oci-runtime"
+INJECTED_BEFORE = "the container gets nothing from gpu-oci-runtime; config.json has what was injected before (below)"
+
+
+@pytest.fixture(scope="module")
+def host(shared_host: SharedHost) -> Path:
+    return shared_host(gpus=2, driver="550.163.01")
+
+
+@pytest.fixture(autouse=True)
+def own_state(isolated_state: Path) -> None:
+    """State and configuration are the test's own."""
+
+
+@pytest.fixture
+def bundle(tmp_path: Path) -> DebianBundle:
+    return DebianBundle(tmp_path / "bundle")
+
+
+def change(bundle: DebianBundle, edit: Any) -> None:
+    path = bundle.path / "config.json"
+    spec = json.loads(path.read_text())
+    edit(spec)
+    path.write_text(json.dumps(spec))
+
+
+def explain(command: Command, bundle: DebianBundle, host: Path, *words: str) -> CommandResult:
+    return command("explain", "-b", bundle.path, "--root", host, *words)
+
+
+def test_a_bundle_that_was_not_started_by_the_runtime_has_nothing_of_the_plan(
+    command: Command, host: Path, bundle: DebianBundle
+) -> None:
+    bundle.request("NVIDIA_VISIBLE_DEVICES=0")
+    lines = explain(command, bundle, host).out.split("\n")
+    assert NOT_STARTED in lines and "injected" in lines
+    found = read_json(explain(command, bundle, host, "-o", "json"), "explain")["found"]
+    assert not found["complete"] and found["edits_present"] == 0 < found["edits_total"]
+
+
+def test_a_bundle_that_the_runtime_has_filled_has_all_of_it(command: Command, host: Path, bundle: DebianBundle) -> None:
+    bundle.request("NVIDIA_VISIBLE_DEVICES=0")
+    command("apply", "-b", bundle.path, "--root", host)
+    answer = explain(command, bundle, host)
+    assert answer.status == 0 and "config.json has" not in answer.out
+    assert "\ninjected (already in config.json)\n" in answer.out and "\nalready in config.json\n" not in answer.out
+    found = read_json(explain(command, bundle, host, "-o", "json"), "explain")["found"]
+    assert found["complete"] and found["edits_present"] == found["edits_total"] and not found["mounts"]
+
+
+def test_a_bundle_kept_from_an_earlier_driver_is_told_from_one_that_was_never_filled(
+    command: Command, host: Path, bundle: DebianBundle, tmp_path: Path
+) -> None:
+    host_tree.build_host(tmp_path / "old", gpus=2, driver="535.183.06")
+    bundle.request("NVIDIA_VISIBLE_DEVICES=0")
+    command("apply", "-b", bundle.path, "--root", tmp_path / "old")
+    out = explain(command, bundle, host).out
+    assert ": gpu-oci-runtime made it for another driver, request or configuration\n" in out
+    assert "\n  removed\n" in out
+    shutil.rmtree(tmp_path / "old/usr/lib/x86_64-linux-gnu")
+    assert "not exist on this host" not in explain(command, bundle, host).out, "the plan removes these mounts"
+
+
+@pytest.mark.parametrize("kind", ["ours", "nvidia"])
+@pytest.mark.parametrize("again", ["void", "0"])
+def test_a_bundle_that_an_engine_has_filled_from_a_cdi_file_says_who_injected_what(
+    command: Command, host: Path, bundle: DebianBundle, kind: str, again: str
+) -> None:
+    bundle.request()
+
+    def fill(spec: Spec) -> None:
+        add_devices(spec, NODES)
+        if kind == "ours":
+            add_our_edits(spec, host, "/usr/local/bin/gpu-oci-hook")
+        else:
+            add_nvidia_edits(spec, host, "/usr/bin/nvidia-cdi-hook")
+        spec["process"]["env"].append(f"NVIDIA_VISIBLE_DEVICES={again}")
+
+    change(bundle, fill)
+    answer = explain(command, bundle, host)
+    assert answer.status == 0 and INJECTED_BEFORE in answer.out
+    section = answer.out.partition("\nalready in config.json\n")[2]
+    whose = "gpu-oci-hook" if kind == "ours" else "NVIDIA's toolkit"
+    program = "/usr/local/bin/gpu-oci-hook" if kind == "ours" else "/usr/bin/nvidia-cdi-hook"
+    assert f"  by an engine, from a CDI file of {whose}: hooks.createContainer[0] is {program}\n" in section
+    assert "    device    /dev/nvidia1           c 195:1\n" in section
+    assert f"    mounts    4 from {host}/usr/lib/x86_64-linux-gnu\n" in section
+    found = read_json(explain(command, bundle, host, "-o", "json"), "explain")["found"]
+    assert len(found["mounts"]) == 5 and len(found["nodes"]) == 2
+
+
+def test_a_cdi_device_whose_edits_are_all_there_is_named(
+    command: Command, host: Path, bundle: DebianBundle, tmp_path: Path
+) -> None:
+    file = tmp_path / "cdi/site.json"
+    file.parent.mkdir()
+    file.write_text(
+        json.dumps(
+            {
+                "cdiVersion": "0.5.0",
+                "kind": "site.org/gpu",
+                "devices": [
+                    {"name": name, "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia1", "major": 195,
+                                                                      "minor": minor, "type": "c"}]}}
+                    for name, minor in (("mine", 1), ("other", 0))
+                ],
+            }
+        )
+    )  # fmt: skip
+    config = tmp_path / "cdi.toml"
+    config.write_text(f'[cdi]\nspec-dirs = ["{file.parent}"]\n[host]\nroot = "/"\nload-modules = false\n')
+    config.chmod(0o600)
+    bundle.request("NVIDIA_VISIBLE_DEVICES=void")
+    change(bundle, lambda spec: add_devices(spec, {"/dev/nvidia1": (195, 1)}))
+    out = command("explain", "-b", bundle.path, "--config", config).out
+    assert f"  has every edit of the CDI device site.org/gpu=mine ({file})\n" in out and "gpu=other" not in out
+
+
+def test_missing_mount_sources_keep_a_container_from_starting(
+    command: Command, host: Path, bundle: DebianBundle, tmp_path: Path
+) -> None:
+    copy = tmp_path / "host"
+    host_tree.build_host(copy, gpus=2, driver="550.163.01")
+    bundle.request()
+    change(bundle, lambda spec: add_our_edits(spec, copy, "/usr/local/bin/gpu-oci-hook"))
+    assert explain(command, bundle, copy).status == 0
+    (copy / "usr/lib/x86_64-linux-gnu/libcuda.so.550.163.01").unlink()
+    answer = explain(command, bundle, copy)
+    assert answer.status == 1
+    assert (
+        "- the source of a mount does not exist on this host, so the container does not start: "
+        f"{copy}/usr/lib/x86_64-linux-gnu/libcuda.so.550.163.01 (mounts[1])\n" in answer.out
+    )
+    document = read_json(explain(command, bundle, copy, "-o", "json"), "explain")
+    assert [missing["mount"] for missing in document["found"]["missing_sources"]] == [1]
+
+
+def test_a_privileged_container_that_requests_nothing_has_the_engines_nodes(
+    command: Command, host: Path, bundle: DebianBundle
+) -> None:
+    bundle.request("NVIDIA_VISIBLE_DEVICES=void")
+
+    def make_privileged(spec: Spec) -> None:
+        add_devices(spec, NODES)
+        spec["linux"]["resources"]["devices"] = [{"allow": True, "access": "rwm"}]
+
+    change(bundle, make_privileged)
+    out = explain(command, bundle, host).out
+    assert INJECTED_BEFORE in out and "  by the engine or its client (a privileged container, --device" in out
+    change(bundle, lambda spec: spec["process"]["env"].append("NVIDIA_VISIBLE_DEVICES=0"))
+    out = explain(command, bundle, host).out
+    assert "mounts and hooks: they are not from gpu-oci-runtime\n" in out
+
+
+def test_a_prestart_hook_injects_only_when_the_container_starts(
+    command: Command, host: Path, bundle: DebianBundle
+) -> None:
+    bundle.request("NVIDIA_VISIBLE_DEVICES=void")
+    hook = {"path": "/usr/bin/nvidia-container-runtime-hook", "args": ["nvidia-container-runtime-hook", "prestart"]}
+    change(bundle, lambda spec: spec.update(hooks={"prestart": [hook]}))
+    out = explain(command, bundle, host).out
+    assert (
+        "hook      injects when the container starts: hooks.prestart[0] is /usr/bin/nvidia-container-runtime-hook"
+        in out
+    )
+
+
+# --- no bundle at all ------------------------------------------------------------------------------
+
+
+def test_an_environment_alone_is_explained(command: Command, host: Path, tmp_path: Path) -> None:
+    words = ("explain", "--env", "NVIDIA_VISIBLE_DEVICES=0", "-e", "NVIDIA_DRIVER_CAPABILITIES=utility", "--root", host)
+    answer = command(*words)
+    assert answer.status == 0
+    assert answer.out.startswith(
+        "container     assumed, with NVIDIA_VISIBLE_DEVICES=0 NVIDIA_DRIVER_CAPABILITIES=utility and an image like "
+        "Debian's\n"
+    )
+    assert "the container gets the driver and 1 of 2 GPUs\n" in answer.out
+    assert "bundle  " not in answer.out and "config.json has" not in answer.out
+    assert "/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1 -> " in answer.out
+    document = read_json(command(*words, "-o", "json"), "explain")
+    assert document["bundle"] is None and document["container"].startswith("assumed")
+
+
+def test_an_environment_with_a_root_file_system_is_explained_for_that_image(
+    command: Command, host: Path, bundle: DebianBundle
+) -> None:
+    (bundle.path / "rootfs/usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1").touch()
+    before = bundle.tree()
+    answer = command("explain", "-e", "NVIDIA_VISIBLE_DEVICES=all", "--rootfs", bundle.path / "rootfs", "--root", host)
+    assert answer.status == 0 and "probably committed from a GPU container" in answer.out
+    assert bundle.tree() == before
+
+
+def test_an_environment_that_would_not_start_has_the_engines_reason(command: Command, host: Path) -> None:
+    answer = command("explain", "--env", "NVIDIA_VISIBLE_DEVICES=9", "--root", host)
+    assert answer.status == 1 and "there is no GPU 9" in answer.err
+
+
+@pytest.mark.parametrize(
+    ("words", "status", "text"),
+    [
+        (["--env", "NVIDIA_VISIBLE_DEVICES"], 2, "NVIDIA_VISIBLE_DEVICES is not NAME=VALUE"),
+        (["--env", "A=b", "--bundle", "."], 2, "--bundle and --env name different containers"),
+        (["docker:web", "--pid", "1"], 2, "docker:web and --pid name different containers"),
+        (["--rootfs", "/nowhere"], 1, "there is no such directory"),
+        (["dockr:web"], 1, "Write docker:NAME, podman:NAME, containerd:NAMESPACE/ID or the directory of a bundle"),
+        (["--pid", "999999999"], 1, "there is no such process"),
+        (["docker:"], 1, "names no container"),
+    ],
+)
+def test_what_names_no_container_is_a_sentence(command: Command, words: list[str], status: int, text: str) -> None:
+    answer = command("explain", *words)
+    assert answer.status == status and text in answer.err and answer.err.count("\n") <= 2
+
+
+def test_a_bundle_needs_no_option(
+    command: Command, host: Path, bundle: DebianBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bundle.request("NVIDIA_VISIBLE_DEVICES=0")
+    wanted = explain(command, bundle, host).out
+    assert command("explain", bundle.path, "--root", host).out == wanted
+    monkeypatch.chdir(bundle.path)
+    assert command("explain", "--root", host).out == wanted
+
+
+def test_a_process_of_this_test_belongs_to_no_container_of_a_bundle(command: Command) -> None:
+    answer = command("explain", "--pid", str(os.getpid()))
+    assert answer.status == 1 and answer.err.count("\n") == 1
+
+
+# --- what is withheld ------------------------------------------------------------------------------
+
+
+def test_withheld_files_are_counted_by_capability_and_named_on_request(
+    command: Command, host: Path, bundle: DebianBundle
+) -> None:
+    bundle.request("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=utility")
+    short = explain(command, bundle, host).out.partition("\nwithheld\n")[2].split("\n")
+    assert any(line.startswith("  needs capability graphics: ") and " libraries" in line for line in short)
+    assert "    device    /dev/nvidia-modeset" in short and "  (-v names the files)" in short
+    assert not [line for line in short if ".so" in line] and len(short) < 20
+    long = explain(command, bundle, host, "-v").out.partition("\nwithheld\n")[2]
+    assert "    library   libcuda.so.1\n" in long and "-v names" not in long
+
+
+def test_the_index_inside_the_container_is_shown(command: Command, host: Path, bundle: DebianBundle) -> None:
+    bundle.request("NVIDIA_VISIBLE_DEVICES=1")
+    out = explain(command, bundle, host).out
+    assert "\n1  GPU-" in out and "\n   GPU 0 in the container\n" in out
+    bundle.request("NVIDIA_VISIBLE_DEVICES=1,0")
+    out = explain(command, bundle, host).out
+    assert out.index("GPU 0 in the container") < out.index("GPU 1 in the container")
+
+
+def test_a_host_without_a_low_level_runtime_starts_nothing(
+    command: Command, host: Path, bundle: DebianBundle, tmp_path: Path
+) -> None:
+    config = tmp_path / "none.toml"
+    config.write_text('[runtime]\nlow-level = ["/no/runc"]\n')
+    config.chmod(0o600)
+    bundle.request("NVIDIA_VISIBLE_DEVICES=0")
+    answer = explain(command, bundle, host, "--config", str(config))
+    assert answer.status == 1 and "no container starts with gpu-oci-runtime on this host" in answer.out
+    assert "/no/runc" in answer.out

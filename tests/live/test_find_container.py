@@ -1,0 +1,182 @@
+"""Find the bundle of a running container in the process table and in the engines' files, without their daemons."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.live import find_container, monitors
+
+DOCKER_ID = "d0c4e5" + "0" * 58
+POD_ID, MEMBER_ID = "aaaa" + "0" * 60, "bbbb" + "0" * 60
+PODMAN_ID = "b0d0a1" + "0" * 58
+INIT = {"docker": 101, "member": 202, "podman": 302, "plain": 400}
+
+
+class Machine:
+    """A process table and the directories of engines, below a directory of the test."""
+
+    def __init__(self, top: Path) -> None:
+        self.top = top
+        self.moby, self.k8s = (top / "state" / name for name in ("moby", "k8s.io"))
+        self.userdata = top / "storage/overlay-containers" / PODMAN_ID / "userdata"
+
+    def add_process(self, pid: int, parent: int, words: list[str], cwd: Path, mounts: str) -> None:
+        directory = self.top / "proc" / str(pid)
+        (directory / "ns").mkdir(parents=True)
+        (directory / "cmdline").write_bytes(b"".join(os.fsencode(word) + b"\0" for word in words))
+        (directory / "stat").write_text(f"{pid} (a) b) S {parent} 1 1 0")
+        (directory / "cwd").symlink_to(cwd)
+        (directory / "ns/mnt").symlink_to(f"mnt:[{mounts}]")
+
+    def add_bundle(self, directory: Path, init: int = 0, mounts: list[str] | None = None) -> Path:
+        directory.mkdir(parents=True)
+        if init:
+            (directory / "init.pid").write_text(str(init))
+        spec = {"mounts": [{"source": source, "destination": "/etc/hosts"} for source in mounts or []]}
+        (directory / "config.json").write_text(json.dumps(spec))
+        return directory
+
+
+@pytest.fixture
+def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+    """A docker container, a pod of containerd with one more container, one of podman, and one that runc runs alone."""
+    made = Machine(tmp_path)
+    containers = tmp_path / "docker/containers"
+    for container_id, name in ((DOCKER_ID, "/web"), ("e" * 64, "/stopped")):
+        (containers / container_id).mkdir(parents=True)
+        (containers / container_id / "config.v2.json").write_text(json.dumps({"Name": name, "ID": container_id}))
+    made.add_bundle(made.moby / DOCKER_ID, INIT["docker"], [f"{containers}/{DOCKER_ID}/hosts"])
+    made.add_bundle(made.k8s / POD_ID, 201)
+    made.add_bundle(made.k8s / MEMBER_ID, INIT["member"])
+    made.add_bundle(made.userdata)
+    made.add_bundle(tmp_path / "plain")
+    state = tmp_path / "run/runc/alone"
+    state.mkdir(parents=True)
+    (state / "state.json").write_text(
+        json.dumps({"init_process_pid": INIT["plain"], "config": {"labels": ["x=y", f"bundle={tmp_path}/plain"]}})
+    )
+    shim = ["/usr/bin/containerd-shim-runc-v2", "-namespace"]
+    made.add_process(1, 0, ["init"], tmp_path, "1")
+    made.add_process(100, 1, [*shim, "moby", "-id", DOCKER_ID, "-address", "s"], made.moby / DOCKER_ID, "1")
+    made.add_process(INIT["docker"], 100, ["sleep"], Path("/"), "11")
+    made.add_process(102, 100, ["sh"], Path("/"), "11")  # docker exec
+    made.add_process(200, 1, [*shim, "k8s.io", "-id", POD_ID], made.k8s / POD_ID, "1")
+    made.add_process(201, 200, ["pause"], Path("/"), "21")
+    made.add_process(INIT["member"], 200, ["app"], Path("/"), "22")
+    made.add_process(203, INIT["member"], ["child"], Path("/"), "22")
+    words = ["conmon", "-c", PODMAN_ID, "-n", "job", "-b", str(made.userdata)]
+    made.add_process(300, 1, words, Path("/"), "1")
+    made.add_process(301, 1, ["conmon", "-c", PODMAN_ID, "-b", f"{made.userdata}/session", "--exec"], Path("/"), "1")
+    made.add_process(INIT["podman"], 300, ["sleep"], Path("/"), "31")
+    made.add_process(INIT["plain"], 1, ["sleep"], Path("/"), "41")
+    made.add_process(500, 1, ["bash"], Path("/"), "1")
+    monkeypatch.setattr(monitors, "PROC", str(tmp_path / "proc"))
+    monkeypatch.setattr(find_container, "CONTAINERD_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(find_container, "DOCKER_CONTAINERS", str(containers))
+    monkeypatch.setattr(find_container, "PODMAN_STORAGE", str(tmp_path / "storage"))
+    monkeypatch.setattr(find_container, "RUNTIME_ROOTS", (f"{tmp_path}/run/runc", f"{tmp_path}/user/*/runc"))
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"))  # no engine's command answers
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return made
+
+
+@pytest.mark.parametrize(
+    ("reference", "bundle", "title"),
+    [
+        ("docker:web", f"state/moby/{DOCKER_ID}", "docker container web (d0c4e5000000), running"),
+        ("docker:d0c4", f"state/moby/{DOCKER_ID}", "docker container web (d0c4e5000000), running"),
+        (f"containerd:k8s.io/{MEMBER_ID}", f"state/k8s.io/{MEMBER_ID}", f"k8s.io/{MEMBER_ID}, running"),
+        ("containerd:bbbb", f"state/k8s.io/{MEMBER_ID}", f"k8s.io/{MEMBER_ID}, running"),
+        (f"containerd:moby/{DOCKER_ID}", f"state/moby/{DOCKER_ID}", "moby/"),
+        ("podman:job", f"storage/overlay-containers/{PODMAN_ID}/userdata", "podman container job (b0d0a1000000)"),
+        ("podman:b0d0", f"storage/overlay-containers/{PODMAN_ID}/userdata", "podman container job (b0d0a1000000)"),
+    ],
+)
+def test_a_name_leads_to_the_bundle(machine: Machine, reference: str, bundle: str, title: str) -> None:
+    found = find_container.find_container(reference)
+    assert found.bundle == str(machine.top / bundle) and title in found.title
+    assert found.monitor_pid in (100, 200, 300)
+
+
+@pytest.mark.parametrize(
+    ("pid", "bundle"),
+    [
+        (INIT["docker"], f"state/moby/{DOCKER_ID}"),
+        (102, f"state/moby/{DOCKER_ID}"),
+        (201, f"state/k8s.io/{POD_ID}"),
+        (INIT["member"], f"state/k8s.io/{MEMBER_ID}"),
+        (203, f"state/k8s.io/{MEMBER_ID}"),
+        (INIT["podman"], f"storage/overlay-containers/{PODMAN_ID}/userdata"),
+        (INIT["plain"], "plain"),
+    ],
+)
+def test_a_process_leads_to_the_bundle_of_its_own_container(machine: Machine, pid: int, bundle: str) -> None:
+    assert find_container.find_container_of_process(pid).bundle == str(machine.top / bundle)
+
+
+@pytest.mark.parametrize(
+    ("reference", "texts"),
+    [
+        ("docker:none", ("docker:none: docker runs no such container", "Running: web")),
+        ("docker:stopped", ("docker's container stopped is not running", "explain --env")),
+        ("docker:", ("names no container", "docker:NAME")),
+        ("podman:none", ("podman has no such container", "Running: job")),
+        ("containerd:default/x", ("containerd runs no such container", "NAMESPACE/ID")),
+        ("containerd:x", ("containerd runs no such container", "k8s.io/")),
+    ],
+)
+def test_a_name_that_leads_nowhere_says_where_was_looked(
+    machine: Machine, reference: str, texts: tuple[str, ...]
+) -> None:
+    with pytest.raises(Fault) as failure:
+        find_container.find_container(reference)
+    for text in texts:
+        assert text in str(failure.value)
+
+
+@pytest.mark.parametrize(("pid", "text"), [(500, "no container of this process"), (9999, "there is no such process")])
+def test_a_process_outside_of_containers_is_a_sentence(machine: Machine, pid: int, text: str) -> None:
+    with pytest.raises(Fault, match=text):
+        find_container.find_container_of_process(pid)
+
+
+def test_a_container_of_podman_that_does_not_run_has_its_bundle_in_the_storage(machine: Machine) -> None:
+    other = "c" * 64
+    bundle = machine.add_bundle(machine.userdata.parents[1] / other / "userdata")
+    (machine.userdata.parents[1] / "containers.json").write_text(json.dumps([{"id": other, "names": ["idle"]}]))
+    for reference in ("podman:idle", "podman:cccc"):
+        found = find_container.find_container(reference)
+        assert (found.bundle, found.monitor_pid) == (str(bundle), 0) and "not running" in found.title
+
+
+def test_of_two_containers_with_one_name_none_is_guessed(machine: Machine) -> None:
+    other = machine.add_bundle(machine.top / "other/userdata")
+    machine.add_process(600, 1, ["conmon", "-c", "f" * 64, "-n", "job", "-b", str(other)], Path("/"), "1")
+    with pytest.raises(Fault, match=r"2 containers match.*--pid 300.*--pid 600"):
+        find_container.find_container("podman:job")
+
+
+def test_a_name_that_files_do_not_show_is_asked_of_the_engine(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[list[str]] = []
+
+    def answer(command: list[str]) -> str:
+        asked.append(command)
+        return DOCKER_ID
+
+    monkeypatch.setattr(find_container, "_ask_engine", answer)
+    assert find_container.find_container("docker:alias").bundle == str(machine.moby / DOCKER_ID)
+    assert asked == [["docker", "inspect", "--type", "container", "--format", "{{.Id}}", "alias"]]
+
+
+def test_another_program_named_like_a_monitor_without_its_flags_counts_for_nothing(machine: Machine) -> None:
+    machine.add_process(700, 1, ["/usr/bin/conmon"], Path("/"), "1")
+    machine.add_process(701, 1, ["containerd-shim-runc-v2", "-namespace"], Path("/"), "1")
+    machine.add_process(702, 1, [], Path("/"), "1")
+    assert [monitor.pid for monitor in monitors.list_monitors()] == [100, 200, 300]
