@@ -79,6 +79,21 @@ def test_the_readme_shows_what_list_prints(tmp_path: Path, capsys: pytest.Captur
     assert capsys.readouterr().out == sample
 
 
+def test_the_readme_shows_lines_that_explain_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line with nothing but an ellipsis stands for any number of lines."""
+    text = (ROOT / "README.md").read_text()
+    command, _, sample = text.partition("$ gpu-oci-hook explain --env ")[2].partition("```")[0].partition("\n")
+    host_tree.build_host(tmp_path, gpus=2)
+    capsys.readouterr()
+    assert cli.run_command_line(["explain", "--env", *command.split(), "--root", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    position = 0
+    for number, part in enumerate(f"\n{sample}".split("\n…\n")):
+        found = f"\n{printed}".find(f"{part}\n", position) if part else position
+        assert found == 0 if number == 0 else found >= position, f"explain does not print, or not there:{part}"
+        position = found + len(part)
+
+
 @pytest.mark.parametrize("path", SNIPPETS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_the_engines_page_shows_each_snippet_as_it_is(path: Path) -> None:
     language = "json" if path.suffix == ".json" else "toml"
