@@ -112,6 +112,7 @@ class Machine:
         self.config = root / "config.toml"
         self.config.write_text(
             f'[host]\nroot = "{self.host}"\nload-modules = false\n[runtime]\nlow-level = ["/bin/true"]\n'
+            '[request]\nenv-kinds = ["vendor.com/nic"]\n'
         )
         self.env = {"GPU_OCI_HOOK_CONFIG": str(self.config), "PATH": "/usr/bin:/bin"}
 

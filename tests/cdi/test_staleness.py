@@ -174,7 +174,7 @@ def test_what_is_missing_is_told_each_with_its_place(host: Path) -> None:
         ("devices[0].containerEdits.hooks[2].path", "/bin/no-program"),
     ]
     pairs = [("containerEdits", data["containerEdits"]), ("devices[0]", data["devices"][0]["containerEdits"])]
-    assert staleness.find_spec_mismatch(pairs, Host(str(host)), RUNNING).describe() == (
+    assert staleness.find_spec_mismatch(pairs, Host(str(host)), RUNNING, []).describe() == (
         f"5 missing paths: /none1, /none2, /dev/none and 2 more (the host below {host})"
     )
 

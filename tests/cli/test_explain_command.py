@@ -201,7 +201,8 @@ def test_explain_says_who_may_not_ask(command: Command, host: Path, bundle: Debi
     ("env", "words", "understood"),
     [
         ("NVIDIA_VISIBLE_DEVICES=9", "there is no GPU 9", True),
-        ("NVIDIA_VISIBLE_DEVICES=vendor.com/dev=a", "no CDI file defines it", True),
+        ("NVIDIA_VISIBLE_DEVICES=nvidia.com/gds=a", "no CDI file defines it", True),
+        ("NVIDIA_VISIBLE_DEVICES=vendor.com/dev=a", "a device of another vendor", False),
         ("NVIDIA_VISIBLE_DEVICES=none,0", "mixes", False),
     ],
 )

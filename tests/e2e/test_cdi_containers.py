@@ -56,7 +56,8 @@ def bare_runtime(
     engine = BareRuntime(low_level, cgroup, "create")
     directory = workspace / f"cdi-{low_level}-{cgroup}"
     directory.mkdir()
-    engine.start(EngineHome(directory, image, lambda name: runtime.wrapper(name, with_file.root)))
+    kinds = f'[request]\nenv-kinds = ["{KIND}", "acme.com/gpu"]\n'
+    engine.start(EngineHome(directory, image, lambda name: runtime.wrapper(name, with_file.root, extra=kinds)))
     yield engine
     engine.stop()
     machine.remove_tree(directory)
@@ -85,6 +86,12 @@ def test_a_name_that_nobody_has_is_told(bare_runtime: BareRuntime) -> None:
     assert done.status != 0
     assert f"{KIND}=other is unresolvable" in done.text
     assert f"Use {KIND}=n" in done.text
+
+
+def test_an_images_variable_gets_no_other_vendors_device(bare_runtime: BareRuntime) -> None:
+    done = bare_runtime.run(ContainerRequest(["/bin/true"], ["NVIDIA_VISIBLE_DEVICES=site.org/scratch=admin"]))
+    assert done.status != 0
+    assert 'add "site.org/scratch" to [request] env-kinds' in done.text
 
 
 @pytest.mark.parametrize("way", SPEC_MAKERS)

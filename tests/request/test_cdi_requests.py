@@ -39,7 +39,7 @@ def asked(request: Request) -> tuple[list[str], list[str]]:
 
 
 def words(made: object, **config: Any) -> tuple[list[str], list[str]]:
-    return asked(read_request(made, Config(**config)))
+    return asked(read_request(made, Config(**{"env_kinds": ("vendor.com/dev", "vendor.com/nic", "a/b"), **config})))
 
 
 # --- names ------------------------------------------------------------------------------------------
@@ -162,6 +162,37 @@ def test_a_cdi_name_that_the_environment_may_not_ask_for_has_its_warning() -> No
     request = read_request(spec("NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu=0,vendor.com/dev=a"), Config(env="never"))
     assert asked(request) == ([], [])
     assert request.warnings == ['the container starts without them: [request] env is "never"']
+
+
+def test_a_variable_names_no_other_vendors_device_unless_its_kind_is_allowed() -> None:
+    """An image can set the variable, and a CDI file of any vendor can mount any path of the host."""
+    env = "NVIDIA_VISIBLE_DEVICES=0,site.org/scratch=admin"
+    with pytest.raises(Fault) as caught:
+        read_request(spec(env), Config())
+    assert "site.org/scratch=admin is a device of another vendor" in caught.value.what
+    assert '"site.org/scratch" to [request] env-kinds' in caught.value.hint
+    with pytest.raises(Fault):
+        read_request(spec(env), Config(env_kinds=("site.org/other",)))
+    assert asked(read_request(spec(env), Config(env_kinds=("site.org/scratch",)))) == (
+        ["0"],
+        ["site.org/scratch=admin"],
+    )
+    # Only who creates a container can add these.
+    assert asked(read_request(spec(notes={NOTE: "site.org/scratch=admin"}), Config())) == (
+        [],
+        ["site.org/scratch=admin"],
+    )
+
+
+@pytest.mark.parametrize("name", ["nvidia.com/gds=all", "k8s.device-plugin.nvidia.com/gpu=GPU-1"])
+def test_kinds_of_nvidia_need_no_permission(name: str) -> None:
+    """The variable is NVIDIA's, and each of these has a variable or a selector of its own."""
+    assert asked(read_request(spec(f"NVIDIA_VISIBLE_DEVICES={name}"), Config()))[1] == [name]
+
+
+def test_a_vendor_that_only_ends_like_nvidia_needs_permission() -> None:
+    with pytest.raises(Fault):
+        read_request(spec("NVIDIA_VISIBLE_DEVICES=notnvidia.com/gpu=0"), Config())
 
 
 @pytest.mark.parametrize("value", ["", " , ", 7, None, ["nvidia.com/gpu=0"]])
@@ -331,6 +362,8 @@ def test_kubelets_annotations_are_taken_apart_once(monkeypatch: pytest.MonkeyPat
 
 
 def test_another_vendors_device_alone_needs_no_driver() -> None:
-    request = read_request(spec(DEVICES + "vendor.com/dev=a", "NVIDIA_DRIVER_CAPABILITIES=nonsense"), Config())
+    request = read_request(
+        spec(DEVICES + "vendor.com/dev=a", "NVIDIA_DRIVER_CAPABILITIES=nonsense"), Config(env_kinds=("vendor.com/dev",))
+    )
     assert not request.needs_driver
     assert request.capabilities == ()

@@ -26,6 +26,9 @@ TEMPORARY_PREFIX = ".gpu-oci-hook-"
 
 Spec = dict[str, Any]
 
+# Kinds of another vendor that the tests' configuration allows in NVIDIA_VISIBLE_DEVICES.
+VENDOR_KINDS = ("vendor.com/nic", "vendor.com/dev", "vendor.com/gpu", "other.com/x", "v/c")
+
 
 def container_spec(*env: str, **more: Any) -> Spec:
     """Build a config.json; `env` is added to the environment, `more` replaces top-level keys."""
@@ -80,8 +83,8 @@ def read_spec(directory: Path) -> Spec:
 
 
 def host_config(host: Path | str, **values: Any) -> Config:
-    """Build a configuration for a simulated host; nothing of this machine is used."""
-    return Config(root=str(host), **{"load_modules": False, **values})
+    """Build a configuration for a simulated host; nothing of this machine is used. Variables may name vendor.com's kinds."""
+    return Config(root=str(host), **{"load_modules": False, "env_kinds": VENDOR_KINDS, **values})
 
 
 def inject_in_process(directory: Path, config: Config) -> Spec:
@@ -187,8 +190,9 @@ class Shim:
         for path in (self.stub, self.path):
             path.chmod(0o755)
         self.config = root / "config.toml"
+        kinds = "" if "[request]" in extra else f"[request]\nenv-kinds = {json.dumps(VENDOR_KINDS)}\n"
         self.config.write_text(
-            f'[host]\nroot = "{host}"\nload-modules = false\n[runtime]\nlow-level = ["{self.stub}"]\n{extra}'
+            f'[host]\nroot = "{host}"\nload-modules = false\n[runtime]\nlow-level = ["{self.stub}"]\n{extra}{kinds}'
         )
         self.env = {"GPU_OCI_HOOK_CONFIG": str(self.config), "PATH": "/usr/bin:/bin"}
 

@@ -5,7 +5,7 @@ Import budget: CDI.
 
 from __future__ import annotations
 
-from gpu_oci_hook.formats.oci import get_list, get_member
+from gpu_oci_hook.formats.oci import get_list, get_member, get_text
 
 
 class ResolvedEdits:
@@ -27,6 +27,20 @@ class ResolvedEdits:
         self.where = where
         self.edits = edits
         self.reason = reason
+
+
+def list_part_devices(parts: list[ResolvedEdits]) -> list[tuple[str, str, object]]:
+    """List (JSON path, qualified name, edits) of those parts that are a device's own."""
+    return [(part.where, part.name, part.edits) for part in parts if part.where != "containerEdits"]
+
+
+def list_named_edits(data: object) -> list[tuple[str, str, object]]:
+    """List (JSON path, qualified name, edits) of each device in a parsed CDI file."""
+    kind = get_text(data, "kind")
+    return [
+        (f"devices[{index}].containerEdits", f"{kind}={get_text(device, 'name')}", get_member(device, "containerEdits"))
+        for index, device in enumerate(get_list(data, "devices"))
+    ]
 
 
 def list_edits_by_path(data: object) -> list[tuple[str, object]]:

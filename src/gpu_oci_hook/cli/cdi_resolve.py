@@ -14,7 +14,7 @@ from gpu_oci_hook.cdi.provenance import build_stale_hint
 from gpu_oci_hook.cdi.registry.registry import Registry
 from gpu_oci_hook.cdi.registry.staleness import find_spec_mismatch
 from gpu_oci_hook.cdi.registry.unresolved import find_unresolved_cause
-from gpu_oci_hook.cdi.resolved_edits import ResolvedEdits
+from gpu_oci_hook.cdi.resolved_edits import ResolvedEdits, list_part_devices
 from gpu_oci_hook.cdi.translate import translate_cdi_edits
 from gpu_oci_hook.cli.cdi_inspection import CdiInspection, list_spec_readers, spec_location_options
 from gpu_oci_hook.cli.command_config import ReadOnlyCache
@@ -71,7 +71,7 @@ def _resolve_name(inspection: CdiInspection, name: str) -> dict[str, Any]:
 def _find_misfits(inspection: CdiInspection, name: str, parts: list[ResolvedEdits]) -> list[dict[str, str]]:
     """Return the reason why a device does not fit this host, with a hint; [] if it does."""
     edits_by_part: list[tuple[str, object]] = [(part.where, part.edits) for part in parts]
-    mismatch = find_spec_mismatch(edits_by_part, inspection.host, inspection.driver_version)
+    mismatch = find_spec_mismatch(edits_by_part, inspection.host, inspection.driver_version, list_part_devices(parts))
     if mismatch:
         file = inspection.scan.winners[name][0]
         hint = build_stale_hint(file.kind, file.path, get_own_kinds(inspection.settings))

@@ -10,6 +10,7 @@ from gpu_oci_hook.cli.explain_facts import MIG_NOT_REQUESTED, detect_host_platfo
 from gpu_oci_hook.cli.explain_presence import Presence
 from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.host.device_nodes import is_null_device
 from gpu_oci_hook.model.mig import MigDevice
 from gpu_oci_hook.model.outcome import Outcome
 from gpu_oci_hook.model.request import Request
@@ -63,7 +64,7 @@ def build_refusal(bundle: Bundle, settings: Config, fault: Fault) -> dict[str, o
     The request is left out if the request itself is invalid.
     """
     try:
-        request: Request | None = read_request(bundle.spec, settings)
+        request: Request | None = read_request(bundle.spec, settings, is_null_device)
     except Fault:
         request = None
     return {

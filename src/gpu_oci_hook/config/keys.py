@@ -45,7 +45,8 @@ def _declare_key(table: str, key: str, default: T, rule: object) -> T:
     """Add a row to KEYS and return the default.
 
     Arguments:
-        rule: a rule of `config.rules` ("bool", "path", "path or empty", "paths", "programs", "kind", "strings",
+        rule: a rule of `config.rules` ("bool", "path", "path or empty", "paths", "programs", "kind", "kinds",
+            "strings",
             "user files"), a tuple of the allowed strings, or ("list", ...) for a list of such strings.
     """
     _rows.append((table, key, default, rule))
@@ -78,6 +79,8 @@ class Config:
     log_level: str = _declare_key("runtime", "log-level", "info", ("debug", "info", "warning", "error"))
 
     env: str = _declare_key("request", "env", "always", ("always", "privileged", "never"))
+    env_kinds: tuple[str, ...] = _declare_key("request", "env-kinds", (), "kinds")
+    device_variables: tuple[str, ...] = _declare_key("request", "device-variables", (), "strings")
     volume_mounts: bool = _declare_key("request", "volume-mounts", True, "bool")
     legacy_images: bool = _declare_key("request", "legacy-images", True, "bool")
     default_capabilities: tuple[str, ...] = _declare_key(

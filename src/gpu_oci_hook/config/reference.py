@@ -28,6 +28,7 @@ _RULE_VALUES = {
     "paths": "list of absolute paths",
     "programs": "list of program names or absolute paths",
     "kind": "`vendor/class`",
+    "kinds": "list of `vendor/class`",
     "strings": "list of strings",
     "user files": "tables, see below",
 }

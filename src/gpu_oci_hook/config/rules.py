@@ -24,7 +24,7 @@ STRING_PATTERNS = {
 }
 """For each rule of a single string, the pattern that it must match and what it must be."""
 
-LIST_RULES = {"paths": "path", "programs": "program", "strings": "string"}
+LIST_RULES = {"paths": "path", "programs": "program", "kinds": "kind", "strings": "string"}
 """For each rule of a list, the rule of its items."""
 
 CONTROL_CHARACTERS = "[\\u0000-\\u001f\\u007f]"
@@ -53,7 +53,7 @@ _TOOLKIT_KEY_HINTS = {
     "accept-nvidia-visible-devices-envvar-when-unprivileged": 'use [request] env = "always" or "privileged"',
     "accept-nvidia-visible-devices-as-volume-mounts": "use [request] volume-mounts",
     "skip-mode-detection": "there is only one mode; remove it",
-    "swarm-resource": "not supported; remove it",
+    "swarm-resource": 'use [request] device-variables, a list such as ["DOCKER_RESOURCE_GPU"]',
 }
 _TOOLKIT_TABLES = (
     "nvidia-container-cli",

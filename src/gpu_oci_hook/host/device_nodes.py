@@ -256,6 +256,15 @@ def read_device_node(host: Host, path: str) -> DeviceNode | None:
     return make_existing_node(path, host.full_path(host.resolve_path(path) or path), status)
 
 
+def is_null_device(path: str) -> bool:
+    """Tell whether a path in this process leads to the device of /dev/null."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return False
+    return stat.S_ISCHR(status.st_mode) and status.st_rdev == os.makedev(1, 3)
+
+
 def make_existing_node(path: str, source: str, status: os.stat_result) -> DeviceNode:
     """Build the description of a node that the host has, from its status and its path in this process."""
     return DeviceNode(

@@ -9,7 +9,7 @@ Import budget: CDI.
 from __future__ import annotations
 
 from gpu_oci_hook.cdi.registry.registry import Registry
-from gpu_oci_hook.cdi.resolved_edits import ResolvedEdits
+from gpu_oci_hook.cdi.resolved_edits import ResolvedEdits, list_part_devices
 from gpu_oci_hook.errors import Fault, clip_text
 from gpu_oci_hook.files.user_namespace import is_process_in_user_namespace
 from gpu_oci_hook.host.gpus import read_driver_version
@@ -93,7 +93,9 @@ def _warn_about_stale_file(
     from gpu_oci_hook.cdi.registry.staleness import find_spec_mismatch
 
     parts = registry.resolve_devices(names)
-    mismatch = find_spec_mismatch(_list_part_edits(parts), machine.host, read_driver_version(machine.host))
+    mismatch = find_spec_mismatch(
+        _list_part_edits(parts), machine.host, read_driver_version(machine.host), list_part_devices(parts)
+    )
     if mismatch:
         from gpu_oci_hook.cdi.provenance import build_stale_hint
 
@@ -139,7 +141,7 @@ def _refuse_stale_files(parts: list[ResolvedEdits], host: Host, config: Config) 
     version = read_driver_version(host)
     for path in dict.fromkeys(part.path for part in parts):
         file_parts = [part for part in parts if part.path == path]
-        mismatch = find_spec_mismatch(_list_part_edits(file_parts), host, version)
+        mismatch = find_spec_mismatch(_list_part_edits(file_parts), host, version, list_part_devices(file_parts))
         if mismatch:
             from gpu_oci_hook.cdi.provenance import build_stale_hint
 

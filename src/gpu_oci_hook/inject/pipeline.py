@@ -18,6 +18,7 @@ from gpu_oci_hook.files.replace import replace_file
 from gpu_oci_hook.files.rootfs import Rootfs, read_rootfs_path
 from gpu_oci_hook.files.user_namespace import is_process_in_user_namespace
 from gpu_oci_hook.formats.fastjson import dump_json, parse_config_json
+from gpu_oci_hook.host.device_nodes import is_null_device
 from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.inject.device_links import make_device_links, plan_device_links
 from gpu_oci_hook.inject.gather import (
@@ -105,7 +106,7 @@ def load_config_for_request(spec: dict[str, object]) -> Config | None:
         return load_config()
     except Fault:
         try:
-            request = read_request(spec, Config())
+            request = read_request(spec, Config(), is_null_device)
             if not request.needs_driver and not request.cdi_devices:
                 return None
         except Fault:
@@ -145,7 +146,7 @@ def _plan_container(spec: dict[str, object], config: Config, bundle: str, cache:
     warnings: list[str] = []
 
     # 1. Read the request.
-    request = read_request(spec, config)
+    request = read_request(spec, config, is_null_device)
     warnings += request.warnings
 
     # 2. A container that does not need the driver gets its CDI devices only.

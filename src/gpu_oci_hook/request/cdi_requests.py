@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 # The kind of the devices that NVIDIA's runtime plans in memory ("jit-cdi"). It is in no file.
 RUNTIME_KIND = "runtime.nvidia.com/gpu"
 CDI_MOUNT_PREFIX = "cdi/"
+_NVIDIA_VENDOR = "nvidia.com"
 # The origin of a device requested by an annotation begins with this.
 ANNOTATION_ORIGIN = "annotation "
 
@@ -140,6 +141,31 @@ def _parse_kubelet_annotations(text: object) -> dict[str, object]:
     except Fault:
         return {}
     return parsed if isinstance(parsed, dict) else {}
+
+
+def refuse_untrusted_kinds(selectors: list[str], origin: str, config: Config) -> None:
+    """Check that the environment requests no other vendor's device that the administrator has not allowed.
+
+    An image can set the variable. What a CDI file of any vendor adds (nodes, mounts of host paths, hooks) is meant
+    for those to whom the engine's client gives the device.
+
+    Raises:
+        Fault: a kind is not in `[request] env-kinds`.
+    """
+    for selector in selectors:
+        name_parts = parse_qualified_name(selector)
+        if name_parts is None:
+            continue
+        vendor, category, _ = name_parts
+        kind = f"{vendor}/{category}"
+        is_nvidia = vendor == _NVIDIA_VENDOR or vendor.endswith(f".{_NVIDIA_VENDOR}")
+        if not is_nvidia and kind not in (*get_own_kinds(config), *config.env_kinds):
+            raise Fault(
+                f"{clip_text(selector)} is a device of another vendor, which an image's variable could name too",
+                where=origin,
+                hint=f"Request it with the engine (docker or podman run --device {clip_text(selector)}) or with an "
+                f'annotation, or add "{clip_text(kind)}" to [request] env-kinds',
+            )
 
 
 def require_cdi_names(device_requests: list[DeviceRequest], config: Config) -> None:

@@ -27,6 +27,9 @@ FEATURE_VARIABLES = (IMEX_CHANNELS_VARIABLE, *[variable for variable, _, _ in FE
 # The CDI name of all devices and driver files, for containers that manage the driver.
 MANAGEMENT_DEVICE = "management.nvidia.com/gpu=all"
 
+# Docker Swarm gives a task its generic resources in variables of this prefix.
+SWARM_PREFIX = "DOCKER_RESOURCE_"
+
 # Linux passes no longer entry to a program (MAX_ARG_STRLEN, with pages of 4 KiB). Splitting a longer value, which an
 # image can contain, would take some hundred megabytes of memory.
 VARIABLE_SIZE_LIMIT = 128 << 10
@@ -45,6 +48,14 @@ class Environment:
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
         self.positions: dict[str, int] = {}
+
+    def choose_device_variables(self, preferred: tuple[str, ...]) -> tuple[str, ...]:
+        """Return the variables that request devices: those of `preferred` that are set, else NVIDIA_VISIBLE_DEVICES.
+
+        Empty if none is set. The rules are those of NVIDIA's swarm-resource (facts: swarm-resource).
+        """
+        chosen = tuple([name for name in dict.fromkeys(preferred) if name in self.values])
+        return chosen or ((VISIBLE_DEVICES,) if VISIBLE_DEVICES in self.values else ())
 
     def describe_variable(self, name: str) -> str:
         """Return the origin of what a variable requests: NAME=VALUE and where the config.json has it."""
@@ -88,6 +99,17 @@ def split_list(value: str) -> list[str]:
 def split_variable(value: str) -> list[str]:
     """Split a variable's comma-separated list; a value that is too long is cut, for `check_variable_size` to refuse."""
     return split_list(value[: VARIABLE_SIZE_LIMIT + 1])
+
+
+def find_ignored_swarm_variables(environment: Environment, device_variables: tuple[str, ...]) -> list[str]:
+    """Return the variables with which Docker Swarm assigns GPUs and that `[request] device-variables` does not name."""
+    return [
+        name
+        for name, value in environment.values.items()
+        if name.startswith(SWARM_PREFIX)
+        and name not in device_variables
+        and ("GPU" in name.upper() or any(item[:4].upper() in ("GPU-", "MIG-") for item in split_variable(value)))
+    ]
 
 
 def is_legacy_cuda_image(variables: dict[str, str]) -> bool:

@@ -7,9 +7,12 @@ administrator decides which containers may use it (`[request]` in the configurat
    second injection.
 2. Annotations whose names begin with one of `[cdi] annotation-prefixes`, if they count (`request.cdi_requests`).
 3. Device mounts below /var/run/nvidia-container-devices, if `volume-mounts` is on. Only the creator of a container can
-   add mounts.
-4. `NVIDIA_VISIBLE_DEVICES`, if `env` allows it. An image can set it.
+   add mounts and devices.
+4. `NVIDIA_VISIBLE_DEVICES`, if `env` allows it. An image can set it, so it names other vendors' devices only if
+   `env-kinds` has their kind.
 5. A legacy CUDA image (`CUDA_VERSION` without `NVIDIA_REQUIRE_CUDA`) without any of these: all GPUs.
+
+Where a container has variables of `device-variables`, their values stand for that of NVIDIA_VISIBLE_DEVICES.
 
 The first source that requests one of our GPUs decides about GPUs. Devices of other vendors in annotations or mounts are
 added to them: a network card's device plugin must not cost a container its GPU.
@@ -24,7 +27,7 @@ Import budget: GPU container.
 from __future__ import annotations
 
 from gpu_oci_hook.errors import Fault, clip_text
-from gpu_oci_hook.formats.oci import explain_unprivileged, get_list, get_member, normalize_destination
+from gpu_oci_hook.formats.oci import explain_unprivileged, get_list, get_member
 from gpu_oci_hook.model.request import DeviceRequest, Request
 from gpu_oci_hook.request.capabilities import CAPABILITIES_VARIABLE, choose_capabilities
 from gpu_oci_hook.request.environment import (
@@ -32,8 +35,10 @@ from gpu_oci_hook.request.environment import (
     FEATURE_VARIABLES,
     MANAGEMENT_DEVICE,
     MIG_RIGHT_VARIABLES,
+    SWARM_PREFIX,
     VISIBLE_DEVICES,
     check_variable_size,
+    find_ignored_swarm_variables,
     is_legacy_cuda_image,
     parse_environment,
     split_variable,
@@ -41,10 +46,12 @@ from gpu_oci_hook.request.environment import (
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gpu_oci_hook.config.keys import Config
     from gpu_oci_hook.request.environment import Environment
 
-DEVICE_MOUNT_ROOTS = ("/var/run/nvidia-container-devices", "/run/nvidia-container-devices")
+_DEVICE_MOUNTS_ORIGIN = "device mounts below /var/run/nvidia-container-devices"
 _IMEX_MOUNT_PREFIX = "imex/"
 _MANAGEMENT_SELECTORS = (MANAGEMENT_DEVICE, f"cdi/{MANAGEMENT_DEVICE}", f"cdi/{MANAGEMENT_DEVICE.replace('=', '/')}")
 _CDI_MOUNT_PREFIX = "cdi/"
@@ -53,8 +60,12 @@ _CDI_MOUNT_PREFIX = "cdi/"
 ALL_CSV_LISTS = ("NVIDIA_REQUIRE_JETPACK", "csv-mounts=all")
 
 
-def read_request(spec: object, config: Config) -> Request:
+def read_request(spec: object, config: Config, is_null_device: Callable[[str], bool] | None = None) -> Request:
     """Read what a config.json requests under a configuration.
+
+    Arguments:
+        is_null_device: tells whether a mount's source is the device 1:3 under another path (a copy of /dev/null that
+            a client made); without it none is.
 
     Raises:
         Fault: a request is invalid; names the valid values.
@@ -65,7 +76,12 @@ def read_request(spec: object, config: Config) -> Request:
     request.unprivileged_reason = explain_unprivileged(spec)
     request.environment_refusal = _find_environment_refusal(request, config)
     request.is_legacy_image = is_legacy_cuda_image(environment.values)
-    mounts = find_device_mounts(spec)
+    mounts: list[DeviceRequest] = []
+    if _names_device_directory(spec):
+        # Imported here and below: a module for what few containers request.
+        from gpu_oci_hook.request.device_mounts import find_device_mounts
+
+        mounts = find_device_mounts(request, spec, is_null_device)
     annotations = _read_annotations(request, spec, config)
     _read_devices(request, annotations, mounts, environment, config)
     _read_features(request, mounts, environment, config)
@@ -77,20 +93,11 @@ def read_request(spec: object, config: Config) -> Request:
     return request
 
 
-def find_device_mounts(spec: object) -> list[DeviceRequest]:
-    """Return the devices requested by mounts of /dev/null below the device directory."""
-    device_requests = []
-    for position, mount in enumerate(get_list(spec, "mounts")):
-        source, destination = get_member(mount, "source"), get_member(mount, "destination")
-        if not isinstance(source, str) or not isinstance(destination, str):
-            continue
-        if normalize_destination(source) != "/dev/null":
-            continue
-        path = normalize_destination(destination)
-        for root in DEVICE_MOUNT_ROOTS:
-            if path.startswith(root + "/"):
-                device_requests.append(DeviceRequest(path[len(root) + 1 :], f"mount {path} (mounts[{position}])"))
-    return device_requests
+def _names_device_directory(spec: object) -> bool:
+    """Tell whether a mount or a device may be below the device directory."""
+    paths = [get_member(mount, "destination") for mount in get_list(spec, "mounts")]
+    paths += [get_member(node, "path") for node in get_list(spec, "linux", "devices")]
+    return any(isinstance(path, str) and "nvidia-container-devices" in path for path in paths)
 
 
 def _find_environment_refusal(request: Request, config: Config) -> str:
@@ -106,7 +113,6 @@ def _read_annotations(request: Request, spec: object, config: Config) -> list[De
     annotations, prefixes = get_member(spec, "annotations"), config.annotation_prefixes
     if not isinstance(annotations, dict) or not any(key.startswith(prefixes) for key in annotations):
         return []
-    # Imported here and below: a module for what few containers request.
     from gpu_oci_hook.request.cdi_requests import read_device_annotations
 
     return read_device_annotations(spec, config, request.environment_refusal, request.withheld, request.warnings)
@@ -120,9 +126,12 @@ def _read_devices(
     config: Config,
 ) -> None:
     """Take the devices from the sources in the order of precedence; see the module's docstring."""
-    value = environment.values.get(VISIBLE_DEVICES)
+    variables = environment.choose_device_variables(config.device_variables)
+    value = ",".join([environment.values[name] for name in variables]) if variables else None
     selectors = split_variable(value or "")
-    origin = environment.describe_variable(VISIBLE_DEVICES) if value is not None else ""
+    origin = " and ".join([environment.describe_variable(name) for name in variables])
+    if any(name.startswith(SWARM_PREFIX) for name in environment.values):
+        _warn_about_swarm(request, environment, config)
     if value is not None and (not selectors or "void" in selectors):
         _record_void(request, annotations, selectors, value, origin)
         return
@@ -138,13 +147,21 @@ def _read_devices(
         request.origin = request.origin or f"{VISIBLE_DEVICES} is not set: nothing requested"
 
 
+def _warn_about_swarm(request: Request, environment: Environment, config: Config) -> None:
+    for name in find_ignored_swarm_variables(environment, config.device_variables):
+        request.warnings.append(
+            f"{environment.describe_variable(name)}, with which Docker Swarm assigns GPUs, is ignored: "
+            f'add "{clip_text(name)}" to [request] device-variables'
+        )
+
+
 def _record_void(
     request: Request, annotations: list[DeviceRequest], selectors: list[str], value: str, origin: str
 ) -> None:
     request.origin = f"{origin}: nothing requested"
     if len(selectors) > 1:
         request.warnings.append(
-            f'{VISIBLE_DEVICES} mixes "void" with other values ({clip_text(value)}): the container gets nothing'
+            f'{origin.partition("=")[0]} mixes "void" with other values ({clip_text(value)}): the container gets nothing'
         )
     request.withheld += [
         (clip_text(annotation.selector), f"requested by {annotation.origin}, but {origin} disables all requests")
@@ -166,7 +183,7 @@ def _add_mount_devices(request: Request, mounts: list[DeviceRequest], config: Co
         reason = "[request] volume-mounts is off in the configuration"
         request.withheld.append((f"{len(device_mounts)} devices requested by mounts", reason))
     else:
-        _add_device_requests(request, device_mounts, f"device mounts below {DEVICE_MOUNT_ROOTS[0]}", config)
+        _add_device_requests(request, device_mounts, _DEVICE_MOUNTS_ORIGIN, config)
 
 
 def _add_environment_devices(
@@ -181,6 +198,10 @@ def _add_environment_devices(
         request.warnings.append(f"the container starts without {missing}: {request.environment_refusal}")
         return
     check_variable_size(VISIBLE_DEVICES, value)
+    if any("=" in selector for selector in selectors):
+        from gpu_oci_hook.request.cdi_requests import refuse_untrusted_kinds
+
+        refuse_untrusted_kinds(selectors, origin, config)
     _add_device_requests(request, [DeviceRequest(selector, origin) for selector in selectors], origin, config)
 
 

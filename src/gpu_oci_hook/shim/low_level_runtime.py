@@ -38,7 +38,7 @@ def resolve_runtime(path: str, entries: CachedRuntimes, base_triggers: tuple[byt
     Arguments:
         path: of the config file.
         entries: the cache's; the new one is added unless the configuration cannot be used.
-        base_triggers: of every configuration; its annotation prefixes are added to them.
+        base_triggers: of every configuration; its annotation prefixes and device variables are added.
 
     Raises:
         Fault: no runtime was found; lists names and directories.
@@ -47,16 +47,16 @@ def resolve_runtime(path: str, entries: CachedRuntimes, base_triggers: tuple[byt
     key = (path, os.environ.get("PATH"))
     parsed: object = None
     defaults = Config()
-    candidates, prefixes = defaults.low_level, defaults.annotation_prefixes
+    candidates, words = defaults.low_level, _list_request_words(defaults)
     try:
         loaded = load_config(path)
         parsed = loaded.to_data()
-        candidates, prefixes = loaded.low_level, loaded.annotation_prefixes
+        candidates, words = loaded.low_level, _list_request_words(loaded)
     except Fault:
         if key in entries:
             candidates = (entries[key][1], *candidates)
     runtime = find_low_level_runtime(candidates)
-    triggers = (*base_triggers, *(f'"{prefix}'.encode() for prefix in prefixes))
+    triggers = (*base_triggers, *words)
     entry: CachedRuntime = (signature, runtime, get_file_signature(runtime), parsed, triggers)
     if parsed is not None:
         entries.pop(key, None)
@@ -64,6 +64,12 @@ def resolve_runtime(path: str, entries: CachedRuntimes, base_triggers: tuple[byt
         while len(entries) > _MAX_CACHED_RUNTIMES:
             del entries[next(iter(entries))]
     return entry
+
+
+def _list_request_words(config: Config) -> list[bytes]:
+    """List the words by which a config.json shows requests that the configuration adds."""
+    prefixes = [f'"{prefix}'.encode() for prefix in config.annotation_prefixes]
+    return [*prefixes, *[f"{name}=".encode() for name in config.device_variables]]
 
 
 def find_low_level_runtime(candidates: tuple[str, ...]) -> str:

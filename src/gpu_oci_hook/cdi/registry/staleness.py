@@ -12,12 +12,12 @@ from __future__ import annotations
 import os
 import stat
 
-from gpu_oci_hook.cdi.resolved_edits import list_edits_by_path
+from gpu_oci_hook.cdi.resolved_edits import list_edits_by_path, list_named_edits
 from gpu_oci_hook.cdi.spec.mount_options import has_host_source
 from gpu_oci_hook.cdi.translate import is_fully_specified_node, resolve_hook_program, strip_host_root
 from gpu_oci_hook.errors import clip_text
 from gpu_oci_hook.formats.driver_version import is_driver_version
-from gpu_oci_hook.formats.oci import get_list, get_member
+from gpu_oci_hook.formats.oci import get_list, get_member, get_text
 from gpu_oci_hook.host.device_nodes import DeviceMajors, read_device_majors
 
 TYPE_CHECKING = False
@@ -92,7 +92,7 @@ def list_stale_findings(data: object, path: str, host: Host, driver_version: str
         path: path of the file, for people.
         driver_version: version of the running driver; None skips the comparison of versions.
     """
-    mismatch = find_spec_mismatch(list_edits_by_path(data), host, driver_version)
+    mismatch = find_spec_mismatch(list_edits_by_path(data), host, driver_version, list_named_edits(data))
     if not mismatch:
         return []
     # Not at the top: a start that uses a file without differences needs neither.
@@ -118,12 +118,18 @@ def _name_host(host: Host) -> str:
     return f"the host below {host.root}" if host.prefix else "this host"
 
 
-def find_spec_mismatch(edits_by_path: list[tuple[str, object]], host: Host, driver_version: str | None) -> SpecMismatch:
+def find_spec_mismatch(
+    edits_by_path: list[tuple[str, object]],
+    host: Host,
+    driver_version: str | None,
+    named_edits: list[tuple[str, str, object]],
+) -> SpecMismatch:
     """Compare edits with this host.
 
     Arguments:
         edits_by_path: (JSON path, `containerEdits`) of each part of a file.
         driver_version: version of the running driver; None skips the comparison of versions.
+        named_edits: (JSON path, qualified name, `containerEdits`) of each device among these parts.
     """
     mismatch = SpecMismatch(driver_version or "", host)
     majors: DeviceMajors | None = None
@@ -136,7 +142,40 @@ def find_spec_mismatch(edits_by_path: list[tuple[str, object]], host: Host, driv
         versions.update(dict.fromkeys(_check_hooks(mismatch, json_path, edits, host)))
     versions.pop(driver_version or "", None)
     mismatch.driver_versions = list(versions) if driver_version else []
+    _check_device_identity(mismatch, edits_by_path, named_edits, host)
     return mismatch
+
+
+def _check_device_identity(
+    mismatch: SpecMismatch,
+    edits_by_path: list[tuple[str, object]],
+    named_edits: list[tuple[str, str, object]],
+    host: Host,
+) -> None:
+    """Check that GPU nodes are those of this host's GPUs, and that each device has those of the GPU in its name."""
+    nodes_by_path = {json_path: _list_node_sources(edits, host) for json_path, edits in edits_by_path}
+    if not any(path.startswith("/dev/nvidia") for paths in nodes_by_path.values() for path in paths):
+        return
+    from gpu_oci_hook.cdi.registry.device_identity import DeviceIdentity
+
+    identity = DeviceIdentity(host)
+    told: set[str] = set()
+    for json_path, paths in nodes_by_path.items():
+        for index, path in enumerate(paths):
+            sentence = identity.describe_foreign_node(path)
+            if sentence and sentence not in told:
+                told.add(sentence)
+                mismatch.number_conflicts.append((f"{json_path}.deviceNodes[{index}]", sentence))
+    for json_path, name, edits in named_edits:
+        sentence = identity.describe_wrong_device(name, _list_node_sources(edits, host))
+        if sentence:
+            mismatch.number_conflicts.append((f"{json_path}.deviceNodes", sentence))
+
+
+def _list_node_sources(edits: object, host: Host) -> list[str]:
+    """Return the host path of each device node."""
+    nodes = get_list(edits, "deviceNodes")
+    return [strip_host_root(host, get_text(node, "hostPath") or get_text(node, "path")) for node in nodes]
 
 
 def _check_mounts(mismatch: SpecMismatch, json_path: str, edits: object, host: Host) -> list[str]:

@@ -65,21 +65,32 @@ def _find_unusable_instances(
     major = read_device_majors(host).caps
     if major is None:  # the driver grants its capabilities through /proc alone (facts: mig-450-proc-rights)
         return frozenset()
-    paths: dict[str, str] = {}
-    minors: dict[str, int] = {}
+    minors_by_instance: dict[int, int] = {}
+    minors_by_id: dict[tuple[int, int], tuple[int, int]] = {}
     for gi, ci in ids:
-        for capability in (f"gi{gi}", f"gi{gi}/ci{ci}"):
-            if capability not in paths:
-                minor, _ = read_capability_file(tree, f"/{capability}/access")
-                if minor < 0:
-                    minors = minors or read_capability_minors(host)
-                    minor = minors.get(format_capability_name(gpu, capability), -1)
-                paths[capability] = f"{CAPS_DIRECTORY}/nvidia-cap{minor}" if minor >= 0 else ""
-    nodes = [(path, major, int(path.rpartition("cap")[2])) for path in paths.values() if path]
+        if gi not in minors_by_instance:
+            minors_by_instance[gi] = _read_capability_minor(host, gpu, tree, f"gi{gi}")
+        minors_by_id[gi, ci] = (minors_by_instance[gi], _read_capability_minor(host, gpu, tree, f"gi{gi}/ci{ci}"))
+    known_minors = dict.fromkeys(minor for minors in minors_by_id.values() for minor in minors if minor >= 0)
+    nodes = [(f"{CAPS_DIRECTORY}/nvidia-cap{minor}", major, minor) for minor in known_minors]
     unusable = find_unusable_nodes(host, nodes, mig=True)
     if not unusable:
         return frozenset()
-    return frozenset((gi, ci) for gi, ci in ids if unusable.keys() & {paths[f"gi{gi}"], paths[f"gi{gi}/ci{ci}"]})
+    unusable_minors = {minor for path, _, minor in nodes if path in unusable}
+    return frozenset(ids for ids, minors in minors_by_id.items() if unusable_minors.intersection(minors))
+
+
+def list_instance_minors(host: Host, gpu: Gpu, gi: int, ci: int) -> list[int]:
+    """Return the device minors of the two capabilities of a MIG device, without unknown ones."""
+    tree = open_mig_tree(host, gpu)
+    minors = [_read_capability_minor(host, gpu, tree, name) for name in (f"gi{gi}", f"gi{gi}/ci{ci}")]
+    return [minor for minor in minors if minor >= 0]
+
+
+def _read_capability_minor(host: Host, gpu: Gpu, tree: Host, capability: str) -> int:
+    """Return the device minor of a capability of a GPU, from its file or from the minors table; -1 if unknown."""
+    minor, _ = read_capability_file(tree, f"/{capability}/access")
+    return minor if minor >= 0 else read_capability_minors(host).get(format_capability_name(gpu, capability), -1)
 
 
 def _list_instance_ids_by_nodes(host: Host, gpu: Gpu) -> list[tuple[int, int]]:
