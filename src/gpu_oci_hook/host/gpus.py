@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpu_oci_hook.host.platforms.platform import Platform
 
 _READ_LIMIT = 65536
-GPUS_DIR = "/proc/driver/nvidia/gpus"
+_GPUS_DIR = "/proc/driver/nvidia/gpus"
 
 
 def read_driver_version(host: Host) -> str | None:
@@ -133,14 +133,14 @@ def read_gpus(host: Host) -> tuple[list[Gpu], list[str]]:
     """
     entries: list[tuple[tuple[int, int, int, int], str, GpuInformation | None]] = []
     problems: list[str] = []
-    for name in host.list_names(GPUS_DIR):
+    for name in host.list_names(_GPUS_DIR):
         address = _parse_pci_address(name)
         if address is None:
             problems.append(
-                f"{host.full_path(GPUS_DIR + '/' + name)}: the name is not a PCI address, so it is left out"
+                f"{host.full_path(_GPUS_DIR + '/' + name)}: the name is not a PCI address, so it is left out"
             )
             continue
-        information, reason = _read_gpu_information(host, f"{GPUS_DIR}/{name}/information")
+        information, reason = _read_gpu_information(host, f"{_GPUS_DIR}/{name}/information")
         if information is not None and information["excluded"]:
             continue
         if reason:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from gpu_oci_hook.errors import clip_text
 from gpu_oci_hook.formats.cdi_names import parse_qualified_name
 from gpu_oci_hook.host.device_nodes import NVIDIA_MAJOR, find_unusable_nodes
-from gpu_oci_hook.host.gpus import GPUS_DIR, read_gpus, select_usable_gpus
+from gpu_oci_hook.host.gpus import read_gpus, select_usable_gpus
 from gpu_oci_hook.host.mig.capability_files import CAPS_DIRECTORY, list_instance_minors, list_mig_instance_ids
 from gpu_oci_hook.host.optional.graphics import list_drm_devices
 from gpu_oci_hook.request.cdi_requests import strip_type_prefix
@@ -35,8 +35,8 @@ class DeviceIdentity:
 
     def __init__(self, host: Host) -> None:
         self.host = host
-        self.is_known = host.stat_path(GPUS_DIR) is not None
         self._driver_gpus, _ = read_gpus(host)
+        self.is_known = bool(self._driver_gpus)
         self._gpus, _ = select_usable_gpus(host, self._driver_gpus)
 
     def describe_foreign_node(self, path: str) -> str:
