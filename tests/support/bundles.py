@@ -83,7 +83,10 @@ def read_spec(directory: Path) -> Spec:
 
 
 def host_config(host: Path | str, **values: Any) -> Config:
-    """Build a configuration for a simulated host; nothing of this machine is used. Variables may name vendor.com's kinds."""
+    """Build a configuration for a simulated host; nothing of this machine is used.
+
+    NVIDIA_VISIBLE_DEVICES may name devices of VENDOR_KINDS.
+    """
     return Config(root=str(host), **{"load_modules": False, "env_kinds": VENDOR_KINDS, **values})
 
 

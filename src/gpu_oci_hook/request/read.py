@@ -161,7 +161,8 @@ def _record_void(
     request.origin = f"{origin}: nothing requested"
     if len(selectors) > 1:
         request.warnings.append(
-            f'{origin.partition("=")[0]} mixes "void" with other values ({clip_text(value)}): the container gets nothing'
+            f'{origin.partition("=")[0]} mixes "void" with other values ({clip_text(value)}): the container gets '
+            "nothing"
         )
     request.withheld += [
         (clip_text(annotation.selector), f"requested by {annotation.origin}, but {origin} disables all requests")
