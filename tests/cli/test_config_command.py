@@ -41,6 +41,14 @@ def test_the_shipped_file_is_valid(command: Command) -> None:
         ('[host]\nroot = "{0}"\ndriver-root = "/none"', "[host] driver-root: {0}/none is not a directory (now)"),
         ('[host]\nroot = "{0}"\nlibrary-paths = ["/none"]', "[host] library-paths: {0}/none is not a directory"),
         (
+            '[runtime]\nlow-level = ["docker"]',
+            "[runtime] low-level: docker is a program of a container engine, not an OCI runtime such as runc or crun",
+        ),
+        (
+            '[runtime]\nlow-level = ["podman", "/bin/sh"]',
+            "[runtime] low-level: podman is a program of a container engine, not an OCI runtime such as runc or crun",
+        ),
+        (
             '[runtime]\nlow-level = ["/none"]',
             "[runtime] low-level: found none of: /none",
         ),

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from gpu_oci_hook import VERSION
 from gpu_oci_hook.shim.main import CommandLine
 
 # The shim with its state beside the test's configuration: tests that run at the same time must not share /run.
@@ -70,7 +71,18 @@ def test_the_command_is_the_first_word_that_is_no_flag_and_no_flags_value(line: 
         ("create id --bundle /b", "/b/config.json"),
         ("create id -- --bundle /b", "config.json"),
         ("create --not-bundle /x id", "config.json"),
-        ("run -b /b --config other.json id", "/b/other.json"),
+        ("run -b /b --config other.json id", "other.json"),
+        ("run -b /b --config ./config.json id", "./config.json"),
+        ("run -b /b --config config.json id", "/b/config.json"),
+        ("run -b /b -fother.json id", "other.json"),
+        ("create -b/b id", "/b/config.json"),
+        ("create --bun /b id", "/b/config.json"),
+        ("create --bundl=/b id", "/b/config.json"),
+        ("run -db/b id", "/b/config.json"),
+        ("run -d -b /b id", "/b/config.json"),
+        ("create --pid /b --no-pivot -b /c id", "/c/config.json"),
+        ("create --conf /c.json -b /b id", "/c.json"),
+        ("create --cons /s -b /b id", "/b/config.json"),
         ("run -b /b -f /abs.json id", "/abs.json"),
         ("create --bundle", "config.json"),
         ("start --bundle /b id", "config.json"),
@@ -93,6 +105,15 @@ def test_the_bundle_is_found_in_all_its_forms(line: str, path: str) -> None:
 )
 def test_the_container_is_the_word_that_is_no_flag(line: str, container: str) -> None:
     assert CommandLine(line.split()).container_id == container
+
+
+def test_a_bundle_whose_name_begins_with_an_equals_sign_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "=b").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert call("create -b=b id")[1] == "=b/config.json"  # crun's reading
+    assert call("create -b=c id")[1] == "c/config.json"  # runc's
 
 
 def test_the_log_is_a_global_flag_in_both_forms() -> None:
@@ -132,10 +153,41 @@ def shim(*words: str, **options: object) -> subprocess.CompletedProcess[bytes]:
 
 
 def test_every_other_command_becomes_the_low_level_runtime_as_it_came(machine: Path) -> None:
-    for words in (["--root", "/r", "start", "create"], ["--version"], ["kill", "a b", "\n"], []):
+    for words in (["--root", "/r", "start", "create"], ["--help"], ["kill", "a b", "\n"], []):
         result = shim(*words)
         assert (result.returncode, result.stdout, result.stderr) == (0, b"", b"")
         assert Path(f"{machine}.args").read_text() == "".join(f"{word}\n" for word in words)
+
+
+@pytest.mark.parametrize("words", [["--version"], ["-v"], ["--root", "/r", "-V"], ["--version", "state"]])
+def test_the_version_is_ours_and_then_that_of_the_low_level_runtime(machine: Path, words: list[str]) -> None:
+    machine.write_text('#!/bin/sh\nfor a; do printf "%s\\n" "$a"; done > "$0.args"\necho low version 7; exit 3\n')
+    result = shim(*words)
+    assert (result.returncode, result.stderr) == (3, b"")
+    assert result.stdout.decode() == f"gpu-oci-runtime version {VERSION}\nlow version 7\n"
+    assert Path(f"{machine}.args").read_text() == "".join(f"{word}\n" for word in words)
+
+
+def test_the_version_is_printed_without_a_low_level_runtime_too(machine: Path) -> None:
+    machine.unlink()
+    result = shim("--version")
+    assert (result.returncode, result.stdout.decode()) == (0, f"gpu-oci-runtime version {VERSION}\n")
+    assert result.stderr.count(b"\n") == 1
+    assert b"found none of" in result.stderr and b"Install runc or crun" in result.stderr
+    assert shim("state", "x").returncode == 1
+
+
+@pytest.mark.parametrize("name", ["docker", "/usr/bin/podman", "containerd"])
+def test_an_engine_does_not_count_as_a_low_level_runtime(machine: Path, name: str) -> None:
+    config = Path(os.environ["GPU_OCI_HOOK_CONFIG"])
+    config.write_text(f'[runtime]\nlow-level = ["{name}"]\n')
+    result = shim("state", "x")
+    assert result.returncode == 1
+    assert (
+        f"{name} is a program of a container engine, not an OCI runtime such as runc or crun" in result.stderr.decode()
+    )
+    config.write_text(f'[runtime]\nlow-level = ["{name}", "{machine}"]\n')
+    assert shim("state", "x").returncode == 0
 
 
 def test_the_process_stays_the_same_and_signals_are_as_the_kernel_gives_them(machine: Path) -> None:

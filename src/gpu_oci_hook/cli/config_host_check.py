@@ -18,7 +18,7 @@ from gpu_oci_hook.host.driver.other_roots import find_other_driver_root, suggest
 from gpu_oci_hook.host.gpus import read_driver_version
 from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.inject.gather import get_driver_host
-from gpu_oci_hook.shim.low_level_runtime import find_low_level_runtime
+from gpu_oci_hook.shim.low_level_runtime import describe_engine_program, find_low_level_runtime, list_engine_programs
 
 _Problem = tuple[tuple[str, ...], str]
 """Path of a key and what does not fit."""
@@ -88,6 +88,9 @@ def _check_runtime(settings: Config) -> Iterator[_Problem]:
         find_low_level_runtime(settings.low_level)
     except Fault as fault:
         yield ("runtime", "low-level"), f"{fault.what}"
+    else:
+        for program in list_engine_programs(settings.low_level):
+            yield ("runtime", "low-level"), describe_engine_program(program)
     log_directory = os.path.dirname(settings.log_file)
     if log_directory and not os.path.isdir(log_directory):
         yield ("runtime", "log-file"), f"the directory {log_directory} does not exist"

@@ -26,6 +26,12 @@ _NVIDIA_CDI_HOOKS = (NVIDIA_CDI_HOOK, NVIDIA_CTK)
 SIMULATED_HOST_MARKER = ".gpu-oci-hook-simulate"
 """File at the root of every host that `simulate` made."""
 
+# Programs of engines, which are sometimes taken for OCI runtimes.
+ENGINE_PROGRAMS = (
+    "docker", "dockerd", "podman", "containerd", "containerd-shim-runc-v2", "ctr", "nerdctl", "crictl", "crio",
+    "conmon", "buildah", "kubelet",
+)  # fmt: skip
+
 LAUNCHER_MARKER = b"# Launcher of gpu-oci-hook, written by `gpu-oci-hook install`"
 """The line that marks a launcher written by `install`."""
 

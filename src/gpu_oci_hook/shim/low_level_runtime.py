@@ -15,7 +15,7 @@ from gpu_oci_hook.config.load import find_config_path, load_config
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files.read_regular import read_regular_head
 from gpu_oci_hook.files.state_dir import get_file_signature
-from gpu_oci_hook.formats.program_names import is_runtime_launcher
+from gpu_oci_hook.formats.program_names import ENGINE_PROGRAMS, get_program_name, is_runtime_launcher
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def _list_request_words(config: Config) -> list[bytes]:
 
 
 def find_low_level_runtime(candidates: tuple[str, ...]) -> str:
-    """Return the first candidate that is a program and not this one.
+    """Return the first candidate that is a program, and neither this one nor an engine's.
 
     Arguments:
         candidates: absolute paths, or names that are searched in PATH and then in the standard directories.
@@ -83,8 +83,12 @@ def find_low_level_runtime(candidates: tuple[str, ...]) -> str:
     """
     directories = [directory for directory in os.environ.get("PATH", "").split(":") if directory.startswith("/")]
     directories += [directory for directory in STANDARD_DIRECTORIES if directory not in directories]
+    where, hint = f"{find_config_path()}: runtime.low-level", "Install runc or crun, or set the absolute path of one"
+    engines = list_engine_programs(candidates)
     own_copies = 0
     for candidate in candidates:
+        if candidate in engines:
+            continue
         paths = [candidate] if candidate.startswith("/") else [f"{directory}/{candidate}" for directory in directories]
         for path in paths:
             if not os.path.isfile(path) or not os.access(path, os.X_OK):
@@ -93,13 +97,25 @@ def find_low_level_runtime(candidates: tuple[str, ...]) -> str:
                 own_copies += 1
                 continue
             return path
+    if engines and len(engines) == len(candidates):
+        raise Fault(describe_engine_program(engines[0]), where=where, hint=hint)
     raise Fault(
         f"found none of: {', '.join(candidates) or '(empty list)'} in "
         + ":".join(directories)
         + (f" (candidates that are this program itself: {own_copies})" if own_copies else ""),
-        where=f"{find_config_path()}: runtime.low-level",
-        hint="Install runc or crun, or set the absolute path of one",
+        where=where,
+        hint=hint,
     )
+
+
+def list_engine_programs(candidates: tuple[str, ...]) -> list[str]:
+    """Return the candidates that are programs of an engine and not OCI runtimes."""
+    return [candidate for candidate in candidates if get_program_name(f"/{candidate}") in ENGINE_PROGRAMS]
+
+
+def describe_engine_program(candidate: str) -> str:
+    """Say that a candidate is a program of an engine."""
+    return f"{candidate} is a program of a container engine, not an OCI runtime such as runc or crun"
 
 
 def _is_this_program(path: str) -> bool:

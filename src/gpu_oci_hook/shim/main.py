@@ -23,15 +23,18 @@ CACHE_NAME = "runtime"
 
 # Flags before the command that take the next argument as their value (runc 1.1 to 1.5, crun 1.8 to 1.29, youki).
 VALUE_FLAGS = frozenset(("log", "log-format", "log-level", "root", "rootless", "criu", "cgroup-manager", "l", "r"))
-PLAIN_FLAGS = frozenset(("debug", "systemd-cgroup", "s", "version", "v", "V", "help", "h", "usage", "?"))
+VERSION_FLAGS = frozenset(("version", "v", "V"))
+PLAIN_FLAGS = VERSION_FLAGS | {"debug", "systemd-cgroup", "s", "help", "h", "usage", "?"}
 COMMANDS = frozenset(
     (
         "checkpoint", "create", "delete", "events", "exec", "features", "help", "info", "init", "kill", "list",
         "mounts", "pause", "ps", "restore", "resume", "run", "spec", "start", "state", "update",
     )
 )  # fmt: skip
-# Flags of create and run that take the next argument as their value.
-CREATE_VALUE_FLAGS = frozenset(("console-socket", "pid-file", "pidfd-socket", "preserve-fds"))
+# Flags of create and run with a value. crun accepts every unambiguous beginning of a name (facts: crun-flags).
+CREATE_VALUE_FLAGS = ("bundle", "config", "console-socket", "pid-file", "pidfd-socket", "preserve-fds")
+CREATE_SHORT_FLAGS = {"b": "bundle", "f": "config"}
+CREATE_SHORT_SWITCHES = "d"
 
 # A container that asks for a GPU has one of these in its config.json. An engine that escaped plain ASCII letters would
 # hide them, and the container would start without a GPU; none does. `shim.low_level_runtime` adds the annotation
@@ -54,11 +57,12 @@ class CommandLine:
         log_path: the file in which the engine expects the reason of a failure, or "" when it names none.
         log_format: "json" or "text".
         bundle: the bundle's directory as written, or "" for the current directory.
-        config_file: crun's `--config`, relative to the bundle; "config.json" otherwise.
+        config_file: crun's `--config`, relative to the current directory; "config.json", in the bundle, without it.
         container_id: the id of the container to create, or "" for every other command.
+        shows_version: the runtime is asked for its version.
     """
 
-    __slots__ = ("bundle", "command", "config_file", "container_id", "log_format", "log_path")
+    __slots__ = ("bundle", "command", "config_file", "container_id", "log_format", "log_path", "shows_version")
 
     def __init__(self, arguments: list[str]) -> None:
         self.command = ""
@@ -67,6 +71,7 @@ class CommandLine:
         self.bundle = ""
         self.config_file = "config.json"
         self.container_id = ""
+        self.shows_version = False
         rest = self._parse_global_flags(arguments)
         if self.command in ("create", "run"):
             self._parse_create_flags(rest)
@@ -95,6 +100,8 @@ class CommandLine:
                 self.log_path = value
             elif name == "log-format":
                 self.log_format = value
+            elif name in VERSION_FLAGS:
+                self.shows_version = True
         if at < len(arguments):
             self.command = arguments[at]
         return arguments[at + 1 :]
@@ -111,21 +118,38 @@ class CommandLine:
             if len(argument) < 2 or argument[0] != "-":
                 self.container_id = argument
                 continue
-            name, equals, value = argument.lstrip("-").partition("=")
-            is_used = name in ("b", "bundle", "f", "config")
-            if not equals and at < len(arguments) and (is_used or name in CREATE_VALUE_FLAGS):
+            name, value = _split_create_flag(argument)
+            if name and value is None and at < len(arguments):
                 value = arguments[at]
                 at += 1
-            if name in ("b", "bundle"):
-                self.bundle = value
-            elif is_used and value:
+            if name == "bundle":
+                self.bundle = value or ""
+            elif name == "config" and value:
                 self.config_file = value
 
     def config_json_path(self) -> str:
         """Return the path of the bundle's config.json."""
-        if not self.bundle or self.config_file.startswith("/"):
+        if not self.bundle or self.config_file != "config.json":
             return self.config_file
         return f"{self.bundle}{'' if self.bundle.endswith('/') else '/'}{self.config_file}"
+
+
+def _split_create_flag(argument: str) -> tuple[str, str | None]:
+    """Return the name of a value flag of `create`, and its value: None if that is the next argument.
+
+    runc's flags are Go's, crun's are argp's. Both have `--bundle DIR`, `--bundle=DIR` and `-b DIR`. Go's have `-bundle
+    DIR` and `-b=DIR` too, argp's `--bun DIR`, `-bDIR` and `-dbDIR`. The name of any other flag is "".
+    """
+    name, equals, text = argument.lstrip("-").partition("=")
+    value = text if equals else None
+    if name in CREATE_VALUE_FLAGS or name in CREATE_SHORT_FLAGS:
+        if argument[1] != "-" and value is not None and state_dir.path_exists(f"={value}"):
+            value = f"={value}"  # crun's value begins after the letter
+        return CREATE_SHORT_FLAGS.get(name, name), value
+    if argument.startswith("--"):
+        return next((flag for flag in CREATE_VALUE_FLAGS if name and flag.startswith(name)), ""), value
+    letters = argument[1:].lstrip(CREATE_SHORT_SWITCHES)
+    return CREATE_SHORT_FLAGS.get(letters[:1], ""), letters[1:] or None
 
 
 # (signature of the config file, path of the low-level runtime, its signature, parsed configuration or None, triggers).
@@ -184,6 +208,22 @@ def _make_loop_fault() -> Exception:
     )
 
 
+def _print_version(error: Exception | None = None) -> None:
+    """Print our name and version; the low-level runtime prints its own afterwards.
+
+    Arguments:
+        error: why there is no low-level runtime.
+    """
+    try:
+        posix.write(1, f"gpu-oci-runtime version {VERSION}\n".encode())
+    except OSError:
+        pass
+    if error is not None:
+        from gpu_oci_hook.reporting.failure import describe_error, report_warning
+
+        report_warning(describe_error(error))
+
+
 def exec_runtime(path: str, arguments: list[str]) -> None:
     """Replace this process by the low-level runtime: same PID, descriptors, environment and directory.
 
@@ -198,7 +238,7 @@ def exec_runtime(path: str, arguments: list[str]) -> None:
 
 
 def main() -> None:
-    """Run one call of an engine; does not return."""
+    """Run one call of an engine; return only without a low-level runtime that could be asked for its version."""
     gc.disable()  # a process of 20 ms has nothing to collect, and the collector would cost one of them
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # Ctrl-C ends this program as it ends runc, without a traceback
@@ -207,7 +247,15 @@ def main() -> None:
     try:
         if state_dir.get_environment_variable(LOOP_GUARD_VARIABLE) == str(posix.getpid()):
             raise _make_loop_fault()
-        entry = load_runtime()
+        try:
+            entry = load_runtime()
+        except Exception as error:
+            if not call.shows_version:
+                raise
+            _print_version(error)
+            return
+        if call.shows_version:
+            _print_version()
         if call.command in ("create", "run"):
             from gpu_oci_hook.files.read_regular import has_trigger, is_oversized_without_triggers, read_config_json
 
