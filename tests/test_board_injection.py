@@ -176,7 +176,7 @@ def test_windows_knows_no_choice_among_gpus(wsl: Path, tmp_path: Path, word: str
 @pytest.mark.parametrize("word", ["1", "GPU-44b97862", "0000:01:00.0"])
 def test_an_unknown_gpu_on_windows_fails_with_the_valid_ones(wsl: Path, tmp_path: Path, word: str) -> None:
     text = refused(make_bundle(tmp_path / "b", container_spec(f"NVIDIA_VISIBLE_DEVICES={word}")), host_config(wsl))
-    assert "there is no GPU" in text and word in text and "This machine has 0 = all GPUs that Windows shows" in text
+    assert "there is no GPU" in text and word in text and "This host has GPU 0 (all GPUs that Windows shows)" in text
 
 
 def test_none_gives_the_stores_files_and_no_node(wsl: Path, tmp_path: Path) -> None:
@@ -352,7 +352,7 @@ def test_lists_lie_where_the_configuration_says(orin: Path, tmp_path: Path) -> N
 @pytest.mark.parametrize("word", ["1", "GPU-44b97862", "0-1"])
 def test_an_unknown_gpu_on_a_board_fails_with_the_valid_ones(orin: Path, tmp_path: Path, word: str) -> None:
     text = refused(make_bundle(tmp_path / "b", container_spec(f"NVIDIA_VISIBLE_DEVICES={word}")), host_config(orin))
-    assert "This machine has 0 = NVIDIA Jetson AGX Orin Developer Kit" in text
+    assert "This host has GPU 0 (NVIDIA Jetson AGX Orin Developer Kit)" in text
 
 
 REQUIREMENTS = {

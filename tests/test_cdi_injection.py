@@ -307,7 +307,7 @@ def test_a_gpu_that_is_gone_is_not_given_as_another_one_by_an_old_file(tmp_path:
     """The file has the node of the GPU that was there; by now it is another GPU's."""
     put(host, "etc/cdi/nvidia.yaml", own_file(DRIVER, name))
     asked = make_bundle(tmp_path / "b", container_spec(f"NVIDIA_VISIBLE_DEVICES=nvidia.com/gpu={name}"))
-    valid = "or request a whole GPU: 0 to " if name.endswith("0:1") else "This machine has"
+    valid = "or request a whole GPU: 0 to " if name.endswith("0:1") else "This host has"
     assert valid in refused(asked, host_config(host))
 
 

@@ -278,7 +278,9 @@ def test_an_unknown_device_fails_with_the_valid_ones_and_changes_nothing(
         inject_in_process(made, host_config(report.directory))
     assert snapshot_tree(made) == before
     gpu = report.gpus[0]
-    assert (f"MIG-{gpu.uuid}/7/0" if "MIG" in asked else "This machine has 0:0 to 0:6, 2:0 to 2:3") in str(caught.value)
+    assert (f"MIG-{gpu.uuid}/7/0" if "MIG" in asked else "This host has the MIG devices 0:0 to 0:6, 2:0 to 2:3") in str(
+        caught.value
+    )
     assert "\n" not in str(caught.value)
 
 
@@ -325,7 +327,7 @@ def test_a_start_that_needs_nvml_fails_within_the_limit_by_name(
     assert words in text
     assert "NVML" in text
     assert "NVIDIA_VISIBLE_DEVICES" in text
-    assert "This machine has 0:0 to 0:6, 2:0 to 2:3" in text, "how to do without NVML is not said"
+    assert "This host has the MIG devices 0:0 to 0:6, 2:0 to 2:3" in text, "how to do without NVML is not said"
     assert snapshot_tree(made) == before
 
 

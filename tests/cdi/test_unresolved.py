@@ -151,7 +151,11 @@ CASES: list[tuple[Callable[[Path], None], str, list[str]]] = [
     (subdirectory, "directory", ["/etc/cdi/gpus/nvidia.json", "directory not scanned"]),
     (linked_directory, "directory", ["directory not scanned", "it is a symbolic link"]),
     (broken, "invalid", ["/etc/cdi/nvidia.yaml", "may define it"]),
-    (nothing, "undefined", ["no CDI file defines it", "/etc/cdi, /var/run/cdi", "This machine has no GPU"]),
+    (
+        nothing,
+        "undefined",
+        ["no CDI file defines it", "/etc/cdi, /var/run/cdi (does not exist)", "This host has no GPU"],
+    ),
     (lambda root: None, "undefined", ["no CDI file defines it"]),
 ]
 
@@ -261,7 +265,7 @@ def test_who_wanted_one_gpu_that_is_not_there_is_told_which_are_and_never_to_tak
         found = asked(host, "nvidia.com/gpu=9")
         assert found.code == ("device" if devices else "absent")
         assert found.text.endswith(", and there is no GPU 9")
-        assert found.hint == "This machine has 0 to 3 (gpu-oci-hook list names them)"
+        assert found.hint == "This host has GPUs 0 to 3; see gpu-oci-hook list"
 
 
 def test_a_word_that_names_no_gpu_is_no_reason_to_write_a_file(tmp_path: Path) -> None:

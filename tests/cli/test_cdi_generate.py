@@ -27,7 +27,7 @@ NO_HOOK = "warning: the hook program"
 # The simulated host's DRM nodes belong to groups.
 REFUSED = (
     "warning: the file needs CDI 0.7.0 (additionalGids), and docker before 26.1, containerd before 1.7.16, crio before "
-    "1.30, podman before 5.1 refuse it as a whole. Write one that they can read with --target ENGINE-VERSION, as in "
+    "1.30, podman before 5.1 refuse it as a whole. Write one that they can read with --target, as in "
     "--target podman-4.3\n"
 )
 
@@ -140,12 +140,12 @@ def test_a_wrong_value_of_an_option_ends_with_2(generate: Command, words: tuple[
         (("--max-version", "0.3.0"), "Choose --capabilities utility, which has no nodes whose numbers change with a"),
         (("--max-version", "0.3.0"), ", or choose --max-version 0.5.0"),
         (("--class", "a.b", "--max-version", "0.5.0"), "Choose a --class without a dot, or choose --max-version 0.6.0"),
-        (("--device", "9"), "--device: there is no GPU 9. This machine has 0"),
+        (("--device", "9"), "--device: there is no GPU 9. This host has GPU 0"),
         (("--mode", "nvswitch"), "NVSwitch devices are requested, but this host does not have them: /dev/nvidia-nvswi"),
         (("--vendor", "-"), '"-/gpu" is not a valid CDI kind'),
         (("--output", "/proc/nowhere/x.yaml"), "/proc/nowhere/x.yaml: cannot be written"),
         (("--output", "/nowhere/at/all/x.yaml"), "no directory /nowhere/at. Create it first: mkdir -p /nowhere"),
-        (("--output", "/tmp"), "/tmp: it is a directory"),
+        (("--output", "/tmp"), "--output /tmp: is a directory. Name a file, such as /tmp/nvidia.yaml"),
         (("--root", "/nowhere"), "--root /nowhere: no such directory"),
     ],
 )  # fmt: skip

@@ -39,7 +39,8 @@ def test_list_of_a_host_without_files_says_where_it_looked(command: Command, hos
     answer = command("cdi", "list", *words(host))
     assert answer.status == 0
     why = f"[host] root is {host}: engines of this machine read /etc/cdi, /var/run/cdi"
-    assert f"looked in {host}/etc/cdi, {host}/var/run/cdi ({why})" in answer.out
+    there = [" (does not exist)" if not (host / path).is_dir() else "" for path in ("etc/cdi", "var/run/cdi")]
+    assert f"looked in {host}/etc/cdi{there[0]}, {host}/var/run/cdi{there[1]} ({why})" in answer.out and any(there)
     assert document(command("cdi", "list", *words(host), "--format", "json"), "cdi-list")["devices"] == []
 
 
@@ -157,8 +158,14 @@ def test_other_directories_can_be_named_and_are_not_looked_for_below_the_host_ro
     assert "because its directory comes later" in answer.out
     monkeypatch.chdir(tmp_path)
     assert command("cdi", "resolve", *words(host, "--spec-dir", "one"), "vendor.com/dev=a").status == 0
-    answer = command("cdi", "list", *words(host, "--spec-dir", "none"))
-    assert f"no CDI file defines a device; looked in {tmp_path}/none\n" == answer.out
+    for place, problem in (("none", "no such directory"), ("file", "not a directory")):
+        (tmp_path / "file").write_text("")
+        for words_before in (("cdi", "list"), ("cdi", "resolve", "v.com/d=0")):
+            answer = command(*words_before, *words(host, "--spec-dir", place))
+            assert (answer.status, answer.err) == (1, f"gpu-oci-hook: --spec-dir {place}: {problem}\n")
+    (tmp_path / "empty").mkdir()
+    answer = command("cdi", "list", *words(host, "--spec-dir", "empty"))
+    assert f"no CDI file defines a device; looked in {tmp_path}/empty\n" == answer.out
     # What the files name is still looked for on the host.
     mount = {"hostPath": "/etc/of-host", "containerPath": "/x", "options": ["bind"]}
     write_host_file(tmp_path, "one/a.json", make_spec("a", mounts=[mount]))
@@ -239,7 +246,7 @@ def test_resolve_knows_mig_devices(command: Command, tmp_path: Path) -> None:
     host_tree.build_host(tmp_path / "host", gpus=1, driver="555.42.02", mig=["2g,1g"])
     out = command("cdi", "resolve", "--root", str(tmp_path / "host"), "nvidia.com/gpu=0:1", "nvidia.com/gpu=mig0:9").out
     assert "injects MIG device 0:1" in out
-    assert "there is no MIG device 0:9. This machine has 0:0 to 0:1" in out
+    assert "there is no MIG device 0:9. This host has the MIG devices 0:0 to 0:1" in out
 
 
 def test_the_configuration_names_the_directories(command: Command, host: Path, tmp_path: Path) -> None:

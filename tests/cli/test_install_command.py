@@ -252,7 +252,7 @@ def test_an_interpreter_that_cannot_load_the_shim_is_refused(
 ) -> None:
     base(monkeypatch, "/bin/false")
     answer = command("install", "--prefix", tmp_path)
-    assert answer.status == 1 and "cannot run the shim" in answer.err
+    assert answer.status == 1 and "cannot run gpu-oci-runtime" in answer.err
     assert not (tmp_path / "bin").exists()
 
 

@@ -114,7 +114,7 @@ def failure(scenes: Scenes) -> None:
     done = scenes.engine.run(ContainerRequest(build_probe_command(scenes.host), ["NVIDIA_VISIBLE_DEVICES=9"]))
     assert done.status == scenes.engine.refusal, done
     assert "NVIDIA_VISIBLE_DEVICES" in done.text, done
-    assert "This machine has 0 to 1" in done.text, done
+    assert "This host has GPUs 0 to 1" in done.text, done
     assert "Traceback" not in done.text, done
 
 

@@ -112,7 +112,7 @@ def test_the_parent_is_open_and_the_other_gpu_is_not(bare_runtime: BareRuntime, 
 def test_a_wrong_device_is_one_line_with_the_valid_ones(bare_runtime: BareRuntime, double: NvmlDouble) -> None:
     done = bare_runtime.run(ContainerRequest(["/probe"], ["NVIDIA_VISIBLE_DEVICES=0:9"]))
     assert done.status != 0
-    assert "there is no MIG device 0:9. This machine has 0:0 to 0:6" in done.text
+    assert "there is no MIG device 0:9. This host has the MIG devices 0:0 to 0:6" in done.text
     assert "Traceback" not in done.text
 
 

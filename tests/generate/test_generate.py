@@ -110,7 +110,7 @@ def test_only_the_devices_that_are_named_are_written(host: Path) -> None:
 
 def test_a_device_that_is_not_there_is_refused_with_those_that_are(host: Path) -> None:
     text = refused(host, selectors=("7",))
-    assert text.startswith("--device: there is no GPU 7. This machine has 0 to 1 (")
+    assert text.startswith("--device: there is no GPU 7. This host has GPUs 0 to 1; ")
 
 
 def test_a_gpu_whose_uuid_the_driver_does_not_know_yet_has_no_name_by_it(own: Path) -> None:

@@ -440,7 +440,7 @@ def test_a_gpu_by_two_names_is_one(words: str, tmp_path: Path, host: Path) -> No
 
 def test_a_gpu_that_is_not_there_is_refused_with_those_that_are(tmp_path: Path, host: Path) -> None:
     text = refused(make_bundle(tmp_path / "bundle", container_spec("NVIDIA_VISIBLE_DEVICES=9")), host_config(host))
-    assert "there is no GPU 9. This machine has 0 to 1" in text
+    assert "there is no GPU 9. This host has GPUs 0 to 1" in text
 
 
 # --- what is there ---------------------------------------------------------------------------------------
@@ -508,7 +508,7 @@ def test_a_driver_root_without_the_driver_is_corrected(
     )
     assert "install and load" not in text and "nstall the driver" not in text
     assert f"has no driver libraries; the driver's libraries are below {driver_is_at}: set" in "\n".join(
-        check_config_against_host(config)
+        what for _, what, _ in check_config_against_host(config)
     )
 
 

@@ -105,16 +105,16 @@ def test_an_unknown_word_fails_and_names_the_devices_that_exist(word: str) -> No
         assert "MIG-GPU-11111111-aaaa-0000-0000-000000000001/1/0" in text
         assert "MIG-GPU-11112222-aaaa-0000-0000-000000000002/7/0" in text
     elif word.startswith("MIG-dddd"):  # NVML has said what there is
-        assert set(UUIDS.values()) <= set(text.replace(",", "").split())
+        assert set(UUIDS.values()) <= set(text.replace(",", "").replace(";", "").split())
     else:
-        assert "This machine has 0:0 to 0:2, 1:0 (gpu-oci-hook list names them)" in text
+        assert "This host has the MIG devices 0:0 to 0:2, 1:0; see gpu-oci-hook list" in text
     assert len(text) < 600
 
 
 def test_uuids_are_listed_when_they_are_known_and_asked_for() -> None:
     with pytest.raises(Fault, match="MIG-aaaa1111-0000-5000-8000-000000000001"):
         chosen("MIG-abc", fake=Fake(remembers=True))
-    with pytest.raises(Fault, match=r"there is no MIG device 0:9. This machine has 0:0 to 0:2, 1:0 "):
+    with pytest.raises(Fault, match=r"there is no MIG device 0:9. This host has the MIG devices 0:0 to 0:2, 1:0; "):
         chosen("0:9", fake=Fake(remembers=True))
 
 
@@ -163,7 +163,7 @@ def test_nvmls_failure_is_told_with_a_word_that_needs_no_nvml() -> None:
     text = str(caught.value)
     assert 'only NVML knows which MIG device is "MIG-bbbb"' in text
     assert "within 10 seconds" in text
-    assert "Use a name that needs no NVML. This machine has 0:0 to 0:2, 1:0" in text
+    assert "Use a name that needs no NVML. This host has the MIG devices 0:0 to 0:2, 1:0" in text
 
 
 def test_what_is_cached_is_not_asked_again_unless_the_uuid_is_unknown() -> None:
@@ -178,7 +178,7 @@ def test_what_is_cached_is_not_asked_again_unless_the_uuid_is_unknown() -> None:
 def test_a_machine_without_mig_devices_does_not_ask_nvml_and_says_so() -> None:
     fake = Fake(silent="NVML crashed")
     fake.uuids = {}
-    with pytest.raises(Fault, match="This machine has no MIG device"):
+    with pytest.raises(Fault, match="This host has no MIG device"):
         chosen("MIG-aaaa1111", fake=fake)
     assert fake.asked == 0
 

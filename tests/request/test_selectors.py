@@ -58,14 +58,14 @@ def test_an_unknown_word_fails_and_names_the_ids_that_exist(word: str) -> None:
     text = str(caught.value)
     assert "there is no GPU" in text
     ids = [gpu.uuid for gpu in GPUS] if word.startswith(("GPU", "999")) else [gpu.pci for gpu in GPUS]
-    for one in ids if word.startswith(("GPU", "0000", "999")) else ["This machine has 0 to 3 (gpu-oci-hook list"]:
+    for one in ids if word.startswith(("GPU", "0000", "999")) else ["This host has GPUs 0 to 3; see gpu-oci-hook list"]:
         assert one in text
 
 
 def test_an_unknown_index_is_a_short_sentence_on_any_machine() -> None:
     with pytest.raises(Fault) as caught:
         chosen("7")
-    assert str(caught.value) == "here: there is no GPU 7. This machine has 0 to 3 (gpu-oci-hook list names them)"
+    assert str(caught.value) == "here: there is no GPU 7. This host has GPUs 0 to 3; see gpu-oci-hook list"
 
 
 @pytest.mark.parametrize("word", ["777", "GPU-ffff", "0001:aa:00.0", "two", "0-777"])
@@ -113,7 +113,7 @@ def test_a_kind_without_a_device_is_told_how_to_name_one() -> None:
 def test_a_range_that_goes_too_far_says_which_gpus_there_are_not(word: str, absent: str) -> None:
     with pytest.raises(Fault, match=absent) as caught:
         chosen(word)
-    assert "This machine has 0 to 3" in caught.value.hint
+    assert "This host has GPUs 0 to 3" in caught.value.hint
 
 
 @pytest.mark.parametrize("word", ["GPU-", "GPU-4", "gpu-44b"])
@@ -175,6 +175,6 @@ def test_pci_addresses_of_all_tools_are_one(text: str, address: str) -> None:
 def test_a_gpu_that_cannot_be_used_keeps_its_index(word: str) -> None:
     with pytest.raises(Fault) as caught:
         resolve_gpus((DeviceRequest(word, "here"),), [GPUS[0], *GPUS[2:]])
-    said = "has a gap: GPU 1 cannot be used" if "-" in word else "there is no GPU 1. This machine has 0, 2 to 3"
+    said = "has a gap: GPU 1 cannot be used" if "-" in word else "there is no GPU 1. This host has GPUs 0, 2 to 3"
     assert said in str(caught.value)
     assert [gpu.index for gpu, _ in resolve_gpus((DeviceRequest("2-3", "here"),), [GPUS[0], *GPUS[2:]])] == [2, 3]

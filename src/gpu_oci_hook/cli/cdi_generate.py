@@ -5,6 +5,7 @@ Import budget: cold.
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import click
@@ -34,6 +35,8 @@ def generate(context: click.Context, /, path: str | None, force: bool, **_: Any)
     gpu-oci-hook wrote it or it defines devices of the same kind.
     """
     path = "" if path in (None, "-") else str(path)
+    if os.path.isdir(path):
+        raise Fault(f"is a directory. Name a file, such as {path.rstrip('/')}/nvidia.yaml", where=f"--output {path}")
     options = read_option_values(context)
     settings = load_recipe_config(options)
     recipe = with_rewrite_command(build_recipe(path, options), path, options)

@@ -22,6 +22,7 @@ from gpu_oci_hook.cdi.spec.versions import list_reading_engines
 from gpu_oci_hook.cli.command_config import ReadOnlyCache, load_command_config
 from gpu_oci_hook.cli.common_options import config_option, root_option
 from gpu_oci_hook.config.keys import Config
+from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats.oci import get_member
 from gpu_oci_hook.host.gpus import read_driver_version
 from gpu_oci_hook.host.root import Host
@@ -54,6 +55,10 @@ class CdiInspection:
         # --spec-dir names directories of this process, as `generate` and `validate` name files. Directories of the
         # configuration lie below the host root, where the runtime looks for them.
         self.spec_host = Host() if directories else self.host
+        for directory in directories:
+            if not os.path.isdir(directory):
+                problem = "not a directory" if os.path.exists(directory) else "no such directory"
+                raise Fault(problem, where=f"--spec-dir {directory}")
         if directories:
             self.settings.spec_dirs = tuple(map(os.path.abspath, directories))
         self.driver_version = read_driver_version(self.host)

@@ -122,7 +122,7 @@ def validate(form: str, strict: bool, config_path: str, file: str) -> None:
     try:
         data = read_config_file(path) if named else read_named_config(path)
         if data is None and named:
-            raise Fault("no such file", where=named)
+            raise Fault("no such file", where=file or f"--config {config_path}")
     except Fault as fault:
         if form not in DATA_FORMS:
             raise

@@ -25,7 +25,7 @@ from gpu_oci_hook.request.selectors import format_ranges
 _STATE_TEXTS = {
     "inject": "gets the driver",
     "cdi": "gets the devices that CDI files define",
-    "nothing": "gets nothing and starts as with the plain runtime",
+    "nothing": "gets nothing and starts as with the low-level runtime alone",
     "done": "gets nothing more: it has what an engine has injected",
 }
 # The names, for one and for several, of the kinds of withheld items that are counted and not named.

@@ -109,4 +109,4 @@ def check_interpreter(python: str, paths: list[str]) -> None:
     run = subprocess.run([python, "-ISc", code], capture_output=True, text=True, errors="replace", check=False)
     if run.returncode:
         reason = (run.stderr.strip() or f"exit status {run.returncode}").rsplit("\n", 1)[-1]
-        raise Fault(f"this Python cannot run the shim outside its environment: {reason}", where=python)
+        raise Fault(f"this Python cannot run gpu-oci-runtime outside its environment: {reason}", where=python)

@@ -35,7 +35,7 @@ from gpu_oci_hook.simulate.host_tree import DESKTOP_LAYOUTS, LAYOUTS, SimulatedH
 @click.option(
     "--mig",
     multiple=True,
-    metavar="SPEC",
+    metavar="LIST",
     help="Divide GPUs into MIG devices: a number of devices, or profiles (3g,2g,1g). If given once it applies to all "
     "GPUs, otherwise once per GPU.",
 )

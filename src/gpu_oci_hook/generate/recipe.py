@@ -103,7 +103,7 @@ def build_spec(recipe: SpecRecipe, config: Config, cache: Cache) -> BuiltSpec:
         unreadable_warning = (
             f"the file needs CDI {version} ({reason.rpartition(': ')[2]}), and "
             f"{', '.join(list_refusing_engines(version))} refuse it as a whole. Write one that they can read with "
-            "--target ENGINE-VERSION, as in --target podman-4.3"
+            "--target, as in --target podman-4.3"
         )
     return BuiltSpec(data, spec, tuple(warnings), unreadable_warning)
 

@@ -222,7 +222,7 @@ def choose_library_links(
     for name in names:
         status = existing.get(name)
         if native and name in MAIN_LIBRARIES:
-            links.append((name, "compatibility symlink: some programs open it by this path"))
+            links.append((name, "compatibility link: some programs open the library by this path"))
         elif native and name in LINKER_LIBRARIES and (status is None or status.st_mode & 0o170000 == 0o120000):
             links.append((name, "the linker looks for it there"))  # after a start, such a link is our own
         elif status is not None and (status.st_mode & 0o170000 != 0o100000 or status.st_size == 0):

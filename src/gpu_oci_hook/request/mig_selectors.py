@@ -259,7 +259,7 @@ def _describe_mig_devices(gpus: list[Gpu], mig_devices: MigDevices, attribute: s
     """
     by_gpu = [(gpu, devices) for gpu in gpus if (devices := mig_devices.list_for_gpu(gpu))]
     if not by_gpu:
-        return "This machine has no MIG device"
+        return "This host has no MIG device"
     ids = [getattr(device, attribute) for _, devices in by_gpu for device in devices] if attribute else []
     if ids and all(ids):
         listed = format_ids(ids)
@@ -270,4 +270,4 @@ def _describe_mig_devices(gpus: list[Gpu], mig_devices: MigDevices, attribute: s
         )
         if len(by_gpu) > _MAX_LISTED_GPUS:
             listed += f" and more on {len(by_gpu) - _MAX_LISTED_GPUS} other GPUs"
-    return f"This machine has {listed} (gpu-oci-hook list names them)"
+    return f"This host has the MIG devices {listed}; see gpu-oci-hook list"

@@ -223,12 +223,13 @@ def _describe_gpus(gpus: list[Gpu], ids: list[str] | None = None) -> str:
         ids: the ids to list; without any the indices are listed.
     """
     if not gpus:
-        return "This machine has no GPU"
+        return "This host has no GPU"
     known_ids = [gpu_id for gpu_id in ids or () if gpu_id]
     if not known_ids and len(gpus) == 1 and not gpus[0].uuid:  # an integrated GPU: its model explains the index
-        return f"This machine has {gpus[0].index} = {gpus[0].model}"
-    listed = format_ids(known_ids) if known_ids else format_ranges([gpu.index for gpu in gpus])
-    return f"This machine has {listed} (gpu-oci-hook list names {'it' if len(gpus) == 1 else 'them'})"
+        return f"This host has GPU {gpus[0].index} ({gpus[0].model})"
+    noun = "GPU" if len(gpus) == 1 else "GPUs"
+    listed = format_ids(known_ids) if known_ids else f"{noun} {format_ranges([gpu.index for gpu in gpus])}"
+    return f"This host has {listed}; see gpu-oci-hook list"
 
 
 def format_ids(ids: list[str]) -> str:

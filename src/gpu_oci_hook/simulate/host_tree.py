@@ -157,10 +157,11 @@ def _check_arguments(
         raise Fault(f"cannot simulate {imex} IMEX channels", hint=f"Give a number from 0 to {_MAX_CHANNELS}")
     for feature in features:
         if feature not in FEATURES:
-            raise Fault(f"unknown feature {feature!r}", hint=f"Use any of {', '.join(FEATURES)}")
+            raise Fault(f'unknown optional device "{feature}"', hint=f"Use any of {', '.join(FEATURES)}")
     if layout in BOARD_LAYOUTS and (mig or imex or features):
         raise Fault(
-            f"layout {layout} has no MIG devices, IMEX channels or features", hint="Omit them, or choose another layout"
+            f"layout {layout} has no MIG devices, IMEX channels or optional devices",
+            hint="Omit them, or choose another layout",
         )
     if not model.strip() or not model.isprintable() or len(model) > 200:
         raise Fault(f"{model!r} cannot be the name of a GPU", hint="Give at most 200 printable characters")

@@ -118,7 +118,7 @@ def check_runtime_kind(query: CdiNameQuery) -> UnresolvedCause | None:
     if query.kind != RUNTIME_KIND or query.config.default_kind == RUNTIME_KIND:
         return None
     name = f"{query.config.default_kind}={query.device}"
-    text = f"no CDI file defines it: gpu-oci-runtime resolves such names in memory, and engines need {name}"
+    text = f"no CDI file defines it: gpu-oci-runtime resolves such names without a CDI file, and engines need {name}"
     winner = query.scan.winners.get(name)
     if winner is not None:
         return UnresolvedCause("kind", (winner[0].path,), text, f"Use {name}, which {winner[0].path} defines")
@@ -172,7 +172,7 @@ def check_other_kind(query: CdiNameQuery) -> UnresolvedCause | None:
 def describe_undefined_name(query: CdiNameQuery) -> UnresolvedCause:
     """Return the answer for a name of which nothing else is known."""
     if query.is_own_kind and not query.own_devices.gpus:
-        hint = "This machine has no GPU; run gpu-oci-hook list to see what was checked"
+        hint = "This host has no GPU; run gpu-oci-hook list to see what was checked"
     elif query.generate_mode:
         hint = _suggest_generating(query)
     else:

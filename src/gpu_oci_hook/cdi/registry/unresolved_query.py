@@ -16,7 +16,7 @@ from gpu_oci_hook.cdi.provenance import (
 )
 from gpu_oci_hook.cdi.registry.own_devices import OwnDevices
 from gpu_oci_hook.cdi.registry.scan import SpecFile, SpecScan
-from gpu_oci_hook.cdi.registry.spec_dirs import FALLBACK_SPEC_DIR
+from gpu_oci_hook.cdi.registry.spec_dirs import FALLBACK_SPEC_DIR, locate_spec_dir
 from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.request.cdi_requests import get_own_kinds, strip_type_prefix
 
@@ -115,7 +115,11 @@ class CdiNameQuery:
 
 def describe_searched_dirs(scan: SpecScan) -> str:
     """Describe in which directories files were looked for, and where engines look if that differs."""
-    directories = ", ".join(scan.host.full_path(directory) for directory in scan.directories) or "no directory"
+    shown = [
+        scan.host.full_path(directory) + ("" if locate_spec_dir(scan.host, directory) else " (does not exist)")
+        for directory in scan.directories
+    ]
+    directories = ", ".join(shown) or "no directory"
     if not scan.host.prefix:
         return directories
     return (

@@ -276,7 +276,7 @@ def _describe_host_features(host: Host, driver: Host, majors: DeviceMajors) -> s
         f"{feature.key} ({', '.join(node.path for node in feature.nodes[:4])})" for feature in features if feature.nodes
     ]
     if not present:
-        return "This host has none of gds, mofed, gdrcopy and nvswitch"
+        return "This host has none of the optional devices gds, mofed, gdrcopy and nvswitch"
     return f"This host has {', '.join(present)}"
 
 
