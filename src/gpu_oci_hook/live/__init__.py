@@ -1,1 +1,1 @@
-"""Containers that run already: find them and their bundles."""
+"""Containers that exist: find them and their bundles, and make the edits of a plan in them."""
