@@ -94,6 +94,10 @@ class Rootfs:
         """
         self._walker.write_guard = guard
 
+    def drop_cached_directories(self) -> None:
+        """Forget the held directories: a path may lead to another one now, for example below a new mount."""
+        self._walker.drop_cached()
+
     def open_writable_layer(self) -> Rootfs | None:
         """Open the root without its mounts and writable, where only the runtime has made it read-only; else None."""
         from gpu_oci_hook.files.mounts import clone_writable_mount

@@ -136,14 +136,18 @@ def read_container(state_fd: int) -> Container:
     return Container(bundle, spec, rootfs)
 
 
-def read_bundle_path(state_fd: int) -> str:
-    """Return the bundle's directory in the OCI state that can be read from a descriptor.
+def read_bundle_and_pid(state_fd: int) -> tuple[str, int]:
+    """Return the bundle's directory and the process in the OCI state that can be read from a descriptor.
+
+    Returns:
+        The process is 0 where the state has none.
 
     Raises:
         Fault: the state is missing or invalid, or has no bundle.
     """
     state = _read_state(state_fd)
-    return _find_bundle(state, state.get("root"))[0]
+    pid = state.get("pid")
+    return _find_bundle(state, state.get("root"))[0], pid if type(pid) is int and pid > 0 else 0
 
 
 def drain_state(state_fd: int) -> None:

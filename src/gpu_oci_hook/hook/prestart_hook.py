@@ -1,44 +1,54 @@
-"""Answer calls of NVIDIA's prestart hook, whose name `install --aliases` links to our program.
+"""Inject GPUs at the stage prestart or createRuntime, for a container whose runtime is not gpu-oci-runtime.
 
-docker adds this hook for `--gpus`, and files in hooks.d add it for podman and CRI-O, often to every container. Below
-gpu-oci-runtime it is removed from config.json. Below any other runtime it cannot inject a GPU, so it fails if the
-container lacks one that it requests and may have; every other container starts.
+docker adds such a hook for `--gpus`, and files in hooks.d add it for podman and CRI-O, often to every container. The
+plan is the one that gpu-oci-runtime makes; what it would write into config.json is done in the container that exists.
+Below gpu-oci-runtime the hook is removed from config.json, so nothing is done twice.
 
 Import budget: cold.
 """
 
 from __future__ import annotations
 
+from gpu_oci_hook.container.rootfs_edits import GENERATED_DIR
 from gpu_oci_hook.container.spec_edits import apply_to_spec
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.files.read_regular import read_config_json
+from gpu_oci_hook.files.rootfs import Rootfs
 from gpu_oci_hook.formats.fastjson import parse_config_json
 from gpu_oci_hook.formats.program_names import NVIDIA_PRESTART_HOOK, PRESTART
-from gpu_oci_hook.hook.called_container import drain_state, read_bundle_path
+from gpu_oci_hook.hook.called_container import Container, drain_state, read_bundle_and_pid
+from gpu_oci_hook.inject.device_links import make_device_links
 from gpu_oci_hook.inject.pipeline import load_config_for_request, prepare_injection
-from gpu_oci_hook.model.edits import DropHook
+from gpu_oci_hook.model.edits import AddDeviceRule, DropHook
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpu_oci_hook.model.outcome import Outcome
 
 # Commands of NVIDIA's program that do nothing.
 _IDLE_COMMANDS = ("poststart", "poststop")
 
 
 def run_prestart_hook(arguments: list[str]) -> list[str]:
-    """Check that the container lacks no GPU that it requests and may have; return notes for the log.
+    """Inject the GPUs that the container requests and may have; return notes for the log.
 
     Arguments:
         arguments: the command line of NVIDIA's program, without its name.
 
     Raises:
-        Fault: it lacks one, its request is invalid, or the arguments name no command.
+        Fault: it cannot have them, its request is invalid, or the arguments name no command.
     """
     command = next((argument for argument in reversed(arguments) if not argument.startswith("-")), "")
     if command in _IDLE_COMMANDS:
         drain_state(0)
         return []
     if command != PRESTART:
-        raise _make_missing_runtime_fault("containers would get no GPU from this program")
-    bundle = read_bundle_path(0)
+        raise Fault(
+            f"{NVIDIA_PRESTART_HOOK}: no such command: {command or 'none was given'}",
+            hint=f"Use {PRESTART}, {' or '.join(_IDLE_COMMANDS)}",
+        )
+    bundle, pid = read_bundle_and_pid(0)
     path = f"{bundle}/config.json"
     data = read_config_json(path)
     if data is None:
@@ -48,16 +58,53 @@ def run_prestart_hook(arguments: list[str]) -> list[str]:
     if config is None:
         return []
     outcome = prepare_injection(spec, config, bundle, state_dir.StateCache())
+    if not _lacks_edits(outcome, spec, data, path):
+        return outcome.plan.warnings
+    return outcome.plan.warnings + inject_into_container(outcome, spec, pid)
+
+
+def _lacks_edits(outcome: Outcome, spec: dict[str, object], data: bytes, path: str) -> bool:
+    """Tell whether config.json lacks something of the plan: if it does not, gpu-oci-runtime has injected it."""
     planned_spec = parse_config_json(data, path)
     apply_to_spec(planned_spec, [edit for edit in outcome.plan.edits if not isinstance(edit, DropHook)])
-    if planned_spec != spec:
-        raise _make_missing_runtime_fault(f"this container would get none ({outcome.request.origin})")
-    return outcome.plan.warnings
+    return planned_spec != spec
 
 
-def _make_missing_runtime_fault(consequence: str) -> Fault:
-    return Fault(
-        f"{NVIDIA_PRESTART_HOOK}: gpu-oci-hook injects GPUs as a runtime, not as a hook, so {consequence}",
-        hint="Start it with gpu-oci-runtime: docker run --runtime gpu-oci, or "
-        '"default-runtime": "gpu-oci" in /etc/docker/daemon.json',
-    )
+def inject_into_container(outcome: Outcome, spec: dict[str, object], pid: int) -> list[str]:
+    """Make the edits of a plan in a container whose process has not started yet.
+
+    Nodes, mounts and files come first, in the container's mount namespace. The device rules come last.
+
+    Arguments:
+        pid: the container's first process; 0 if it is unknown.
+
+    Returns:
+        Notes about edits that only gpu-oci-runtime can make.
+
+    Raises:
+        Fault: an edit failed. Nodes and mounts are taken back.
+    """
+    from gpu_oci_hook.live.container_editor import ContainerEditor
+    from gpu_oci_hook.live.device_cgroup import allow_devices, find_device_cgroup
+    from gpu_oci_hook.live.namespace_process import run_in_mount_namespace
+
+    if pid == 0:
+        raise Fault("the container's state names no process", hint="Let a runtime call this hook")
+    rootfs = outcome.rootfs
+    if rootfs is None:
+        return []
+    rootfs_path = rootfs.path
+
+    def apply_in_container() -> list[str]:
+        container = Container(outcome.bundle, spec, Rootfs(rootfs_path))
+        editor = ContainerEditor(container.rootfs, f"{outcome.bundle}/{GENERATED_DIR}")
+        editor.apply_edits(outcome.plan.edits)
+        return editor.notes
+
+    notes = run_in_mount_namespace(pid, apply_in_container)
+    make_device_links(outcome.plan)
+    devices = [(edit.major, edit.minor) for edit in outcome.plan.edits if isinstance(edit, AddDeviceRule)]
+    cgroup = find_device_cgroup(pid) if devices else None
+    if cgroup is not None:
+        allow_devices(cgroup, devices)
+    return notes if isinstance(notes, list) else []

@@ -1,0 +1,170 @@
+"""Make the edits of a plan in a container that exists, from inside its mount namespace.
+
+The process has entered the namespace, and "/" is still the host's tree: low-level runtimes call prestart hooks before
+they change the root. Everything below the container's root goes through `Rootfs`, and mounts are attached to held
+descriptors. Every change can be taken back until the container starts.
+
+Import budget: cold.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+
+from gpu_oci_hook.container.rootfs_edits import RootfsEditor
+from gpu_oci_hook.errors import Fault, describe_os_error
+from gpu_oci_hook.files.mounts import read_mount_of_fd
+from gpu_oci_hook.live.mount_api import bind_mount, detach_mount
+from gpu_oci_hook.model.edits import (
+    AddDeviceNode,
+    AddDeviceRule,
+    AddGroup,
+    AddHook,
+    AddMount,
+    DropHook,
+    DropMount,
+    SetEnvVariable,
+)
+from gpu_oci_hook.model.file_edits import AddHostLink
+from gpu_oci_hook.plan.driver_params import DRIVER_PARAMS
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from gpu_oci_hook.files.directory import Directory
+    from gpu_oci_hook.files.rootfs import Rootfs
+    from gpu_oci_hook.model.edits import Edit
+
+_PARAMS_MOUNT_OPTIONS = ("ro", "nosuid", "nodev", "noexec")
+_RUNTIME_HINT = "Start the container with gpu-oci-runtime instead of this hook"
+
+
+class ContainerEditor:
+    """A container that exists, and the operations that edits of a plan make in it.
+
+    Arguments:
+        rootfs: the container's root with its mounts, opened in its mount namespace.
+        generated_dir: the bundle's directory for generated files that are bind-mounted.
+
+    Attributes:
+        changes: one line for each change so far.
+        notes: one sentence for each edit that a container which exists cannot get.
+    """
+
+    def __init__(self, rootfs: Rootfs, generated_dir: str) -> None:
+        self._rootfs = rootfs
+        self._generated_dir = generated_dir
+        self._files = RootfsEditor(rootfs, generated_dir)
+        self._undo: list[Callable[[], None]] = []
+        self.changes: list[str] = []
+        self.notes: list[str] = []
+
+    def apply_edits(self, edits: Iterable[Edit]) -> None:
+        """Make the edits in their order; after a failure take back nodes and mounts.
+
+        Raises:
+            Fault: one of them failed.
+        """
+        try:
+            for edit in edits:
+                self._apply_edit(edit)
+        except BaseException:
+            self.undo()
+            raise
+        self.changes += self._files.changes
+
+    def undo(self) -> None:
+        """Take back the device nodes and mounts, the last one first."""
+        while self._undo:
+            try:
+                self._undo.pop()()
+            except OSError:
+                pass  # the container or its runtime has removed it already
+
+    def _apply_edit(self, edit: Edit) -> None:
+        match edit:
+            case AddDeviceNode():
+                self._create_device_node(edit)
+            case AddMount():
+                self._bind_mount(edit.source, edit.destination, edit.options, clear=edit.clear_mount_point)
+            case AddHook():
+                self._replace_hook(edit)
+            case SetEnvVariable():
+                self.notes.append(f"a hook cannot set the container's variable {edit.name}={edit.value}")
+            case AddGroup():
+                self.notes.append(f"a hook cannot give the container's process the group {edit.gid}")
+            case AddDeviceRule() | DropHook() | DropMount() | AddHostLink():
+                pass  # rules and links on the host are the parent process's; nothing is left to drop
+            case _:
+                edit.apply_to_rootfs(self._files)
+
+    def _create_device_node(self, edit: AddDeviceNode) -> None:
+        """Create a device node by its numbers, as the low-level runtime would."""
+        directory, name = self._open_parent(edit.path)
+        number = os.makedev(edit.major, edit.minor)
+        status = directory.stat_name(name)
+        if status is not None and stat.S_ISCHR(status.st_mode) and status.st_rdev == number:
+            return
+        old_umask = os.umask(0)
+        try:
+            directory.check_write_guard()
+            if status is not None:
+                os.unlink(name, dir_fd=directory.fd)
+            os.mknod(name, stat.S_IFCHR | edit.mode, number, dir_fd=directory.fd)
+            self._undo.append(lambda: os.unlink(name, dir_fd=directory.fd))
+            os.chown(name, edit.uid, edit.gid, dir_fd=directory.fd, follow_symlinks=False)
+        except OSError as error:
+            raise Fault(f"cannot create the device node: {describe_os_error(error)}", where=edit.path) from None
+        finally:
+            os.umask(old_umask)
+        self.changes.append(f"device {edit.describe()}")
+
+    def _replace_hook(self, edit: AddHook) -> None:
+        """Do what a planned hook would do: mount the driver's parameters.
+
+        Raises:
+            Fault: it is another hook, which only the low-level runtime can run.
+        """
+        if not edit.args[-1].endswith(DRIVER_PARAMS):
+            raise Fault(f"a hook cannot add the hook {edit.path}", hint=_RUNTIME_HINT)
+        self._bind_mount(edit.args[-2], DRIVER_PARAMS, _PARAMS_MOUNT_OPTIONS, clear=False)
+
+    def _bind_mount(self, source: str, destination: str, options: tuple[str, ...], *, clear: bool) -> None:
+        """Bind-mount a file or directory of the host."""
+        try:
+            is_directory = stat.S_ISDIR(os.stat(source).st_mode)
+            if clear and not is_directory and self._rootfs.clear_mount_point(destination):
+                self.changes.append(f"removed {destination} to make room for a mount point")
+            directory, name = self._open_parent(destination)
+            if directory.stat_name(name) is None:
+                if is_directory:
+                    directory.mkdir(name)
+                else:
+                    directory.write_file(name, b"", 0o444)
+            self._refuse_shared_mount(directory, destination)
+            bind_mount(source, directory.fd, name, options)
+        except OSError as error:
+            raise Fault(f"cannot mount {source}: {describe_os_error(error)}", where=destination) from None
+        self._undo.append(lambda: detach_mount(directory.fd, name))
+        self._rootfs.drop_cached_directories()
+        self.changes.append(f"mount {destination} <- {source}")
+
+    def _refuse_shared_mount(self, directory: Directory, destination: str) -> None:
+        """Refuse a mount point in a shared mount: the new mount would appear on the host, too.
+
+        Raises:
+            Fault: it is one.
+        """
+        mount = read_mount_of_fd(directory.fd)
+        if mount is not None and mount.shared:
+            raise Fault(
+                "the container shares this mount with the host, where the new mount would appear too",
+                where=destination,
+                hint=_RUNTIME_HINT,
+            )
+
+    def _open_parent(self, path: str) -> tuple[Directory, str]:
+        parent, _, name = path.rpartition("/")
+        return self._rootfs.open_directory(parent or "/"), name
