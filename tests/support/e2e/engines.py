@@ -345,6 +345,7 @@ class Docker(Engine):
     def __init__(self, *, remap: bool = False) -> None:
         super().__init__()
         self.user_namespace = remap
+        self.path = machine.DIRECTORIES  # dockerd's PATH
         self.refusal = 125  # "the daemon failed"; 126 and 127 would say that the command cannot be run or found
         self.name = "docker userns-remap" if remap else "docker run"
         self._images: dict[Path, str] = {}
@@ -383,7 +384,7 @@ class Docker(Engine):
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
-                env={"PATH": machine.DIRECTORIES, "HOME": "/root"},
+                env={"PATH": self.path, "HOME": "/root"},
             )
         machine.wait_for(lambda: self.command("version").status == 0, f"dockerd ({home}/dockerd.log)")
 
@@ -455,17 +456,15 @@ class Podman(Engine):
         (self.place.directory / "containers.conf").write_text("[engine]\n[containers]\n")
         (self.place.directory / "policy.json").write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
 
-    def _podman(self, *words: str) -> CommandResult:
+    def _global_flags(self) -> list[str]:
         home = self.place.directory
         flags = ["--root", str(home / "data"), "--runroot", str(home / "run"), "--tmpdir", str(home / "tmp")]
-        flags += [
-            "--cgroup-manager",
-            "cgroupfs",
-            "--events-backend",
-            "file",
-            "--runtime",
-            str(self.place.runtime("runc")),
-        ]
+        flags += ["--cgroup-manager", "cgroupfs", "--events-backend", "file"]
+        return [*flags, "--runtime", str(self.place.runtime("runc"))]
+
+    def _podman(self, *words: str) -> CommandResult:
+        home = self.place.directory
+        flags = self._global_flags()
         env = {
             "PATH": machine.DIRECTORIES,
             "HOME": str(home / "home"),
@@ -545,17 +544,15 @@ class RootlessPodman(Podman):
             path.chmod(0o700)
             os.chown(path, ROOTLESS_ID, ROOTLESS_ID)
 
-    def _podman(self, *words: str) -> CommandResult:
+    def _global_flags(self) -> list[str]:
         home = self.place.directory
         flags = ["--root", str(home / "data"), "--runroot", str(home / "run"), "--tmpdir", str(home / "tmp")]
-        flags += [
-            "--cgroup-manager",
-            "cgroupfs",
-            "--events-backend",
-            "file",
-            "--runtime",
-            str(self.place.runtime("runc")),
-        ]
+        flags += ["--cgroup-manager", "cgroupfs", "--events-backend", "file"]
+        return [*flags, "--runtime", str(self.place.runtime("runc"))]
+
+    def _podman(self, *words: str) -> CommandResult:
+        home = self.place.directory
+        flags = self._global_flags()
         env = {
             "PATH": machine.DIRECTORIES,
             "HOME": str(home / "home"),

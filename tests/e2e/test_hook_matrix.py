@@ -1,0 +1,47 @@
+"""Every promise of the matrix again, with plain runc or crun and our prestart hook in the place of our runtime."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from test_matrix import CHECKS, Scenes
+
+from support.e2e import machine
+from support.e2e.engines import EngineHome
+from support.e2e.hook_engines import HookedDocker, HookedPodman, HookedRuntime, list_hook_engines, write_hook
+from support.e2e.host import InstalledRuntime, SimulatedHost
+from support.e2e.matrix import MATRIX
+from support.e2e.requirements import require_programs
+
+HookEngine = HookedRuntime | HookedDocker | HookedPodman
+
+
+@pytest.fixture(scope="module", params=list_hook_engines(), ids=lambda engine: engine.name.replace(" ", "-"))
+def hook_scenes(
+    request: pytest.FixtureRequest, workspace: Path, image: Path, runtime: InstalledRuntime, simulated: SimulatedHost
+) -> Iterator[Scenes]:
+    """The containers of every engine in turn."""
+    engine: HookEngine = request.param
+    require_programs(*engine.programs)
+    directory = Path(tempfile.mkdtemp(prefix="h-", dir=workspace))
+    directory.chmod(0o755)
+    engine.hook = write_hook(directory / "hook", runtime.shim, simulated.root)
+    try:
+        engine.start(EngineHome(directory, image, lambda name: Path(machine.find_program(name))))
+        yield Scenes(engine, simulated)
+    finally:
+        try:
+            engine.stop()
+        finally:
+            machine.remove_tree(directory)
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda name: name.replace(" ", "-"))
+def test_hook_matrix(hook_scenes: Scenes, check: str) -> None:
+    engine = hook_scenes.engine
+    MATRIX.note(engine.name, check, "FAILED")
+    CHECKS[check](hook_scenes)
+    MATRIX.note(engine.name, check, "ok")
