@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -52,15 +53,24 @@ def scene(tmp_path: Path, shared_host: SharedHost) -> PrestartScene:
     return PrestartScene(tmp_path, shared_host(gpus=2))
 
 
-def test_a_container_without_its_granted_gpu_is_stopped_with_the_way_to_get_it(scene: PrestartScene) -> None:
+def test_a_state_without_a_process_is_one_sentence_and_changes_nothing(scene: PrestartScene) -> None:
     before = snapshot_tree(scene.bundle)
     for words in (["prestart"], ["-debug", "prestart"], ["-config=/x", "prestart"]):
         done = scene.call(*words)
         assert done.returncode == 1
-        assert "this container would get none (NVIDIA_VISIBLE_DEVICES=0 (process.env[1]))" in done.stderr
-        assert "docker run --runtime gpu-oci" in done.stderr
-        assert '"default-runtime": "gpu-oci" in /etc/docker/daemon.json' in done.stderr
+        assert "the container's state names no process" in done.stderr
         assert done.stderr.count("\n") == 1
+    assert snapshot_tree(scene.bundle) == before
+
+
+def test_a_process_without_mounts_of_its_own_is_refused_and_the_host_stays_as_it_is(scene: PrestartScene) -> None:
+    before = snapshot_tree(scene.bundle)
+    done = scene.call(said=json.dumps({"bundle": str(scene.bundle), "pid": os.getpid()}))
+    assert done.returncode == 1
+    assert "no mount namespace of its own" in done.stderr
+    done = scene.call(said=json.dumps({"bundle": str(scene.bundle), "pid": 1 << 30}))
+    assert done.returncode == 1
+    assert "cannot find the container's mounts" in done.stderr
     assert snapshot_tree(scene.bundle) == before
 
 
@@ -130,11 +140,11 @@ def test_a_file_of_hooks_d_may_name_our_own_program(scene: PrestartScene) -> Non
     assert scene.call(name="gpu-oci-hook").returncode == 0
 
 
-def test_a_person_who_calls_it_by_hand_reads_what_to_do(scene: PrestartScene) -> None:
+def test_an_unknown_command_is_refused_with_the_known_ones(scene: PrestartScene) -> None:
     for words in (["--version"], ["configure"]):
         done = scene.call(*words, said="")
         assert done.returncode == 1
-        assert "gpu-oci-hook injects GPUs as a runtime" in done.stderr
+        assert "Use prestart, poststart or poststop" in done.stderr
 
 
 def test_a_state_without_a_bundle_is_one_sentence(scene: PrestartScene) -> None:

@@ -137,6 +137,17 @@ class Directory:
         except (OSError, ValueError) as error:
             raise self._make_entry_fault("cannot write the file", name, error) from error
 
+    def create_empty_file(self, name: str) -> None:
+        """Create an empty file with mode 0444, as a mount point; an existing entry is kept."""
+        # A tmpfs of a user namespace takes files of its own users only, from the beginning.
+        self.check_write_guard()
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+        try:
+            create_owned(self._get_owner(), lambda: os.close(os.open(name, flags, 0o444, dir_fd=self.fd)))
+        except FileExistsError:
+            pass
+        self._walker.drop_missing()
+
     def clear_mount_point(self, name: str) -> bool:
         """Remove everything but a regular file, so that a file can be mounted on the name.
 

@@ -142,7 +142,7 @@ class ContainerEditor:
                 if is_directory:
                     directory.mkdir(name)
                 else:
-                    directory.write_file(name, b"", 0o444)
+                    directory.create_empty_file(name)
             self._refuse_shared_mount(directory, destination)
             bind_mount(source, directory.fd, name, options)
         except OSError as error:
