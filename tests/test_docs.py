@@ -95,9 +95,10 @@ def test_the_readme_shows_lines_that_explain_prints(tmp_path: Path, capsys: pyte
 
 
 @pytest.mark.parametrize("path", SNIPPETS, ids=lambda path: f"{path.parent.name}/{path.name}")
-def test_the_engines_page_shows_each_snippet_as_it_is(path: Path) -> None:
+def test_a_page_shows_each_snippet_as_it_is(path: Path) -> None:
     language = "json" if path.suffix == ".json" else "toml"
-    assert f"```{language}\n{path.read_text()}```" in (ROOT / "docs/engines.md").read_text()
+    page = "hooks.md" if path.parent.name == "hooks.d" else "engines.md"
+    assert f"```{language}\n{path.read_text()}```" in (ROOT / "docs" / page).read_text()
 
 
 def test_the_pages_name_every_capability_every_table_and_only_real_keys() -> None:
