@@ -1,0 +1,271 @@
+"""What tests/e2e/booted-systemd prepares in its root before the boot, and checks inside after it. Standard library only.
+
+    booted_checks.py prepare ROOT     on the outside
+    booted_checks.py check            in the booted root
+
+A container's GPU is judged by opening its node: the machine has no driver, so ENXIO means allowed and EPERM denied.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+NODES = ("/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
+CDI_FILE = Path("/run/cdi/nvidia.com-gpu.yaml")
+
+# An engine that starts at boot: it notes whether the CDI file is there.
+ENGINE_UNIT = """[Unit]
+Description=Stands in for an engine
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/bin/sh -c 'if test -e /run/cdi/nvidia.com-gpu.yaml; then echo file; else echo none; fi >/run/engine-saw'
+[Install]
+WantedBy=multi-user.target
+"""
+
+# A low-level runtime without the limits for which this machine's cgroup v2 tree may have no controllers.
+LOW_LEVEL = """#!/usr/bin/python3
+import json, os, sys
+LIMITS = ("memory", "cpu", "pids", "blockIO", "hugepageLimits")
+def drop_limits(path, *keys):
+    data = json.load(open(path))
+    resources = data
+    for key in keys:
+        resources = resources.get(key) or {}
+    for limit in LIMITS:
+        resources.pop(limit, None)
+    with open(path, "w") as file:
+        json.dump(data, file)
+words = sys.argv[1:]
+for word, following in zip(words, [*words[1:], ""]):
+    if word in ("--bundle", "-b"):
+        drop_limits(following + "/config.json", "linux", "resources")
+    if word.startswith("--resources"):
+        drop_limits(word.partition("=")[2] or following)
+if "update" in words:
+    open("/run/updated", "a").write(" ".join(words) + "\\n")
+os.environ["LD_PRELOAD"] = "/opt/forgiving.so"
+os.execv("/usr/bin/NAME" if os.path.exists("/usr/bin/NAME") else "/usr/sbin/NAME", ["NAME", *words])
+"""
+
+CONTAINERS_CONF = """[engine]
+cgroup_manager = "systemd"
+events_logger = "file"
+[containers]
+pids_limit = 0
+netns = "none"
+default_ulimits = []
+[engine.runtimes]
+gpu-runc = ["/opt/gpu-runc"]
+gpu-crun = ["/opt/gpu-crun"]
+plain-runc = ["/opt/runc"]
+plain-crun = ["/opt/crun"]
+"""
+
+
+def prepare_root(root: Path) -> None:
+    """Write the units, the engine's configuration and an image below the root."""
+    units = root / "etc/systemd/system"
+    (units / "docker.service").write_text(ENGINE_UNIT)
+    wants = units / "multi-user.target.wants"
+    wants.mkdir(exist_ok=True)
+    (wants / "docker.service").symlink_to("/etc/systemd/system/docker.service")
+    for name in ("service", "path", "timer"):
+        directory = {"service": "multi-user", "path": "paths", "timer": "timers"}[name]
+        link = units / f"{directory}.target.wants/gpu-oci-hook-cdi.{name}"
+        link.parent.mkdir(exist_ok=True)
+        link.symlink_to(f"/etc/systemd/system/gpu-oci-hook-cdi.{name}")
+    for target in ("default.target",):
+        (units / target).symlink_to("/lib/systemd/system/multi-user.target")
+    (root / "etc/gpu-oci-hook").mkdir(exist_ok=True)
+    for name in ("runc", "crun"):
+        write_program(root / f"opt/{name}", LOW_LEVEL.replace("NAME", name))
+        (root / f"etc/gpu-oci-hook/{name}.toml").write_text(
+            f'[host]\ndriver-root = "/gpu-host"\nload-modules = false\n[runtime]\nlow-level = ["/opt/{name}"]\n'
+        )
+        command = f'GPU_OCI_HOOK_CONFIG=/etc/gpu-oci-hook/{name}.toml exec /usr/local/bin/gpu-oci-runtime "$@"'
+        write_program(root / f"opt/gpu-{name}", f"#!/bin/sh\n{command}\n")
+    (root / "etc/gpu-oci-hook/config.toml").write_text('[host]\ndriver-root = "/gpu-host"\nload-modules = false\n')
+    (root / "etc/gpu-oci-hook/cdi-refresh.env").write_text("OPTIONS=--target podman-4.3\n")
+    (root / "etc/containers").mkdir(exist_ok=True)
+    (root / "etc/containers/containers.conf").write_text(CONTAINERS_CONF)
+    (root / "etc/containers/policy.json").write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
+    image = root / "image"
+    for name in ("bin", "etc/ld.so.conf.d", "proc", "dev", "sys", "run", "tmp", "usr/lib/x86_64-linux-gnu"):
+        (image / name).mkdir(parents=True)
+    (image / "bin/busybox").write_bytes(
+        (root / "usr/bin/busybox").read_bytes()
+        if (root / "usr/bin/busybox").exists()
+        else (root / "bin/busybox").read_bytes()
+    )
+    (image / "bin/busybox").chmod(0o755)
+    for name in ("sh", "sleep"):
+        (image / "bin" / name).symlink_to("busybox")
+
+
+def write_program(path: Path, text: str) -> None:
+    """Write an executable file."""
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def run(*argv: str, check: bool = True, timeout: float = 120) -> subprocess.CompletedProcess[str]:
+    """Run a command; an AssertionError quotes everything."""
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=timeout, stdin=subprocess.DEVNULL)
+    assert not check or done.returncode == 0, f"{' '.join(argv)}: {done.returncode}\n{done.stdout}{done.stderr}"
+    return done
+
+
+def show(unit: str, *names: str) -> dict[str, str]:
+    """Return properties of a unit."""
+    lines = run("systemctl", "show", unit, *(f"--property={name}" for name in names)).stdout.splitlines()
+    return dict(line.split("=", 1) for line in lines)
+
+
+def wait_for(condition: Callable[[], bool], what: str, seconds: float = 60) -> None:
+    """Wait until the condition holds."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, f"{what}: not within {seconds} s"
+        time.sleep(0.2)
+
+
+def is_booted() -> bool:
+    """Tell whether systemd has finished its start."""
+    return run("systemctl", "is-system-running", check=False).stdout.strip() in ("running", "degraded")
+
+
+def check_boot_order() -> None:
+    """The CDI file was there before the engine started, with the options of the environment file."""
+    assert Path("/run/engine-saw").read_text() == "file\n", "the engine started before the CDI file was written"
+    assert "--target podman-4.3" in CDI_FILE.read_text()
+    assert show("gpu-oci-hook-cdi.service", "Result", "ActiveState")["Result"] == "success"
+
+
+def check_quiet_watch() -> None:
+    """Programs that close nodes start nothing, and a driver package's many ldconfig runs fail nothing."""
+
+    def list_starts() -> str:
+        return show("gpu-oci-hook-cdi.service", "ExecMainStartTimestampMonotonic")["ExecMainStartTimestampMonotonic"]
+
+    wait_for(lambda: show("gpu-oci-hook-cdi.service", "ActiveState")["ActiveState"] == "inactive", "end of the service")
+    before = list_starts()
+    for _ in range(2000):
+        Path("/dev/null").write_bytes(b"x")
+    time.sleep(3)
+    assert list_starts() == before, "writing to /dev/null started the service"
+    for _ in range(12):
+        run("ldconfig")
+        time.sleep(0.25)
+    wait_for(lambda: list_starts() != before, "a start after ldconfig")
+    for unit in ("gpu-oci-hook-cdi.path", "gpu-oci-hook-cdi.service"):
+        found = show(unit, "ActiveState", "Result")
+        assert found["ActiveState"] != "failed" and found["Result"] == "success", f"{unit}: {found}"
+
+
+def check_lost_file() -> None:
+    """What the file was written with survives a start of the service without options."""
+    before = CDI_FILE.read_text()
+    Path("/etc/gpu-oci-hook/cdi-refresh.env").unlink()
+    CDI_FILE.write_text(before + "\n")
+    run("systemctl", "start", "gpu-oci-hook-cdi.service")
+    assert CDI_FILE.read_text() == before
+
+
+def open_nodes(name: str) -> dict[str, str]:
+    """Open each node in a container; return what happened by its path."""
+    script = "for node in $*; do (exec 3<>$node) 2>&1 || true; done"
+    text = run("podman", "exec", name, "/bin/sh", "-c", script, "sh", *NODES).stdout
+    answers = {}
+    for node in NODES:
+        line = next((line for line in text.splitlines() if f" {node}:" in line), "")
+        answers[node] = line.rpartition(": ")[2] or "opened"
+    return answers
+
+
+def check_container(runtime: str, *options: str) -> None:
+    """A container keeps its nodes over everything that makes systemd apply the rules that it knows."""
+    name = f"{runtime}-{'cdi' if '--device' in options else 'env'}"
+    argv = ["podman", "--runtime", runtime, "run", "--detach", "--name", name, "--cgroups", "enabled", *options]
+    run(*argv, "--rootfs", "/image:O", "/bin/sleep", "10000")
+    allowed = dict.fromkeys(NODES, "No such device or address")
+    identifier = run("podman", "inspect", "--format", "{{.Id}}", name).stdout.strip()
+    scope = f"libpod-{identifier}.scope"
+    told = show(scope, "DeviceAllow")["DeviceAllow"]
+    for node in NODES:
+        status = os.stat(node)
+        assert f"/dev/char/{os.major(status.st_rdev)}:{os.minor(status.st_rdev)} rw" in told, f"{scope}: {node}: {told}"
+
+    def check(after: str) -> None:
+        found = open_nodes(name)
+        assert found == allowed, f"{name} after {after}: {found}"
+        print(f"{name}: every node can be opened after {after}", flush=True)
+
+    check("its start")
+    run("systemctl", "daemon-reload")
+    check("systemctl daemon-reload")
+    run("systemctl", "daemon-reexec")
+    wait_for(is_booted, "systemd after daemon-reexec")
+    check("systemctl daemon-reexec")
+    run("systemctl", "set-property", "--runtime", scope, "CPUWeight=50")
+    run("systemctl", "daemon-reload")
+    check("systemctl set-property")
+    Path("/run/updated").unlink(missing_ok=True)
+    run("podman", "update", "--memory", "256m", name)
+    assert Path("/run/updated").exists()
+    check("podman update")
+    run("systemctl", "daemon-reload")
+    check("podman update and systemctl daemon-reload")
+    run("podman", "rm", "--force", "--time", "0", name)
+
+
+def main() -> None:
+    """Prepare or check, as the command line says."""
+    if sys.argv[1] == "prepare":
+        prepare_root(Path(sys.argv[2]))
+        return
+    wait_for(is_booted, "the boot")
+    failed = []
+    checks: list[tuple[str, Callable[[], None]]] = [
+        ("the CDI file before the engines", check_boot_order),
+        ("units that do not start for nothing, and do not fail", check_quiet_watch),
+        ("options that are remembered", check_lost_file),
+    ]
+    for low_level in ("runc", "crun"):
+        env = ("--env", "NVIDIA_VISIBLE_DEVICES=all")
+        checks.append(
+            (f"gpu-oci-runtime with {low_level}", lambda name=low_level, env=env: check_container(f"gpu-{name}", *env))
+        )
+        device = ("--device", "nvidia.com/gpu=all")
+        checks.append(
+            (
+                f"the CDI file with {low_level}",
+                lambda name=low_level, device=device: check_container(f"plain-{name}", *device),
+            )
+        )
+    print(
+        run("runc", "--version").stdout.splitlines()[0], run("systemctl", "--version").stdout.splitlines()[0], sep=", "
+    )
+    for title, check in checks:
+        try:
+            check()
+        except (AssertionError, subprocess.SubprocessError, OSError) as error:
+            failed.append(title)
+            print(f"FAILED: {title}: {error}", flush=True)
+        else:
+            print(f"passed: {title}", flush=True)
+    if run("udevadm", "--help", check=False).stdout.find("verify") >= 0:
+        run("udevadm", "verify", *map(str, Path("/etc/udev/rules.d").iterdir()))
+    print(json.dumps({"failed": failed}))
+    sys.exit(bool(failed))
+
+
+if __name__ == "__main__":
+    main()
