@@ -1,4 +1,4 @@
-"""What tests/e2e/booted-systemd prepares in its root before the boot, and checks inside after it. Standard library only.
+"""What tests/e2e/booted-systemd prepares in its root before the boot, and checks after it. Standard library only.
 
     booted_checks.py prepare ROOT     on the outside
     booted_checks.py check            in the booted root
@@ -62,6 +62,7 @@ events_logger = "file"
 pids_limit = 0
 netns = "none"
 default_ulimits = []
+default_sysctls = []
 [engine.runtimes]
 gpu-runc = ["/opt/gpu-runc"]
 gpu-crun = ["/opt/gpu-crun"]
