@@ -199,10 +199,12 @@ def check_container(runtime: str, *options: str) -> None:
     allowed = dict.fromkeys(NODES, "No such device or address")
     identifier = run("podman", "inspect", "--format", "{{.Id}}", name).stdout.strip()
     scope = f"libpod-{identifier}.scope"
-    told = show(scope, "DeviceAllow")["DeviceAllow"]
-    for node in NODES:
-        status = os.stat(node)
-        assert f"/dev/char/{os.major(status.st_rdev)}:{os.minor(status.st_rdev)} rw" in told, f"{scope}: {node}: {told}"
+    if runtime.endswith("runc"):  # crun up to 1.21 tells systemd nothing and attaches a filter of its own
+        told = run("systemctl", "show", scope, "--property=DeviceAllow").stdout.splitlines()
+        for node in NODES:
+            status = os.stat(node)
+            line = f"DeviceAllow=/dev/char/{os.major(status.st_rdev)}:{os.minor(status.st_rdev)} rw"
+            assert line in told or f"{line}m" in told, f"{scope}: {node}: {told}"
 
     def check(after: str) -> None:
         found = open_nodes(name)
@@ -257,7 +259,7 @@ def main() -> None:
     for title, check in checks:
         try:
             check()
-        except (AssertionError, subprocess.SubprocessError, OSError) as error:
+        except (AssertionError, subprocess.SubprocessError, OSError, LookupError) as error:
             failed.append(title)
             print(f"FAILED: {title}: {error}", flush=True)
         else:
