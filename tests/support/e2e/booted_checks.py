@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 NODES = ("/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
+ALLOWED = "No such device or address"
 CDI_FILE = Path("/run/cdi/nvidia.com-gpu.yaml")
 
 # An engine that starts at boot: it notes whether the CDI file is there.
@@ -196,7 +197,7 @@ def check_container(runtime: str, *options: str) -> None:
     name = f"{runtime}-{'cdi' if '--device' in options else 'env'}"
     argv = ["podman", "--runtime", runtime, "run", "--detach", "--name", name, "--cgroups", "enabled", *options]
     run(*argv, "--rootfs", "/image:O", "/bin/sleep", "10000")
-    allowed = dict.fromkeys(NODES, "No such device or address")
+    allowed = dict.fromkeys(NODES, ALLOWED)
     identifier = run("podman", "inspect", "--format", "{{.Id}}", name).stdout.strip()
     scope = f"libpod-{identifier}.scope"
     if runtime.endswith("runc"):  # crun up to 1.21 tells systemd nothing and attaches a filter of its own
@@ -229,6 +230,24 @@ def check_container(runtime: str, *options: str) -> None:
     run("podman", "rm", "--force", "--time", "0", name)
 
 
+def check_control() -> None:
+    """Without the links, runc 1.1.3 to 1.1.6 loses the nodes: what the other checks call kept can be lost here."""
+    version = run("runc", "--version").stdout.split()[2].partition("+")[0]
+    if version not in ("1.1.3", "1.1.4", "1.1.5", "1.1.6"):
+        return
+    for link in Path("/dev/char").glob("*"):
+        link.unlink()
+    device = ("--device", "nvidia.com/gpu=all", "--rootfs", "/image:O", "/bin/sleep", "10000")
+    run("podman", "--runtime", "plain-runc", "run", "--detach", "--name", "control", *device)
+    assert set(open_nodes("control").values()) == {ALLOWED}
+    run("systemctl", "daemon-reload")
+    found = set(open_nodes("control").values())
+    assert found == {"Operation not permitted"}, f"after systemctl daemon-reload: {found}"
+    run("podman", "rm", "--force", "--time", "0", "control")
+    run("systemctl", "start", "gpu-oci-hook-cdi.service")
+    assert sorted(Path("/dev/char").glob("195:*")), "the service makes the links again"
+
+
 def main() -> None:
     """Prepare or check, as the command line says."""
     if sys.argv[1] == "prepare":
@@ -240,6 +259,7 @@ def main() -> None:
         ("the CDI file before the engines", check_boot_order),
         ("units that do not start for nothing, and do not fail", check_quiet_watch),
         ("options that are remembered", check_lost_file),
+        ("a container that loses its nodes without links", check_control),
     ]
     for low_level in ("runc", "crun"):
         env = ("--env", "NVIDIA_VISIBLE_DEVICES=all")
