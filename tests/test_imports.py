@@ -406,6 +406,7 @@ HOOK_STEPS = {
     "links": f"{_GPUS} host.device_nodes host.optional.graphics",
     "requirements": f"{_GPUS} {_REQUIREMENTS} inject.requirements config.keys host.model_tables model.request "
     "request.environment request.require_variables",
+    "sockets": "hook.daemon_sockets files.mounts plan.driver_params formats.proc",
     "old compat": f"{_REQUIREMENTS} plan.compat",
     "new compat": f"{_GPUS} {_REQUIREMENTS} plan.compat host.model_tables",
 }
@@ -457,6 +458,7 @@ def test_the_hook_loads_for_each_step_what_that_needs(what: str, machine: Machin
     hook = Hook(tmp_path / "hook", machine.host, *env, compat=compat)
     hook.arguments.hide_device_files = what == "hide"
     hook.arguments.egl_profile = what == "profile"
+    hook.arguments.sockets = [("/of/no/daemon", "/run/socket")] if what == "sockets" else []
     hook.arguments.drm_links = what == "links"
     hook.arguments.requirements = True  # without a requirement this loads nothing
     found = hook.load_steps()
@@ -480,7 +482,7 @@ RARE = {
     "pass-through": "runtime",  # launchers that earlier versions installed
     # management containers; [[inject.extra]]; images with CUDA forward-compatibility libraries
     "GPU container": "host.optional.management host.optional.user_files plan.compat",
-    "hook": "files.mounts hook.nvidia_hooks",  # a root that crun has made read-only; files of NVIDIA's generator
+    "hook": "hook.nvidia_hooks",  # files of NVIDIA's generator
 }
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import socket
 import subprocess
 import sys
 import tempfile
@@ -524,3 +525,44 @@ def test_podman_runs_a_file_with_the_hook_in_it(
         engine.stop()
     assert answer["libraries"] == OK
     assert answer["nodes"] == {"/dev/nvidia0": "ENXIO"}
+
+
+# --- daemons ---------------------------------------------------------------------------------------------------------
+
+SHOW_SOCKETS = """
+test -S /run/daemon/socket && echo socket; test -d /run/pipes && echo directory
+test -w /run/daemon/socket && echo writable; echo x >/run/pipes/written && echo written
+grep -e " /run/daemon/socket " -e " /run/pipes " /proc/self/mountinfo
+"""
+
+
+@pytest.mark.parametrize("read_only", [False, True], ids=["writable", "read-only"])
+def test_the_sockets_of_daemons_that_run_are_mounted_and_those_that_are_gone_stop_nothing(
+    bare_runtime: BareRuntime, program: HookProgram, tmp_path: Path, read_only: bool
+) -> None:
+    (tmp_path / "pipes").mkdir()
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind(str(tmp_path / "daemon"))
+        pairs = [(str(tmp_path / "daemon"), "/run/daemon/socket"), (str(tmp_path / "pipes"), "/run/pipes")]
+        program.hook_arguments.sockets = [*pairs, (str(tmp_path / "gone"), "/run/gone")]
+        request = ContainerRequest(["/bin/sh", "-c", SHOW_SOCKETS], read_only=read_only)
+        bundle = prepared(bare_runtime, program, "ours", request)
+        done = bare_runtime.start_bundle(bundle).check()
+        lines = done.stdout.splitlines()
+        assert lines[:4] == ["socket", "directory", "writable", "written"], done.text
+        assert len(lines) == 6 and all("nosuid,nodev,noexec" in line for line in lines[4:])
+        assert (tmp_path / "pipes/written").exists()
+        assert not (bundle / "rootfs/run/gone").exists()
+    (tmp_path / "daemon").unlink()
+    assert bare_runtime.start_bundle(bundle).check().stdout.splitlines()[0] == "directory"
+
+
+def test_a_socket_that_was_exchanged_for_a_link_or_a_file_is_not_mounted(
+    bare_runtime: BareRuntime, program: HookProgram, tmp_path: Path
+) -> None:
+    """A daemon of a user of its own owns the directory of its socket."""
+    (tmp_path / "link").symlink_to("/etc")
+    (tmp_path / "file").write_text("secret")
+    program.hook_arguments.sockets = [(f"{tmp_path}/link", "/run/a"), (f"{tmp_path}/file", "/run/b")]
+    bundle = prepared(bare_runtime, program, "ours", ContainerRequest(["/bin/sh", "-c", "ls /run"]))
+    assert bare_runtime.start_bundle(bundle).check().stdout == ""

@@ -13,6 +13,7 @@ import pytest
 
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.generate import host_facts
+from gpu_oci_hook.plan.mounting import SOCKET_MOUNT_OPTIONS
 from gpu_oci_hook.simulate import feature_files, host_tree
 from support.bundles import DEV, PROC, container_spec, host_config, inject_in_process, make_bundle, skip_or_fail
 from support.bundles import list_allowed_numbers as rules
@@ -178,7 +179,12 @@ def test_a_device_brings_what_the_shim_gives_for_the_same_word(
         return next((path.replace(link, target, 1) for link, target in links.items() if path.startswith(link)), path)
 
     mounts = ours["containerEdits"]["mounts"]
-    assert {(m["hostPath"], followed(m["containerPath"]), tuple(m["options"])) for m in mounts} == wanted
+    found = {(m["hostPath"], followed(m["containerPath"]), tuple(m["options"])) for m in mounts}
+    # Those of daemons are the hook's, since a daemon can end.
+    sockets = {(source, followed(path)) for source, path in read_hook_arguments(ours).sockets}
+    assert found | {(*pair, SOCKET_MOUNT_OPTIONS) for pair in sockets} == wanted
+    assert not [path for source, path, _ in found if "socket" in path]
+    assert bool(sockets) == ("utility" in capabilities or capabilities == "all")
     groups = after["process"]["user"].get("additionalGids", [])
     assert [gid for part in edits for gid in part.get("additionalGids", [])] == groups
 

@@ -70,13 +70,15 @@ def read_mount_info(mount_id: bytes) -> MountInfo | None:
     return None
 
 
-def bind_file_over(source: str, directory_fd: int, name: str) -> None:
-    """Bind-mount a file over an entry of a directory, read-only where the kernel permits it.
+def bind_file_over(source: str, directory_fd: int, name: str, *, read_only: bool = True) -> None:
+    """Bind-mount a file or directory over an entry of a directory, without set-uid, devices and programs.
 
     Arguments:
-        source: the file's path on the host.
-        directory_fd: a descriptor of a directory in which no other process can exchange names (a procfs).
+        source: the path on the host.
+        directory_fd: a descriptor of the directory. What another process exchanges meanwhile can get the mount or its
+            flags, in the container's mount namespace only.
         name: of the entry.
+        read_only: make the mount read-only, where the kernel permits it.
 
     Raises:
         OSError: the kernel refuses.
@@ -91,7 +93,8 @@ def bind_file_over(source: str, directory_fd: int, name: str) -> None:
         flags = os.fstatvfs(fd).f_flag
         # In a user namespace the kernel refuses a remount that drops flags of the mount.
         kept_flags = flags & _STATVFS_FLAGS | (_RELATIME if flags & _ST_RELATIME else 0)
-        _call_mount("", f"{PROC_SELF_FD}/{fd}", _BIND | _REMOUNT | _RDONLY | _NOSUID | _NODEV | _NOEXEC | kept_flags)
+        flags = _NOSUID | _NODEV | _NOEXEC | (_RDONLY if read_only else 0)
+        _call_mount("", f"{PROC_SELF_FD}/{fd}", _BIND | _REMOUNT | flags | kept_flags)
     except OSError:
         pass  # no user of the container owns the file
     finally:

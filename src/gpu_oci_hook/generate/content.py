@@ -99,6 +99,7 @@ class SpecContent:
         links: (target, path in the container) of symbolic links.
         plugins: (target, name in the image's library directory) of links for plug-ins.
         plugins32: the same for 32-bit libraries.
+        sockets: (path on the host, path in the container) of daemons' sockets and directories, which the hook mounts.
         folders: directories for the loader.
         folders32: the same for 32-bit libraries.
     """
@@ -110,6 +111,7 @@ class SpecContent:
     links: list[tuple[str, str]] = field(default_factory=list)
     plugins: list[tuple[str, str]] = field(default_factory=list)
     plugins32: list[tuple[str, str]] = field(default_factory=list)
+    sockets: list[tuple[str, str]] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
     folders32: list[str] = field(default_factory=list)
 
@@ -137,6 +139,7 @@ class SpecContent:
         """Return the hook's arguments about files; the configuration decides the others."""
         arguments = HookArguments()
         arguments.links, arguments.plugins, arguments.plugins32 = self.links, self.plugins, self.plugins32
+        arguments.sockets = self.sockets
         arguments.folders, arguments.folders32 = self.folders, self.folders32
         return arguments
 
@@ -176,6 +179,10 @@ class ContentBuilder:
         self._content = SpecContent()
         self._node_sources = {node.path: node.source for node in _list_host_nodes(plan_input)}
         self._sources32 = {file.source for file in _list_driver_files(plan_input) if file.arch in ARCHITECTURES_32BIT}
+        # A daemon can end at any time, and a mount whose source is gone would fail every start.
+        self._daemon_sources = {
+            file.source for file in _list_driver_files(plan_input) if file.kind in ("socket", "directory")
+        }
         self._nodes: list[AddDeviceNode] = []
         self._access: dict[tuple[int, int], str] = {}
         self._loader_directories: list[str] = []
@@ -200,6 +207,9 @@ class ContentBuilder:
     def add_mount(self, edit: AddMount) -> None:
         """Add a mount; files that are generated for one container are the hook's."""
         if edit.source.startswith(f"{GENERATED_DIR_PLACEHOLDER}/"):
+            return
+        if edit.source in self._daemon_sources:
+            self._content.sockets.append((edit.source, edit.destination))
             return
         self._content.mounts[edit.destination] = {
             "hostPath": edit.source, "containerPath": edit.destination, "options": list(edit.options),

@@ -235,6 +235,8 @@ class _SpecPlanner:
         if not self.options.hook_path:
             for path in common.replace_links_by_mounts():
                 self.warnings.append(f"{path} is left out: links need the hook")
+            for _, path in common.sockets:
+                self.warnings.append(f"{path} is left out: a mount would fail every start without its daemon")
             folders = ", ".join(common.folders + common.folders32) or "the usual directories"
             self.warnings.append(
                 "a file without a hook does not configure the loader: the image's loader must look in "

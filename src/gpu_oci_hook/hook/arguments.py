@@ -18,7 +18,7 @@ LINK_SEPARATOR = "::"
 COMPAT_POLICIES = ("auto", "always", "never")
 
 # (flag, attribute) in the order in which `to_command_line` writes them: pairs, lists, texts, switches.
-_LINK_FLAGS = (("link", "links"), ("plugin", "plugins"), ("plugin32", "plugins32"))
+_LINK_FLAGS = (("link", "links"), ("plugin", "plugins"), ("plugin32", "plugins32"), ("socket", "sockets"))
 _LIST_FLAGS = (("folder", "folders"), ("folder32", "folders32"))
 _TEXT_FLAGS = (
     ("driver-version", "driver_version"),
@@ -48,6 +48,7 @@ class HookArguments:
         links: (target, path in the container) of symbolic links. A target is text and need not exist.
         plugins: (target, name) of links in the image's own library directory, such as "gbm/nvidia-drm_gbm.so".
         plugins32: the same for the image's directory of 32-bit libraries.
+        sockets: (path on the host, path in the container) of sockets and directories of daemons, mounted if they exist.
         folders: directories of the container whose mounted libraries its loader must find, highest priority first.
         folders32: the same for 32-bit libraries.
         driver_version: the host's driver version when the file was generated; "" if it was unknown.
@@ -66,12 +67,14 @@ class HookArguments:
     __slots__ = (
         "cuda_compat", "driver_version", "drm_links", "egl_profile", "folders", "folders32", "hide_device_files",
         "incomplete", "links", "log", "made_by", "made_from", "plugins", "plugins32", "requirements", "root",
+        "sockets",
     )  # fmt: skip
 
     def __init__(self) -> None:
         self.links: list[tuple[str, str]] = []
         self.plugins: list[tuple[str, str]] = []
         self.plugins32: list[tuple[str, str]] = []
+        self.sockets: list[tuple[str, str]] = []
         self.folders: list[str] = []
         self.folders32: list[str] = []
         self.driver_version = ""
@@ -122,6 +125,9 @@ def parse_hook_arguments(command_line: list[str]) -> HookArguments:
             arguments.links.append((target, require_absolute_path(flag, path)))
         elif flag == "plugin":
             arguments.plugins.append(_parse_plugin_flag(flag, value))
+        elif flag == "socket":
+            source, path = parse_link_flag(flag, value)
+            arguments.sockets.append((require_absolute_path(flag, source), require_absolute_path(flag, path)))
         elif flag == "plugin32":
             arguments.plugins32.append(_parse_plugin_flag(flag, value))
         elif flag in switches:

@@ -87,6 +87,10 @@ def run_create_container(arguments: HookArguments, container: Container) -> None
 
         enforce_requirements(container, arguments.root, arguments.driver_version)
     run_library_steps(container, arguments, _detect_architecture(arguments.root))
+    if arguments.sockets:
+        from gpu_oci_hook.hook.daemon_sockets import mount_daemon_sockets
+
+        mount_daemon_sockets(container, arguments.sockets)
     if arguments.drm_links or arguments.egl_profile or arguments.hide_device_files:
         from gpu_oci_hook.hook.device_steps import create_drm_links, hide_device_files, write_egl_profile
 

@@ -222,11 +222,12 @@ def check_container(runtime: str, *options: str) -> None:
     run("systemctl", "daemon-reload")
     check("systemctl set-property")
     Path("/run/updated").unlink(missing_ok=True)
-    run("podman", "update", "--memory", "256m", name)
-    assert Path("/run/updated").exists()
-    check("podman update")
-    run("systemctl", "daemon-reload")
-    check("podman update and systemctl daemon-reload")
+    if runtime != "plain-crun":  # crun itself closes every device when podman 5 asks it for an update
+        run("podman", "update", "--pids-limit", "100", name)
+        assert Path("/run/updated").exists()
+        check("podman update")
+        run("systemctl", "daemon-reload")
+        check("podman update and systemctl daemon-reload")
     run("podman", "rm", "--force", "--time", "0", name)
 
 
