@@ -87,14 +87,14 @@ def test_a_plain_container_gets_rules_even_if_its_spec_has_none() -> None:
     ("linux", "inside", "rules"),
     [
         ({**USER, **RULES}, False, True),  # docker --userns-remap
-        (USER, False, False),  # a user namespace of its own, the engine has no rules
-        ({**USER, "resources": {"devices": []}}, False, False),
+        (USER, False, True),  # podman --uidmap as root: no rules in config.json, and runc has its own
+        ({**USER, "resources": {"devices": []}}, False, True),
         ({**USER, **RULES}, True, False),  # rootless: we are inside ourselves
         (RULES, True, False),
         ({}, True, False),
     ],
 )  # fmt: skip
-def test_in_a_user_namespace_nodes_are_bound_and_rules_follow_the_engine(
+def test_in_a_user_namespace_nodes_are_bound_and_rules_are_written_unless_we_are_inside(
     linux: dict[str, Any], inside: bool, rules: bool
 ) -> None:
     made = plan(spec={"linux": linux}, inside=inside)

@@ -23,8 +23,9 @@ NODE_MOUNT_OPTIONS = ("nosuid", "noexec", "bind", "rprivate")
 def decide_node_binding(spec: object, *, process_in_user_namespace: bool) -> tuple[bool, bool]:
     """Decide whether nodes are bind mounts of the host's, and whether cgroup device rules are written.
 
-    No process in a user namespace can create device nodes, so there the host's are bound. Rules are then written only
-    where the engine enforces them: with docker's userns-remap it does, as rootless podman it cannot.
+    No process in a user namespace can create device nodes, so there the host's are bound. Rules are written unless this
+    process is in a user namespace itself, where a runtime cannot enforce any (rootless podman). runc enforces its
+    default rules even if config.json has none (facts: podman-uidmap-rules).
 
     Arguments:
         process_in_user_namespace: this process runs in a user namespace.
@@ -33,7 +34,7 @@ def decide_node_binding(spec: object, *, process_in_user_namespace: bool) -> tup
         (nodes are bound, rules are written).
     """
     bound = process_in_user_namespace or has_user_namespace(spec)
-    return bound, not process_in_user_namespace and (not bound or bool(get_list(spec, "linux", "resources", "devices")))
+    return bound, not process_in_user_namespace
 
 
 def add_device_nodes(plan_input: PlanInput, plan: Plan, implied_by: dict[str, str]) -> None:
