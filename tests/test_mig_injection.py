@@ -426,8 +426,13 @@ def test_explain_tells_of_each_mig_device_whether_and_why(
     assert "NVIDIA_VISIBLE_DEVICES=0:1,1" in first["mig"][1]["reason"]
     assert second["mig"] == []
     assert [one["given"] for one in third["mig"]] == [False] * 4
-    withheld = [one["name"] for one in document["withheld"] if "MIG" in one["name"]]
+    withheld = [one["name"] for one in document["withheld"] if one["name"].startswith("MIG device")]
     assert len(withheld) == 10
+    rights = {one["name"]: one["reason"] for one in document["withheld"] if one["name"].startswith("the right to")}
+    assert rights == {
+        "the right to configure MIG": "NVIDIA_MIG_CONFIG_DEVICES=all is not set",
+        "the right to monitor MIG": "NVIDIA_MIG_MONITOR_DEVICES=all is not set",
+    }
     assert f"MIG device 0:0 (MIG-{report.gpus[0].uuid}/7/0)" in withheld
     text = ask("explain", "--bundle", str(made), "--root", report.directory, form="text")
     assert "the driver, 1 of 3 GPUs and 1 MIG device of GPU " in text

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gpu_oci_hook.simulate import host_tree
-from support.bundles import Spec
+from support.bundles import Shim, Spec
 from support.cdi_edits import add_devices, add_nvidia_edits, add_our_edits
 from support.command_line import Command, CommandResult, DebianBundle, read_json
 from support.fixtures import SharedHost
@@ -283,3 +283,112 @@ def test_a_host_without_a_low_level_runtime_starts_nothing(
     answer = explain(command, bundle, host, "--config", str(config))
     assert answer.status == 1 and "no container starts with gpu-oci-runtime on this host" in answer.out
     assert "/no/runc" in answer.out
+
+
+# --- the request against what the container gets -------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("0", ""),
+        ("0,1", ""),
+        ("GPU-44b9", ""),
+        ("gpu0", "names gpu0, which the container does not have, so CUDA programs see no GPU. Inside"),
+        ("2", "names 2, which the container does not have, so CUDA programs see no GPU. Inside, GPUs are counted "),
+        ("1,2,0", "names 2, which the container does not have, so CUDA programs see only the 1 before it."),
+        ("GPU-ffff", "names GPU-ffff, which the container does not have"),
+        ("-1", "hides every GPU from CUDA programs in the container"),
+        ("", "hides every GPU from CUDA programs in the container"),
+    ],
+)  # fmt: skip
+def test_cuda_visible_devices_is_held_against_the_gpus_inside(
+    command: Command, host: Path, bundle: DebianBundle, value: str, text: str
+) -> None:
+    bundle.request("NVIDIA_VISIBLE_DEVICES=all", f"CUDA_VISIBLE_DEVICES={value}")
+    warnings = read_json(explain(command, bundle, host, "-o", "json"), "explain")["warnings"]
+    assert [warning for warning in warnings if warning.startswith(f"CUDA_VISIBLE_DEVICES={value} {text}")] == warnings
+    assert bool(warnings) is bool(text)
+
+
+def test_cuda_visible_devices_of_the_host_is_wrong_inside(command: Command, host: Path, bundle: DebianBundle) -> None:
+    bundle.request("NVIDIA_VISIBLE_DEVICES=1", "CUDA_VISIBLE_DEVICES=1")
+    assert "its GPUs are 0\n" in explain(command, bundle, host).out
+
+
+def test_a_mount_of_the_request_with_another_source_is_named(
+    command: Command, host: Path, bundle: DebianBundle
+) -> None:
+    bundle.request("NVIDIA_VISIBLE_DEVICES=0")
+    mount = {"destination": "/var/run/nvidia-container-devices/1", "source": "/etc/hostname", "options": ["bind"]}
+    change(bundle, lambda spec: spec["mounts"].append(mount))
+    out = explain(command, bundle, host).out
+    assert "its source /etc/hostname is not /dev/null" in out and "mounts[1]" in out
+
+
+def test_a_repeated_variable_is_a_warning_of_the_start_with_both_values(
+    command: Command, host: Path, bundle: DebianBundle, tmp_path: Path
+) -> None:
+    bundle.request("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=1")
+    wanted = "NVIDIA_VISIBLE_DEVICES is set twice: process.env[2] (1) wins over process.env[1] (0)"
+    assert wanted in explain(command, bundle, host).out
+    shim = Shim(tmp_path / "shim", host, f'log-file = "{tmp_path}/start.log"\n')
+    assert shim.create(bundle.path).returncode == 0
+    lines = [json.loads(line) for line in (tmp_path / "start.log").read_text().splitlines()]
+    assert [line["text"] for line in lines if line["event"] == "warning"] == [wanted]
+
+
+def test_the_log_of_a_start_has_the_one_warning_of_a_privileged_container(
+    host: Path, bundle: DebianBundle, tmp_path: Path
+) -> None:
+    bundle.request("NVIDIA_VISIBLE_DEVICES=0")
+
+    def make_privileged(spec: Spec) -> None:
+        add_devices(spec, {"/dev/nvidia0": (195, 0), **NODES})
+        spec["linux"]["resources"]["devices"] = [{"allow": True, "access": "rwm"}]
+
+    change(bundle, make_privileged)
+    shim = Shim(tmp_path / "shim", host, f'log-file = "{tmp_path}/start.log"\n')
+    assert shim.create(bundle.path).returncode == 0
+    lines = [json.loads(line) for line in (tmp_path / "start.log").read_text().splitlines()]
+    (text,) = [line["text"] for line in lines if line["event"] == "warning"]
+    assert text.startswith("the container can also open GPU 1 (/dev/nvidia0), which it did not request: ")
+
+
+@pytest.mark.parametrize("layout", ["wsl", "jetson", "debian"])
+def test_after_a_start_nothing_is_withheld_that_the_start_has_made(
+    command: Command, bundle: DebianBundle, tmp_path: Path, layout: str
+) -> None:
+    host_tree.build_host(tmp_path / layout, layout=layout, arch="x86_64")
+    bundle.request("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all")
+    words = ("-b", bundle.path, "--root", tmp_path / layout)
+    before = read_json(command("explain", *words, "-o", "json"), "explain")
+    assert command("apply", *words).status == 0
+    after = read_json(command("explain", *words, "-o", "json"), "explain")
+    assert after["withheld"] == before["withheld"] and after["edits"] == before["edits"]
+    assert after["found"]["complete"]
+
+
+@pytest.mark.parametrize("name", ["libcuda.so", "libcuda.so.1", "libnvidia-ml.so.1", "gbm"])
+def test_a_link_that_a_mount_of_the_user_hides_is_not_promised(
+    command: Command, host: Path, bundle: DebianBundle, tmp_path: Path, name: str
+) -> None:
+    bundle.request("NVIDIA_VISIBLE_DEVICES=0")
+    path = f"/usr/lib/x86_64-linux-gnu/{name}"
+    mount = {"destination": path, "source": str(tmp_path), "options": ["bind"]}
+    change(bundle, lambda spec: spec["mounts"].append(mount))
+    document = read_json(explain(command, bundle, host, "-o", "json"), "explain")
+    links = [edit["path"] for edit in document["edits"] if edit["kind"] == "link"]
+    assert links and not [link for link in links if link == path or link.startswith(f"{path}/")]
+    assert [one for one in document["withheld"] if one["name"].startswith(path) or one["name"] in path]
+
+
+def test_mount_points_of_an_earlier_start_are_no_leftover_files(
+    command: Command, host: Path, bundle: DebianBundle
+) -> None:
+    """docker writes config.json anew at each start, and the container's layer keeps the mount points."""
+    bundle.request("NVIDIA_VISIBLE_DEVICES=0")
+    for edit in read_json(explain(command, bundle, host, "-o", "json"), "explain")["edits"]:
+        if edit["kind"] == "mount" and edit["destination"].startswith("/usr/bin/"):
+            (bundle.path / "rootfs" / edit["destination"][1:]).touch()
+    assert "probably committed" not in explain(command, bundle, host).out

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
+
+import pytest
 
 from gpu_oci_hook.container import image, lint
 from gpu_oci_hook.files.rootfs import Rootfs
@@ -12,11 +15,13 @@ VERSION = "555.42.02"
 MULTIARCH = "usr/lib/x86_64-linux-gnu"
 
 
-def library(stem: str, soname: str = "1", glibc: str = "2.17", arch: str = "x86_64") -> DriverFile:
+def library(
+    stem: str, soname: str = "1", glibc: str = "2.17", arch: str = "x86_64", needs: tuple[str, ...] = ()
+) -> DriverFile:
     name = f"{stem}.so.{VERSION}"
     return DriverFile(
         kind="library", capability="compute", path=f"/l/{name}", source=f"/l/{name}", name=name,
-        soname=f"{stem}.so.{soname}", glibc=glibc, arch=arch,
+        soname=f"{stem}.so.{soname}", glibc=glibc, arch=arch, needs=needs,
     )  # fmt: skip
 
 
@@ -139,3 +144,81 @@ def test_names_of_the_image_stay_on_one_line_and_lists_short(container_root: Roo
         (debian_image / MULTIARCH / f"libnvidia-{number}\n.so.1").write_bytes(b"")
     (text,) = findings(container_root)
     assert "\n" not in text and "30 driver files" in text and "and 20 more. Remove" in text
+
+
+SYSTEM = ("libdl.so.2", "libpthread.so.0", "librt.so.1", "libm.so.6", "libc.so.6")
+
+
+def give_libc(debian_image: Path, names: tuple[str, ...] = SYSTEM) -> None:
+    for name in names:
+        (debian_image / MULTIARCH / name).write_bytes(b"\x7fELF GLIBC_2.36\0")
+
+
+def test_what_libcuda_and_nvml_need_must_be_in_the_image(container_root: Rootfs, debian_image: Path) -> None:
+    files = [library("libcuda", needs=(*SYSTEM, "libnvidia-x.so.1")), library("libnvidia-ml", needs=SYSTEM)]
+    give_libc(debian_image)
+    assert findings(container_root, files) == []
+    for name in ("libdl.so.2", "librt.so.1"):
+        (debian_image / MULTIARCH / name).unlink()
+    assert findings(container_root, files) == [
+        "libcuda.so.1 will not load: libcuda.so.1 needs libdl.so.2, librt.so.1, not found in the image",
+        "libnvidia-ml.so.1 will not load: libnvidia-ml.so.1 needs libdl.so.2, librt.so.1, not found in the image",
+    ]
+
+
+def test_what_a_needed_library_of_the_driver_needs_counts_too(container_root: Rootfs, debian_image: Path) -> None:
+    give_libc(debian_image)
+    files = [library("libcuda", needs=("libnvidia-x.so.1",)), library("libnvidia-x", needs=("libcrypto.so.3",))]
+    (text,) = findings(container_root, files)
+    assert text == "libcuda.so.1 will not load: libnvidia-x.so.1 needs libcrypto.so.3, not found in the image"
+    (debian_image / MULTIARCH / "libcrypto.so.3").write_text("x")
+    assert findings(container_root, files) == []
+
+
+def test_graphics_without_its_loaders_is_named_once(container_root: Rootfs, debian_image: Path) -> None:
+    give_libc(debian_image)
+    icd = DriverFile(kind="config", capability="graphics", path="/x", source="/x", name="nvidia_icd.json")
+    files = [library("libEGL_nvidia", "0"), library("libGLX_nvidia", "0"), icd]
+    (text,) = findings(container_root, files)
+    assert text.startswith("the image has no libEGL.so.1, libGL.so.1 and libvulkan.so.1, by which programs reach")
+    for name in ("libEGL.so.1", "libGL.so.1"):
+        (debian_image / MULTIARCH / name).write_text("x")
+    (text,) = findings(container_root, files)
+    assert text.startswith("the image has no libvulkan.so.1, by which") and "install it if" in text
+    assert findings(container_root, [library("libcuda")]) == []
+
+
+def make_elf(machine: int, bits: int = 64, *, big: bool = False) -> bytes:
+    ident = b"\x7fELF" + bytes([bits // 32, 2 if big else 1, 1]) + bytes(9)
+    return ident + struct.pack(">HH" if big else "<HH", 2, machine) + bytes(44)
+
+
+@pytest.mark.parametrize(
+    ("data", "name"),
+    [
+        (make_elf(183), "aarch64"),
+        (make_elf(40, 32), "armhf"),
+        (make_elf(21), "ppc64le"),
+        (make_elf(22, big=True), "s390x"),
+        (make_elf(9999), "machine 9999 of the ELF specification"),
+    ],
+)
+def test_an_image_for_another_architecture_is_named(
+    container_root: Rootfs, debian_image: Path, data: bytes, name: str
+) -> None:
+    (debian_image / "usr/bin/dash").write_bytes(data)
+    (debian_image / "usr/bin/sh").symlink_to("dash")
+    (text,) = findings(container_root)
+    assert text == (
+        f"the image is for {name} (by its /bin/sh), and the driver's libraries are for x86_64: its programs cannot "
+        "load them. Use an image for x86_64"
+    )
+    assert findings(container_root, files=[]) == []
+
+
+@pytest.mark.parametrize("data", [make_elf(62), make_elf(3, 32), b"#!/bin/sh", b"", b"\x7fELF", b"\x7fELF" + bytes(14)])
+def test_an_image_for_this_architecture_or_an_unknown_one_says_nothing(
+    container_root: Rootfs, debian_image: Path, data: bytes
+) -> None:
+    (debian_image / "usr/bin/sh").write_bytes(data)
+    assert findings(container_root) == []

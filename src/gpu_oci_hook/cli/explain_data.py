@@ -36,7 +36,8 @@ def build_explanation(
             for edit in outcome.plan.edits
         ],
         "withheld": [
-            {"kind": kind, "name": name, "reason": reason} for kind, name, reason in list_withheld(outcome, settings)
+            {"kind": kind, "name": name, "reason": reason}
+            for kind, name, reason in list_withheld(bundle, outcome, settings)
         ],
         "found": {
             "complete": presence.is_complete,

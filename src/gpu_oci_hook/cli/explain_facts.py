@@ -9,9 +9,11 @@ import os
 
 from gpu_oci_hook.cli.bundle import Bundle
 from gpu_oci_hook.cli.command_config import ReadOnlyCache
+from gpu_oci_hook.cli.explain_visible_gpus import check_cuda_visible_devices
 from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.container.lint import find_misspelt_variables, lint_image
-from gpu_oci_hook.formats.oci import get_list, get_member
+from gpu_oci_hook.files.user_namespace import is_process_in_user_namespace
+from gpu_oci_hook.formats.oci import get_list, get_text
 from gpu_oci_hook.host.gpus import read_gpus
 from gpu_oci_hook.host.platforms.detect import detect_platform
 from gpu_oci_hook.host.root import Host
@@ -19,6 +21,10 @@ from gpu_oci_hook.inject.gather import gather_mig_devices
 from gpu_oci_hook.model.edits import AddMount
 from gpu_oci_hook.model.mig import MigDevice
 from gpu_oci_hook.model.outcome import Outcome
+from gpu_oci_hook.plan.devices import decide_node_binding
+from gpu_oci_hook.plan.open_devices import OpenDevices
+from gpu_oci_hook.request.environment import MIG_RIGHT_VARIABLES
+from gpu_oci_hook.request.mig_selectors import describe_mig_right
 
 MIG_NOT_REQUESTED = "this MIG device was not requested"
 
@@ -50,43 +56,54 @@ def list_mig_devices(outcome: Outcome, settings: Config) -> list[tuple[MigDevice
     ]
 
 
-def number_gpus_inside(outcome: Outcome) -> dict[int, int]:
-    """Return the index that each GPU has inside the container, by its index on the host.
-
-    NVML and CUDA number what the container can open, by PCI address; see CUDA_DEVICE_ORDER for CUDA's own order. A GPU
-    without a PCI address has no such index, nor have the parents of MIG devices, which are numbered instead.
-    """
-    if outcome.mig_parents:
-        return {}
-    chosen = {gpu.index for gpu, _ in outcome.chosen_gpus}
-    withheld = " ".join(item.name for item in outcome.plan.withheld)
-    visible = [gpu for gpu in outcome.gpus if gpu.index in chosen or f"(GPU {gpu.index}," not in withheld]
-    return {gpu.index: number for number, gpu in enumerate(visible) if gpu.pci}
-
-
-def list_withheld(outcome: Outcome, settings: Config) -> list[tuple[str, str, str]]:
+def list_withheld(bundle: Bundle, outcome: Outcome, settings: Config) -> list[tuple[str, str, str]]:
     """List (kind, name, reason) of everything that is not injected, the request's own entries first."""
     withheld = [("request", name, reason) for name, reason in outcome.request.withheld]
     withheld += [(item.kind, item.name, item.reason) for item in outcome.plan.withheld]
-    if outcome.plan.state == "inject":
+    if outcome.plan.state == "inject" and not _allows_every_device(bundle):
         withheld += [
             ("device", f"MIG device {device.name} ({device.uuid or device.old_name})", MIG_NOT_REQUESTED)
             for device, origin in list_mig_devices(outcome, settings)
             if not origin
         ]
+        withheld += [("request", name, reason) for name, reason in list_withheld_mig_rights(outcome, settings)]
     return list(dict.fromkeys(withheld))
+
+
+def _allows_every_device(bundle: Bundle) -> bool:
+    in_user_namespace = is_process_in_user_namespace()
+    _, rules_enforced = decide_node_binding(bundle.spec, process_in_user_namespace=in_user_namespace)
+    return OpenDevices(bundle.spec, rules_enforced=rules_enforced).allows_every_device
+
+
+def list_withheld_mig_rights(outcome: Outcome, settings: Config) -> list[tuple[str, str]]:
+    """List (right, reason) of the rights over MIG that the container does not have, on a host with MIG devices."""
+    if outcome.request.management_origin or not list_mig_devices(outcome, settings):
+        return []
+    rights = {right for right, _ in outcome.request.mig_rights}
+    environment = outcome.request.environment
+    return [
+        (describe_mig_right(right), f"{variable}=all is not set")
+        for variable, right in MIG_RIGHT_VARIABLES
+        if right not in rights and environment.get(variable) != "all"
+    ]
 
 
 def collect_warnings(bundle: Bundle, outcome: Outcome) -> list[str]:
     """Return the plan's warnings and those that only a check of the image finds."""
-    warnings = [*outcome.plan.warnings, *find_misspelt_variables(outcome.request.environment)]
+    environment = outcome.request.environment
+    warnings = [*outcome.plan.warnings, *find_misspelt_variables(environment)]
+    if outcome.plan.state == "inject":
+        warnings += check_cuda_visible_devices(environment, outcome)
     if outcome.rootfs is None or outcome.image is None or outcome.inventory is None:
         return warnings
-    sources = {edit.source for edit in outcome.plan.edits if isinstance(edit, AddMount)}
+    mounts = [edit for edit in outcome.plan.edits if isinstance(edit, AddMount)]
+    sources = {edit.source for edit in mounts}
     files = [file for file in outcome.inventory.files if file.source in sources]
-    destinations = (get_member(mount, "destination") for mount in get_list(bundle.spec, "mounts"))
-    mounted = [destination for destination in destinations if isinstance(destination, str)]
-    warnings += lint_image(outcome.rootfs, outcome.image, files, outcome.request.environment, mounted)
+    # An empty file where a driver file is mounted, or will be, can be the mount point of an earlier start.
+    mounted = [get_text(mount, "destination") for mount in get_list(bundle.spec, "mounts")]
+    mounted += [edit.destination for edit in mounts]
+    warnings += lint_image(outcome.rootfs, outcome.image, files, environment, mounted)
     if not outcome.image.writable and os.geteuid() != 0:
         warnings.append(
             "this user cannot write to the root file system, so the plan is the one for a read-only root; "

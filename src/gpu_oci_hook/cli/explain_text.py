@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections import Counter
 
 from gpu_oci_hook.cli.bundle import Bundle
-from gpu_oci_hook.cli.explain_facts import detect_host_platform, list_withheld, number_gpus_inside
+from gpu_oci_hook.cli.explain_facts import detect_host_platform, list_withheld
 from gpu_oci_hook.cli.explain_presence import Presence
+from gpu_oci_hook.cli.explain_visible_gpus import number_gpus_inside
 from gpu_oci_hook.cli.plan_sections import DEFAULT_MOUNT_OPTIONS, LinesByReason, build_plan_sections
 from gpu_oci_hook.cli.printing import print_gpus, print_heading, print_line, print_table
 from gpu_oci_hook.config.keys import Config
@@ -59,7 +60,7 @@ def print_explanation(
     if outcome.plan.edits:
         _print_edits(outcome, settings, changed=not presence.is_complete)
     _print_found(presence)
-    _print_withheld(outcome, settings, verbose=verbose)
+    _print_withheld(bundle, outcome, settings, verbose=verbose)
 
 
 def _describe_presence(bundle: Bundle, outcome: Outcome, presence: Presence) -> list[str]:
@@ -94,10 +95,10 @@ def _print_found(presence: Presence) -> None:
         print_line(f"    hook      injects when the container starts: {hook}")
 
 
-def _print_withheld(outcome: Outcome, settings: Config, *, verbose: bool) -> None:
+def _print_withheld(bundle: Bundle, outcome: Outcome, settings: Config, *, verbose: bool) -> None:
     withheld: LinesByReason = {}
     counts: dict[str, Counter[str]] = {}
-    for kind, name, reason in list_withheld(outcome, settings):
+    for kind, name, reason in list_withheld(bundle, outcome, settings):
         if not verbose and kind in _KIND_NAMES and reason.startswith(MISSING_CAPABILITY):
             counts.setdefault(reason, Counter())[kind] += 1
         else:

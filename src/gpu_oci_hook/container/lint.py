@@ -1,7 +1,6 @@
-"""Find problems of an image for `explain`: leftover driver files, stubs, several libcudas, an old libc, misspelt names.
+"""Find problems of an image for `explain`: leftover driver files, stubs, several libcudas, misspelt names.
 
-Library directories are listed, and the image's libc is searched for strings up to a size limit. No ELF structure of an
-image is parsed.
+`lint_libraries` adds what the driver's libraries do not find in the image.
 
 Import budget: cold.
 """
@@ -9,26 +8,24 @@ Import budget: cold.
 from __future__ import annotations
 
 import difflib
-import re
 import stat
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from gpu_oci_hook.container.image import COMPAT_DIRECTORY
-from gpu_oci_hook.errors import Fault, clip_text, make_printable
+from gpu_oci_hook.container.image_libraries import open_library_directories
+from gpu_oci_hook.container.lint_libraries import lint_libraries
+from gpu_oci_hook.errors import clip_text, make_printable
 from gpu_oci_hook.formats.architectures import ARCHITECTURES
 from gpu_oci_hook.formats.driver_version import is_driver_version
-from gpu_oci_hook.formats.ldcache import parse_ld_cache
 from gpu_oci_hook.request.capabilities import CAPABILITIES_VARIABLE
 from gpu_oci_hook.request.environment import FEATURE_VARIABLES, MIG_RIGHT_VARIABLES, VISIBLE_DEVICES
 
 if TYPE_CHECKING:
     from gpu_oci_hook.container.image import Image
-    from gpu_oci_hook.files.directory import Directory
     from gpu_oci_hook.files.rootfs import Rootfs
     from gpu_oci_hook.model.machine import DriverFile
 
-LIBC_LIMIT = 8 << 20
 MAX_SHOWN_PATHS = 10
 MAX_VARIABLES = 1000  # of an environment that are checked
 # The CUDA toolkit's directories with a libcuda for linking, which returns error 34 for every call.
@@ -42,7 +39,6 @@ CONTAINER_VARIABLES = (
     *(name for name, _ in MIG_RIGHT_VARIABLES),
 )
 """The variables by which a container requests something; NVIDIA_REQUIRE_* come in addition."""
-_SYMBOL_VERSION = re.compile(rb"GLIBC_2\.(\d{1,3})(?:\.\d{1,3})?\0")
 
 
 def find_misspelt_variables(environment: Iterable[str]) -> list[str]:
@@ -79,22 +75,9 @@ def lint_image(
         *_lint_libcudas(image, libraries, version),
         *_lint_stubs(rootfs, image, env),
         *_lint_musl(rootfs, image, files),
-        *_lint_glibc(rootfs, image, files),
-        *_lint_manifests(rootfs, image, files),
+        *lint_libraries(rootfs, image, files),
     ]
     return [make_printable(text) for text in dict.fromkeys(result)]
-
-
-def read_libc_version(rootfs: Rootfs, image: Image) -> str | None:
-    """Return the newest GLIBC_2.x that the image's libc.so.6 names, such as "2.31"; None if there is none to read."""
-    triple = ARCHITECTURES[image.arch].triple if image.arch in ARCHITECTURES else ""
-    for directory in (image.library_dir, f"/lib/{triple}", f"/usr/lib/{triple}", "/lib64", "/usr/lib64",
-                      "/lib", "/usr/lib"):  # fmt: skip
-        data = rootfs.read_file(f"{directory}/libc.so.6", LIBC_LIMIT)
-        minors = _SYMBOL_VERSION.findall(data) if data else []
-        if minors:
-            return f"2.{max(map(int, minors))}"
-    return None
 
 
 def _find_host_driver_version(files: Iterable[DriverFile]) -> str:
@@ -108,31 +91,12 @@ def _find_host_driver_version(files: Iterable[DriverFile]) -> str:
 
 def _list_libraries(rootfs: Rootfs, image: Image) -> Iterable[tuple[str, str, int]]:
     """Yield (path, name, size) of the regular files with ".so" in their names, in the loader's directories."""
-    for directory in _open_library_directories(rootfs, image):
+    for directory in open_library_directories(rootfs, image):
         for name in directory.list_names():
             if ".so" in name:
                 info = directory.stat_name(name)
                 if info is not None and stat.S_ISREG(info.st_mode):
                     yield f"{directory.path.rstrip('/')}/{name}", name, info.st_size
-
-
-def _open_library_directories(rootfs: Rootfs, image: Image) -> Iterable[Directory]:
-    """Open the loader's directories, each once."""
-    wanted = [image.library_dir, image.library_dir32, "/usr/local/lib"]
-    wanted += ["/usr/local/nvidia/lib64", "/usr/local/nvidia/lib"]
-    for top in ("/usr/lib", "/lib"):
-        wanted += [f"{top}/{triple}" for triple in [known.triple for known in ARCHITECTURES.values()]]
-        wanted += [f"{top}64", f"{top}32", top]
-    seen = set()
-    for path in wanted:
-        try:
-            directory = rootfs.open_directory(path, create=False)
-        except Fault:
-            continue
-        if directory.path in seen:
-            continue
-        seen.add(directory.path)
-        yield directory
 
 
 def _lint_leftovers(
@@ -227,60 +191,6 @@ def _lint_musl(rootfs: Rootfs, image: Image, files: list[DriverFile]) -> list[st
     if any(file.kind == "library" for file in files):
         result.append("the driver's libraries are built for glibc; programs of this musl image need gcompat")
     return result
-
-
-def _lint_glibc(rootfs: Rootfs, image: Image, files: list[DriverFile]) -> list[str]:
-    """Warn of driver libraries that need symbols which the image's libc lacks."""
-    if image.libc != "glibc":
-        return []
-    wanted = [(f.soname or f.name, f.glibc) for f in files if f.glibc and f.arch in ("", image.arch)]
-    if not wanted:
-        return []
-    own = read_libc_version(rootfs, image)
-    if own is None:
-        return []
-    return [
-        f"{name} needs GLIBC_{least}, image provides {own}: will not load"
-        for name, least in wanted
-        if _make_version_key(least) > _make_version_key(own)
-    ]
-
-
-def _lint_manifests(rootfs: Rootfs, image: Image, files: list[DriverFile]) -> list[str]:
-    """Warn of Vulkan, EGL and OpenCL manifests whose library does not load: loaders skip such a driver silently."""
-    manifests = [file for file in files if file.kind == "config" and file.needs and file.arch == image.arch]
-    own = read_libc_version(rootfs, image) if image.libc == "glibc" and manifests else None
-    if own is None:
-        return []
-    image_names = {name for directory in _open_library_directories(rootfs, image) for name in directory.list_names()}
-    try:
-        image_names |= {entry.name for entry in parse_ld_cache(image.ld_cache or b"").entries}
-    except Fault:
-        pass  # the loader finds nothing in it either
-    libraries = {file.soname: file for file in files if file.kind == "library" and file.arch == image.arch}
-    libraries |= {file.name: file for file in libraries.values()}
-    result = []
-    for manifest in manifests:
-        queue = [name.rpartition("/")[2] for name in manifest.needs]
-        reasons = []
-        for soname in queue:
-            library = libraries.get(soname)
-            if library is None:
-                continue
-            if library.glibc and _make_version_key(library.glibc) > _make_version_key(own):
-                reasons.append(f"{soname} needs GLIBC_{library.glibc}, image provides {own}")
-            # Libraries that the driver opens by name, or that the host lacks, are not expected in the image.
-            lacking = [n for n in library.needs if n not in libraries and n not in image_names and "nvidia" not in n]
-            if lacking:
-                reasons.append(f"{soname} needs {', '.join(lacking)}, not found in the image")
-            queue += [name for name in library.needs if name not in queue]
-        if reasons:
-            result.append(f"{manifest.name} will not load: {'; '.join(reasons)}")
-    return result
-
-
-def _make_version_key(version: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in version.split(".") if part.isdigit())
 
 
 def _join_first_paths(paths: list[str]) -> str:

@@ -43,7 +43,7 @@ def add_host_path_libraries(
                 if path in taken:
                     continue
                 taken.add(path)
-                if layout.writable and layout.classify_path(path) == "image":
+                if layout.writable and layout.classify_entry(path) == "image":
                     plan.edits.append(AddLink(path, target, "the name by which programs load it"))
                 else:
                     obstacle = "it would lie in another mount, or the root cannot be written"

@@ -132,6 +132,15 @@ class Layout:
         resolved = self._resolve_in_image(path)
         return self.classify_resolved_path(resolved) if resolved else "foreign"
 
+    def classify_entry(self, path: str) -> PathOwner:
+        """Return the same as `classify_path`, but do not follow a link at the end of the path.
+
+        For links to make: after a start the path is such a link, and leads to a mount.
+        """
+        parent, _, name = path.rpartition("/")
+        resolved = self._resolve_in_image(parent or "/")
+        return self.classify_resolved_path(f"{resolved.rstrip('/')}/{name}") if resolved else "foreign"
+
     def classify_resolved_path(self, path: str) -> PathOwner:
         """Return the same as `classify_path` for a path without links."""
         at = path

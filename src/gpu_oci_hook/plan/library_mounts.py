@@ -133,10 +133,13 @@ def _add_image_links(
         reason = f"{image_directory} lies in another mount, or cannot be written"
         plan.withheld += [WithheldItem("link", link.path, reason) for link in plugin_links]
         return
-    for name, reason in search.choose_image_links(placement.entries.get(directory, {}), image_directory):
-        plan.edits.append(AddLink(f"{image_directory}/{name}", f"{directory}/{name}", reason))
-    if search.may_link_plugins(image_directory):
-        plan.edits += plugin_links
+    names = search.choose_image_links(placement.entries.get(directory, {}), image_directory)
+    links = [AddLink(f"{image_directory}/{name}", f"{directory}/{name}", reason) for name, reason in names]
+    for link in [*links, *plugin_links] if search.may_link_plugins(image_directory) else links:
+        if layout.classify_entry(link.path) == "image":
+            plan.edits.append(link)
+        else:
+            plan.withheld.append(WithheldItem("link", link.path, "the container has its own mount there"))
 
 
 def _resolve_compat_preference(plan_input: PlanInput, plan: Plan) -> tuple[str, str]:

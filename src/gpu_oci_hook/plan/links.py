@@ -27,7 +27,7 @@ def add_optional_links(plan_input: PlanInput, plan: Plan, layout: Layout) -> Non
     groups: dict[str, list[tuple[str, str]]] = {}
     reasons: dict[str, str] = {}
     for path, target, reason in plan_input.optional_items.links:
-        if layout.writable and layout.classify_path(path) == "image":
+        if layout.writable and layout.classify_entry(path) == "image":
             plan.edits.append(AddLink(path, target, reason))
         else:
             directory, _, name = path.rpartition("/")
@@ -95,7 +95,7 @@ def link_misplaced_libraries(
             warning = f"{manifest.name} names {path}, but in the container that library lies at {actual}"
             status = plan_input.container.rootfs_reader.stat_path(named)
             replaceable = status is None or status.st_mode & 0o170000 == 0o120000 or status.st_size == 0
-            if replaceable and layout.writable and layout.classify_path(named) == "image":
+            if replaceable and layout.writable and layout.classify_entry(named) == "image":
                 plan.edits.append(AddLink(named, actual, f"{manifest.name} names the library so"))
                 warning += "; a link leads there"
             plan.warnings.append(warning)

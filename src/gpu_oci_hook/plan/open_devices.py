@@ -53,6 +53,11 @@ class OpenDevices:
             return f"linux.resources.devices[{rule}] allows every device, as in a privileged container"
         return f"linux.resources.devices[{rule}] allows it"
 
+    @property
+    def allows_every_device(self) -> bool:
+        """Whether the container can open any device that the host has, as a privileged one can."""
+        return self._rules_enforced and self._can_create and self._find_allowing_rule(-2, -2) >= 0
+
     def _find_allowing_rule(self, major: int, minor: int) -> int:
         """Return the position of the rule that allows reading and writing; -1 if it is denied. The last rule counts."""
         position = -1
