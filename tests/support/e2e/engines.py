@@ -520,6 +520,19 @@ class Podman(Engine):
             self._holder.stop()
 
 
+class MappedPodman(Podman):
+    """podman, run by root, with containers in a user namespace of their own.
+
+    Their config.json has no cgroup device rules, and runc enforces its default ones.
+    """
+
+    name = "podman --uidmap"
+    user_namespace = True
+
+    def _cgroup_words(self) -> list[str]:
+        return [*super()._cgroup_words(), "--uidmap", f"0:{SUBORDINATE[0]}:{SUBORDINATE[1]}"]
+
+
 class RootlessPodman(Podman):
     """podman as an unprivileged user."""
 
@@ -605,5 +618,6 @@ def list_engines() -> list[Engine]:
         Docker(),
         Docker(remap=True),
         Podman(),
+        MappedPodman(),
         RootlessPodman(),
     ]
