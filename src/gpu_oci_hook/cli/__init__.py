@@ -12,6 +12,7 @@ from gpu_oci_hook.formats.program_names import (
     NVIDIA_CDI_HOOK,
     NVIDIA_CTK,
     NVIDIA_PRESTART_HOOKS,
+    PRECREATE,
     PRESTART,
     get_program_name,
 )
@@ -71,6 +72,8 @@ def _extract_hook_arguments(arguments: list[str], program: str) -> list[str] | N
         return [*arguments[:command], *arguments[command + 1 :]] if is_hook else None
     if arguments == [PRESTART]:  # a file of hooks.d may name our program in place of NVIDIA's
         return [PRESTART, PRESTART]
+    if arguments == [PRECREATE]:
+        return arguments
     if arguments[:1] != ["hook"] or arguments[-1] in ("-h", "--help"):  # runtimes never ask for help
         return None
     return arguments[1:]

@@ -12,6 +12,8 @@ RUNTIME_PROGRAM = "gpu-oci-runtime"
 HOOK_PROGRAM = "gpu-oci-hook"
 CREATE_CONTAINER = "create-container"
 HOOK_COMMAND = (HOOK_PROGRAM, "hook", CREATE_CONTAINER)
+PRECREATE = "precreate"
+"""Our name for the hook of podman and CRI-O that changes config.json."""
 PRESTART = "prestart"
 """The command of NVIDIA's prestart hook, and our name for that hook."""
 

@@ -2,8 +2,8 @@
 
 `hook create-container` is the hook of our own CDI files, and `prestart` is NVIDIA's hook of docker (`prestart_hook`).
 Every other name is one of NVIDIA's CDI hooks, for files of other generators (`hook.nvidia_hooks`). A failed required
-step is one line on stderr and exit status 1. A skipped optional step is one line each and exit status 0. Nothing is
-printed on stdout.
+step is one line on stderr and exit status 1. A skipped optional step is one line each and exit status 0. Only
+`precreate` (`precreate_hook`) prints on stdout.
 
 Import budget: hook.
 """
@@ -15,7 +15,7 @@ import gc
 import os
 
 from gpu_oci_hook.files.read_regular import UnusableFileError, read_regular_head
-from gpu_oci_hook.formats.program_names import CREATE_CONTAINER, HOOK_PROGRAM, PRESTART
+from gpu_oci_hook.formats.program_names import CREATE_CONTAINER, HOOK_PROGRAM, PRECREATE, PRESTART
 from gpu_oci_hook.hook.arguments import parse_hook_arguments
 
 TYPE_CHECKING = False
@@ -53,6 +53,10 @@ def run_hook(arguments: list[str]) -> int:
             from gpu_oci_hook.hook.prestart_hook import run_prestart_hook
 
             notes = run_prestart_hook(arguments[1:])
+        elif arguments == [PRECREATE]:
+            from gpu_oci_hook.hook.precreate_hook import run_precreate_hook
+
+            notes = run_precreate_hook(0, 1)
         else:
             from gpu_oci_hook.hook.nvidia_hooks import run_nvidia_hook
 

@@ -327,14 +327,24 @@ def apply_plan(outcome: Outcome, spec: dict[str, object], path: str, data: bytes
     Returns:
         One line for each change.
     """
+    content, changes = make_edits(outcome, spec, path, data)
+    return changes + _replace_config_json(path, content)
+
+
+def make_edits(outcome: Outcome, spec: dict[str, object], path: str, data: bytes) -> tuple[bytes, list[str]]:
+    """Make the edits of a plan everywhere but in the file config.json; see `apply_plan`.
+
+    Returns:
+        The new content of config.json, b"" if it stays as it is; and one line for each change.
+    """
     if not outcome.plan.edits:
-        return []
+        return b"", []
     apply_to_spec(spec, outcome.plan.edits)
     # A spec that is invalid shows here, before anything is written.
     content = _dump_changed_spec(spec, path, data)
     generated_dir, rootfs = f"{outcome.bundle}/{GENERATED_DIR}", outcome.rootfs
     changes = apply_to_rootfs(rootfs, outcome.plan.edits, generated_dir) if rootfs is not None else []
-    return changes + _replace_config_json(path, content) + make_device_links(outcome.plan)
+    return content, changes + make_device_links(outcome.plan)
 
 
 def _dump_changed_spec(spec: dict[str, object], path: str, data: bytes) -> bytes:

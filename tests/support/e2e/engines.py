@@ -557,12 +557,6 @@ class RootlessPodman(Podman):
             path.chmod(0o700)
             os.chown(path, ROOTLESS_ID, ROOTLESS_ID)
 
-    def _global_flags(self) -> list[str]:
-        home = self.place.directory
-        flags = ["--root", str(home / "data"), "--runroot", str(home / "run"), "--tmpdir", str(home / "tmp")]
-        flags += ["--cgroup-manager", "cgroupfs", "--events-backend", "file"]
-        return [*flags, "--runtime", str(self.place.runtime("runc"))]
-
     def _podman(self, *words: str) -> CommandResult:
         home = self.place.directory
         flags = self._global_flags()

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-from support.e2e.engines import BareRuntime, ContainerRequest, Docker, EngineHome, Podman
+from support.e2e.engines import BareRuntime, ContainerRequest, Docker, EngineHome, Podman, RootlessPodman
 from support.e2e.machine import find_program
 
 HOOK_NAME = "nvidia-container-runtime-hook"
@@ -24,7 +24,7 @@ def write_hook(directory: Path, shim: Path, host_root: Path) -> Path:
     config = directory / "hook.toml"
     config.write_text(f'[host]\nroot = "{host_root}"\nload-modules = false\n')
     path = directory / HOOK_NAME
-    path.write_text(f"#!/bin/sh\nexport GPU_OCI_HOOK_CONFIG={config}\nexec {shim.parent}/gpu-oci-hook prestart\n")
+    path.write_text(f"#!/bin/sh\nexport GPU_OCI_HOOK_CONFIG={config}\nexec {shim.parent}/gpu-oci-hook $1\n")
     path.chmod(0o755)
     return path
 
@@ -76,37 +76,71 @@ class HookedDocker(Docker):
         return words
 
 
+def write_hook_file(directory: Path, hook: Path, stage: str) -> Path:
+    """Write a hooks.d directory whose file names our hook for every container; return the directory."""
+    hooks = directory / "hooks.d"
+    hooks.mkdir()
+    entry = {
+        "version": "1.0.0",
+        "hook": {"path": str(hook), "args": [HOOK_NAME, stage]},
+        "when": {"always": True},
+        "stages": [stage],
+    }
+    (hooks / "gpu.json").write_text(json.dumps(entry))
+    return hooks
+
+
 class HookedPodman(Podman):
-    """podman with a hook file that names our hook for every container."""
+    """podman with a hook file.
+
+    Arguments:
+        stage: "prestart" or "precreate".
+    """
 
     hook = Path()
 
-    def __init__(self, low_level: str) -> None:
+    def __init__(self, low_level: str, stage: str) -> None:
         super().__init__()
         self.low_level = low_level
-        self.name = f"podman hooks.d {low_level}"
+        self.stage = stage
+        self.name = f"podman {stage} {low_level}"
 
     def start(self, place: EngineHome) -> None:
-        hooks = place.directory / "hooks.d"
-        hooks.mkdir()
-        entry = {
-            "version": "1.0.0",
-            "hook": {"path": str(self.hook), "args": [HOOK_NAME, "prestart"]},
-            "when": {"always": True},
-            "stages": ["prestart"],
-        }
-        (hooks / "gpu.json").write_text(json.dumps(entry))
+        write_hook_file(place.directory, self.hook, self.stage)
         super().start(EngineHome(place.directory, place.image, lambda _: Path(find_program(self.low_level))))
 
     def _global_flags(self) -> list[str]:
         return [*super()._global_flags(), "--hooks-dir", str(self.place.directory / "hooks.d")]
 
 
-def list_hook_engines() -> list[HookedRuntime | HookedDocker | HookedPodman]:
+class RootlessHookedPodman(RootlessPodman):
+    """podman as an unprivileged user, with a hook file for the stage precreate."""
+
+    hook = Path()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stage = "precreate"
+        self.name = "podman rootless precreate"
+
+    def start(self, place: EngineHome) -> None:
+        write_hook_file(place.directory, self.hook, self.stage)
+        super().start(EngineHome(place.directory, place.image, lambda name: Path(find_program(name))))
+
+    def _global_flags(self) -> list[str]:
+        return [*super()._global_flags(), "--hooks-dir", str(self.place.directory / "hooks.d")]
+
+
+HookEngine = HookedRuntime | HookedDocker | HookedPodman | RootlessHookedPodman
+
+
+def list_hook_engines() -> list[HookEngine]:
     """Return the engines of the hook's matrix, one for each row."""
     return [
         *(HookedRuntime(low_level, cgroup) for low_level in ("runc", "crun") for cgroup in ("v1", "v2")),
         HookedDocker(),
         HookedDocker(remap=True),
-        HookedPodman("runc"),
+        HookedPodman("runc", "prestart"),
+        HookedPodman("runc", "precreate"),
+        RootlessHookedPodman(),
     ]

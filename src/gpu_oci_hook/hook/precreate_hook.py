@@ -1,0 +1,85 @@
+"""Inject GPUs at the stage precreate of podman and CRI-O: config.json on stdin, the changed one on stdout.
+
+The engine calls the hook with the config.json that it is about to write, when the container's root is mounted. The plan
+and its edits are those of gpu-oci-runtime, so the low-level runtime makes nodes, mounts and device rules, and systemd
+knows them. The engine takes stdout as the new config.json and discards stderr: the reason of a failure is in the hook
+log.
+
+Import budget: cold.
+"""
+
+from __future__ import annotations
+
+import os
+
+from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.files import state_dir
+from gpu_oci_hook.files.read_regular import CONFIG_JSON_LIMIT
+from gpu_oci_hook.formats.fastjson import parse_config_json
+from gpu_oci_hook.formats.oci import get_list, get_member
+from gpu_oci_hook.inject.pipeline import load_config_for_request, make_edits, prepare_injection
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpu_oci_hook.formats.oci import Object
+
+_STDIN = "standard input"
+# podman and CRI-O mount a file of the container's own directory there.
+_ENGINE_FILES = ("/run/.containerenv", "/etc/hostname", "/etc/hosts")
+
+
+def run_precreate_hook(input_fd: int, output_fd: int) -> list[str]:
+    """Read a config.json, make the edits of the plan, and write it; return notes for the log.
+
+    A config.json that stays as it is is written byte by byte.
+
+    Raises:
+        Fault: it cannot be read, or the container requests something that it cannot have. Nothing is written.
+    """
+    data = _read_all(input_fd)
+    spec = parse_config_json(data, _STDIN)
+    config = load_config_for_request(spec)
+    notes: list[str] = []
+    if config is not None:
+        outcome = prepare_injection(spec, config, find_bundle(spec), state_dir.StateCache())
+        notes = outcome.plan.warnings
+        content, _ = make_edits(outcome, spec, _STDIN, data)
+        data = content or data
+    _write_all(output_fd, data)
+    return notes
+
+
+def find_bundle(spec: Object) -> str:
+    """Return the container's own directory, where files for bind mounts can lie as long as the container exists.
+
+    The bundle is not written yet, and the current directory is podman's own up to podman 4. The engine's files for the
+    container lie in the bundle; without any, the directory that has the root file system is taken.
+
+    Raises:
+        Fault: the config.json names no root file system by an absolute path.
+    """
+    for mount in get_list(spec, "mounts"):
+        source = get_member(mount, "source")
+        if get_member(mount, "destination") in _ENGINE_FILES and isinstance(source, str) and source.startswith("/"):
+            return os.path.dirname(source)
+    root = get_member(spec, "root", "path")
+    if not isinstance(root, str) or not root.startswith("/"):
+        raise Fault("root.path is not an absolute path", where=_STDIN, hint="Let podman or CRI-O call this hook")
+    return os.path.dirname(root.rstrip("/"))
+
+
+def _read_all(fd: int) -> bytes:
+    data = b""
+    while len(data) <= CONFIG_JSON_LIMIT:
+        chunk = os.read(fd, 1 << 20)
+        if not chunk:
+            if not data.strip():
+                raise Fault("no config.json", where=_STDIN, hint="Let podman or CRI-O call this hook")
+            return data
+        data += chunk
+    raise Fault(f"the config.json has more than {CONFIG_JSON_LIMIT >> 20} MiB", where=_STDIN)
+
+
+def _write_all(fd: int, data: bytes) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
