@@ -45,9 +45,11 @@ def failure_is_logged(scenes: Scenes) -> None:
     done = scenes.engine.run(ContainerRequest(build_probe_command(scenes.host), ["NVIDIA_VISIBLE_DEVICES=9"]))
     assert done.status != 0
     assert "executing" in done.text and "hook" in done.text, done
+    if "rootless" in scenes.engine.name:
+        return  # podman calls the hook without XDG_RUNTIME_DIR, so this user has no hook log
     last = HOOK_LOG.read_text().splitlines()[-1]
     assert "NVIDIA_VISIBLE_DEVICES" in last
-    assert "This machine has 0 to 1" in last
+    assert "This host has GPUs 0 to 1" in last
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda name: name.replace(" ", "-"))

@@ -1,0 +1,111 @@
+"""`gpu-oci-hook precreate`: config.json on stdin, the one that gpu-oci-runtime would write on stdout."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from gpu_oci_hook.files import state_dir
+from gpu_oci_hook.hook.precreate_hook import find_bundle
+from support import cdi_edits
+from support.bundles import container_spec, host_config, inject_in_process, make_bundle
+from support.fixtures import SharedHost
+
+pytestmark = pytest.mark.usefixtures("isolated_state")
+
+GPU0 = "NVIDIA_VISIBLE_DEVICES=0"
+
+
+class PrecreateScene:
+    """A root file system, a configuration, and the hook."""
+
+    def __init__(self, directory: Path, host: Path) -> None:
+        self.host = host
+        self.program = cdi_edits.write_hook_launcher(directory / "gpu-oci-hook")
+        self.config = directory / "hook.toml"
+        self.config.write_text(f'[host]\nroot = "{host}"\nload-modules = false\n')
+        self.bundle = make_bundle(directory / "bundle", container_spec(GPU0))
+
+    def read_spec(self, *env: str) -> dict[str, object]:
+        spec: dict[str, object] = container_spec(*env)
+        spec["root"] = {"path": str(self.bundle / "rootfs")}
+        return spec
+
+    def call(self, text: str) -> subprocess.CompletedProcess[str]:
+        env = {"PATH": "/usr/bin:/bin", "GPU_OCI_HOOK_CONFIG": str(self.config)}
+        done = cdi_edits.call_hook(self.program, ["precreate"], text, env=env)
+        assert "Traceback" not in done.stderr
+        return done
+
+
+@pytest.fixture
+def scene(tmp_path: Path, shared_host: SharedHost) -> PrecreateScene:
+    return PrecreateScene(tmp_path, shared_host(gpus=2))
+
+
+def test_the_answer_is_what_the_runtime_would_write(
+    scene: PrecreateScene, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = scene.read_spec(GPU0)
+    done = scene.call(json.dumps(spec))
+    assert (done.returncode, done.stderr) == (0, "")
+    answer = json.loads(done.stdout)
+    monkeypatch.setattr(state_dir, "DIRECTORY", str(tmp_path / "state-of-the-runtime"))
+    expected = inject_in_process(make_bundle(tmp_path / "other", container_spec(GPU0)), host_config(scene.host))
+    assert answer["linux"]["devices"] == expected["linux"]["devices"]
+    assert answer["linux"]["resources"] == expected["linux"]["resources"]
+    destinations = {mount["destination"] for mount in expected["mounts"]}
+    assert {mount["destination"] for mount in answer["mounts"]} == destinations
+    assert (scene.bundle / "rootfs/etc/ld.so.conf.d").is_dir()
+
+
+@pytest.mark.parametrize("env", [[], ["NVIDIA_VISIBLE_DEVICES=void"]])
+def test_a_container_that_asks_for_nothing_gets_its_config_back_byte_by_byte(
+    scene: PrecreateScene, env: list[str]
+) -> None:
+    text = json.dumps(scene.read_spec(*env), indent=7) + "\n\n"
+    done = scene.call(text)
+    assert (done.returncode, done.stdout, done.stderr) == (0, text, "")
+
+
+def test_called_again_with_its_answer_it_changes_nothing(scene: PrecreateScene) -> None:
+    first = scene.call(json.dumps(scene.read_spec(GPU0))).stdout
+    assert scene.call(first).stdout == first
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "no config.json"),
+        ("{", "not valid JSON"),
+        ("[]", "must be a JSON object"),
+        (json.dumps({"process": {"env": [GPU0]}}), "root.path is not an absolute path"),
+        (json.dumps({"root": {"path": "rootfs"}, "process": {"env": [GPU0]}}), "root.path is not an absolute path"),
+        (json.dumps({"root": {"path": "/nowhere/x"}, "process": {"env": [GPU0]}}), "the rootfs does not exist"),
+    ],
+)
+def test_what_is_no_config_of_a_container_is_one_sentence_and_no_answer(
+    scene: PrecreateScene, text: str, words: str
+) -> None:
+    done = scene.call(text)
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1)
+    assert words in done.stderr
+
+
+def test_a_gpu_that_is_not_there_stops_the_container_with_the_reason(scene: PrecreateScene) -> None:
+    done = scene.call(json.dumps(scene.read_spec("NVIDIA_VISIBLE_DEVICES=7")))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "NVIDIA_VISIBLE_DEVICES=7" in done.stderr
+
+
+def test_files_for_mounts_lie_where_the_engine_keeps_the_containers_own_files() -> None:
+    spec: dict[str, object] = {"root": {"path": "/storage/overlay/1/merged/"}}
+    assert find_bundle(spec) == "/storage/overlay/1"
+    spec["mounts"] = [
+        {"destination": "/data", "source": "/home/me"},
+        {"destination": "/run/.containerenv", "source": "/storage/containers/1/userdata/.containerenv"},
+    ]
+    assert find_bundle(spec) == "/storage/containers/1/userdata"
