@@ -71,6 +71,8 @@ def test_list_tells_devices_winners_readers_and_problems(command: Command, host:
     ignored = f"- {host}/etc/cdi/note.yml: info: is ignored by engines, which read only .json and .yaml. Rename it to "
     assert f"{ignored}note.yaml\n" in command("cdi", "list", *words(host)).out
     found = document(command("cdi", "list", *words(host), "--format", "json"), "cdi-list")
+    quiet = command("cdi", "list", *words(host), "-q")
+    assert (quiet.out, quiet.err) == ("v.com/new=n\nv.com/old=o\nvendor.com/dev=a\n", "")
     assert found["ignored"] == [f"{host}/etc/cdi/note.yml"]
     assert [one["name"] for one in found["devices"]] == ["v.com/new=n", "v.com/old=o", "vendor.com/dev=a"]
     assert found["devices"][2]["wins_over"] == [f"{host}/etc/cdi/a.json"]
@@ -216,6 +218,8 @@ def test_resolve_shows_a_hook_in_a_short_line(command: Command, host: Path) -> N
     answer = command("cdi", "resolve", *words(host), "vendor.com/dev=a")
     assert answer.status == 0
     assert f"createContainer: {host}/hook hook create-container with 120 arguments\n" in answer.out
+    every = command("cdi", "resolve", *words(host), "vendor.com/dev=a", "-v")
+    assert f"createContainer: {host}/hook {' '.join(args[1:])}\n" in every.out
     assert f"poststop: {host}/hook one\n" in answer.out
     said = command("cdi", "resolve", *words(host), "--format", "json", "vendor.com/dev=a")
     assert "a59::b" in said.out, "programs get all of it"

@@ -195,6 +195,16 @@ def test_without_a_path_the_configured_directories_are_checked(command: Command,
     assert paths[0].endswith("/etc/cdi/a.yaml") and paths[-1].endswith("/run/mine/b.yaml")
 
 
+def test_quiet_prints_only_errors_and_verbose_every_finding(directory: Path, command: Command, tmp_path: Path) -> None:
+    answer = command("cdi", "validate", "--no-host", directory, "-q")
+    assert answer.status == 1 and len(answer.out.splitlines()) == 4
+    assert all(": error: " in line for line in answer.out.splitlines())
+    path = stale(tmp_path, 52)
+    merged = command("cdi", "validate", "--root", tmp_path / "host", path).out.splitlines()
+    every = command("cdi", "validate", "--root", tmp_path / "host", path, "--verbose").out.splitlines()
+    assert (len(merged), len(every)) == (2, 53) and all(": error: " in line for line in every)
+
+
 def test_a_warning_fails_only_a_strict_check(command: Command, tmp_path: Path) -> None:
     path = tmp_path / "a.yml"
     path.write_text(GOOD)

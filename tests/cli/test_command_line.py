@@ -14,7 +14,7 @@ import yaml
 
 from gpu_oci_hook import VERSION, cli
 from gpu_oci_hook.errors import Fault
-from support.command_line import Command
+from support.command_line import Command, read_json
 
 
 def test_help_names_every_command(command: Command) -> None:
@@ -106,7 +106,9 @@ def test_every_command_that_prints_data_prints_the_same_as_json_and_as_yaml(
     ]
     as_json, as_yaml = json.loads(answers[0].out), yaml.safe_load(answers[1].out)
     assert as_json == as_yaml
-    assert re.fullmatch(r"gpu-oci-hook\.[a-z-]+/1", as_json["schema"]) and next(iter(as_yaml)) == "schema"
+    name = re.fullmatch(r"gpu-oci-hook\.([a-z-]+)/1", as_json["schema"])
+    assert name and next(iter(as_yaml)) == "schema"
+    read_json(answers[0], name[1])
     assert [answer.out for answer in answers[2:]] == [answer.out for answer in answers[:2]]
 
 

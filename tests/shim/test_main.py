@@ -353,7 +353,7 @@ def test_without_a_low_level_runtime_the_sentence_says_what_was_looked_for_and_w
     result = shim("state", "x")
     assert result.returncode == 1
     text = result.stderr.decode()
-    for part in ("nonesuch, /no/runc", "/usr/local/sbin", "config.toml: runtime.low-level"):
+    for part in ("nonesuch, /no/runc", "/usr/local/sbin", "config.toml: [runtime] low-level"):
         assert part in text
 
 

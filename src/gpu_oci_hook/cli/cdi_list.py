@@ -18,23 +18,31 @@ from gpu_oci_hook.cli.cdi_inspection import (
     read_declared_version,
     spec_location_options,
 )
-from gpu_oci_hook.cli.common_options import format_option
+from gpu_oci_hook.cli.common_options import QUIET, format_option, verbose_option
 from gpu_oci_hook.cli.findings_report import finding_to_json, print_findings
 from gpu_oci_hook.cli.printing import DATA_FORMS, print_data, print_heading, print_line, print_table
 
 
 @click.command("list")
 @format_option()
+@click.option("-q", "--quiet", is_flag=True, help="Print only the names of the devices, and no warnings.")
+@verbose_option("Print every finding, not only the first one of each cause.")
 @spec_location_options
-def list_cdi_devices(form: str, config_path: str, root: str, directories: tuple[str, ...]) -> None:
+def list_cdi_devices(
+    form: str, quiet: bool, verbose: bool, config_path: str, root: str, directories: tuple[str, ...]
+) -> None:
     """List every CDI device, the file that defines it, the engines that read that file, and problems."""
+    click.get_current_context().meta[QUIET] = quiet
     inspection = CdiInspection(config_path, root, directories)
     if form in DATA_FORMS:
         print_data(form, "cdi-list", _build_listing(inspection))
+    elif quiet:
+        for name in sorted(inspection.scan.winners):
+            print_line(name)
     else:
         _print_devices(inspection)
         _print_files(inspection)
-        _print_problems(inspection)
+        _print_problems(inspection, every_finding=verbose)
 
 
 def _build_listing(inspection: CdiInspection) -> dict[str, object]:
@@ -113,14 +121,15 @@ def _print_files(inspection: CdiInspection) -> None:
     )
 
 
-def _print_problems(inspection: CdiInspection) -> None:
+def _print_problems(inspection: CdiInspection, *, every_finding: bool) -> None:
     problems = [*inspection.scan.problems]
     for name, files in sorted(inspection.scan.conflicts.items()):
         text = f"conflict: not used, because {' and '.join(file.path for file in files)} define it"
         problems.append(Finding("error", name, "", text))
     for file in inspection.scan.files:
-        problems += [finding for finding in inspection.collect_findings(file) if finding.level != "info"]
+        findings = inspection.collect_findings(file)
+        problems += [finding for finding in findings if every_finding or finding.level != "info"]
     problems += [build_ignored_finding(path, "info") for path in _list_ignored_paths(inspection)]
     if problems:
         print_heading("problems")
-        print_findings(problems, prefix="- ")
+        print_findings(problems, prefix="- ", every_finding=every_finding)

@@ -5,6 +5,7 @@ Import budget: cold.
 
 from __future__ import annotations
 
+import shlex
 import sys
 from typing import Any
 
@@ -18,7 +19,7 @@ from gpu_oci_hook.cdi.resolved_edits import ResolvedEdits, list_part_devices
 from gpu_oci_hook.cdi.translate import translate_cdi_edits
 from gpu_oci_hook.cli.cdi_inspection import CdiInspection, list_spec_readers, spec_location_options
 from gpu_oci_hook.cli.command_config import ReadOnlyCache
-from gpu_oci_hook.cli.common_options import format_option
+from gpu_oci_hook.cli.common_options import format_option, quiet_option, verbose_option
 from gpu_oci_hook.cli.printing import DATA_FORMS, print_data, print_line
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.model.cdi_edits import AddCdiHook, SortMounts
@@ -28,9 +29,18 @@ from gpu_oci_hook.request.cdi_requests import get_own_kinds
 
 @click.command()
 @format_option()
+@quiet_option
+@verbose_option("Print every argument of a hook.")
 @spec_location_options
 @click.argument("names", metavar="NAME...", nargs=-1, required=True)
-def resolve(form: str, config_path: str, root: str, directories: tuple[str, ...], names: tuple[str, ...]) -> None:
+def resolve(
+    form: str,
+    verbose: bool,
+    config_path: str,
+    root: str,
+    directories: tuple[str, ...],
+    names: tuple[str, ...],
+) -> None:
     """Show the edits of CDI devices, or why they are unresolvable.
 
     Exit status 1 if a name is not resolved by a file that fits this host. Names of the kind in [cdi] default-kind need
@@ -42,7 +52,7 @@ def resolve(form: str, config_path: str, root: str, directories: tuple[str, ...]
         print_data(form, "cdi-resolve", {"names": answers})
     else:
         for answer in answers:
-            _print_resolution(inspection, answer)
+            _print_resolution(inspection, answer, every_argument=verbose)
     if not all(answer["resolved"] and not answer["stale"] for answer in answers):
         sys.exit(1)
 
@@ -96,7 +106,7 @@ def _build_edits(inspection: CdiInspection, name: str) -> list[Edit]:
     return translate_cdi_edits(_find_spec_parts(inspection, name), {}, inspection.host, process_in_user_namespace=False)
 
 
-def _print_resolution(inspection: CdiInspection, answer: dict[str, Any]) -> None:
+def _print_resolution(inspection: CdiInspection, answer: dict[str, Any], *, every_argument: bool) -> None:
     name = answer["name"]
     print_line(name, bold=True)
     cause = answer["cause"]
@@ -114,16 +124,18 @@ def _print_resolution(inspection: CdiInspection, answer: dict[str, Any]) -> None
             for edit in _build_edits(inspection, name):
                 if isinstance(edit, SortMounts):
                     continue  # says nothing about the device
-                print_line(f"  {edit.kind:<10}{_describe_edit(edit)}")
+                print_line(f"  {edit.kind:<10}{_describe_edit(edit, every_argument=every_argument)}")
     if answer["in_memory"]:
         print_line(f"  gpu-oci-runtime resolves this name without a CDI file and injects {answer['in_memory']}")
 
 
-def _describe_edit(edit: Edit) -> str:
-    """Describe an edit in a short line. A hook can have hundreds of arguments, which the JSON form shows."""
+def _describe_edit(edit: Edit, *, every_argument: bool) -> str:
+    """Describe an edit in a short line. A hook can have hundreds of arguments, which are only counted."""
     if not isinstance(edit, AddCdiHook):
         return edit.describe()
     arguments = edit.args[1:]
+    if every_argument:
+        return f"{edit.stage}: {shlex.join((edit.path, *arguments))}"
     # Programs with several hooks select one by their first arguments: `nvidia-ctk hook update-ldcache --folder ...`.
     first_flag = next((index for index, argument in enumerate(arguments) if argument.startswith("-")), len(arguments))
     command = [argument for argument in arguments[:first_flag] if "/" not in argument][:2]

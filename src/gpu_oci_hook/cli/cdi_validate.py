@@ -19,10 +19,17 @@ from gpu_oci_hook.cdi.spec.versions import (
 )
 from gpu_oci_hook.cli.cdi_file_report import EngineLimit, FileReport, validate_path, validate_spec_dirs
 from gpu_oci_hook.cli.command_config import load_command_config
-from gpu_oci_hook.cli.common_options import config_option, format_option, quiet_option, root_option, strict_option
+from gpu_oci_hook.cli.common_options import (
+    config_option,
+    format_option,
+    quiet_option,
+    root_option,
+    strict_option,
+    verbose_option,
+)
 from gpu_oci_hook.cli.engine_target import EngineTarget
 from gpu_oci_hook.cli.findings_report import finding_to_json, print_findings
-from gpu_oci_hook.cli.printing import DATA_FORMS, print_data, print_line
+from gpu_oci_hook.cli.printing import DATA_FORMS, is_quiet, print_data, print_progress
 from gpu_oci_hook.cli.usage_errors import raise_usage_faults
 from gpu_oci_hook.host.root import Host
 
@@ -30,6 +37,7 @@ from gpu_oci_hook.host.root import Host
 @click.command()
 @format_option()
 @quiet_option
+@verbose_option("Print every finding, not only the first one of each cause.")
 @strict_option
 @click.option(
     "--target",
@@ -41,9 +49,10 @@ from gpu_oci_hook.host.root import Host
 @click.option("--no-host", "portable", is_flag=True, help="Do not check that this host has what the files name.")
 @root_option
 @config_option
-@click.argument("paths", metavar="FILE|DIR...", nargs=-1)
+@click.argument("paths", metavar="[FILE|DIR...]", nargs=-1)
 def validate(
     form: str,
+    verbose: bool,
     strict: bool,
     target: str | None,
     max_version: str,
@@ -79,7 +88,7 @@ def validate(
         print_data(form, "cdi-validate", content)
     else:
         for report in reports:
-            _print_report(report)
+            _print_report(report, every_finding=verbose)
     if not valid or (strict and any(finding.level == "warning" for report in reports for finding in report.findings)):
         sys.exit(1)
 
@@ -102,15 +111,18 @@ def _parse_limit(target: str, max_version: str) -> EngineLimit:
     return EngineLimit(engine_version, target.lower().replace("-", " ", 1), f"--target {target.lower()}")
 
 
-def _print_report(report: FileReport) -> None:
-    print_findings(report.findings)
+def _print_report(report: FileReport, *, every_finding: bool) -> None:
+    shown = [finding for finding in report.findings if finding.level == "error" or not is_quiet()]
+    print_findings(shown, every_finding=every_finding)
     if report.is_valid and report.data is not None:
         summary = _summarize_spec(report.data)
         devices = "1 device" if summary["devices"] == 1 else f"{summary['devices']} devices"
         needs = "" if summary["declares"] == summary["needs"] else f" (needs {summary['needs']})"
         readers = ", ".join(list_reading_engines(str(summary["declares"]).removeprefix("v")))
         read_by = f", read by {readers} or later" if report.is_read else ""
-        print_line(f"{report.path}: valid: {devices} of {summary['kind']}, CDI {summary['declares']}{needs}{read_by}")
+        print_progress(
+            f"{report.path}: valid: {devices} of {summary['kind']}, CDI {summary['declares']}{needs}{read_by}"
+        )
 
 
 def _report_to_json(report: FileReport) -> dict[str, object]:

@@ -1,7 +1,7 @@
 """Print findings about CDI files, one line for each cause.
 
 A driver upgrade breaks fifty paths of a file at once, and a field that an engine does not know occurs in every device.
-The JSON form lists every finding.
+The JSON form and --verbose list every finding.
 
 Import budget: cold.
 """
@@ -28,9 +28,9 @@ def finding_to_json(finding: Finding) -> dict[str, object]:
     }
 
 
-def print_findings(findings: Iterable[Finding], *, prefix: str = "") -> None:
-    """Print a line for each cause, each with the prefix."""
-    for finding in merge_findings_by_cause(findings):
+def print_findings(findings: Iterable[Finding], *, prefix: str = "", every_finding: bool = False) -> None:
+    """Print a line for each cause, or for each finding, each with the prefix."""
+    for finding in findings if every_finding else merge_findings_by_cause(findings):
         print_line(f"{prefix}{finding}", colour=_LEVEL_COLOURS[finding.level])
 
 

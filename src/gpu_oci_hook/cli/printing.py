@@ -75,24 +75,25 @@ def print_line(text: str, *, colour: str | None = None, bold: bool = False) -> N
 
 def print_progress(text: str, *, colour: str | None = None) -> None:
     """Print a line about something that was done or is to be done next, unless --quiet is given."""
-    if not _is_quiet():
+    if not is_quiet():
         print_line(text, colour=colour)
 
 
-def _is_quiet() -> bool:
+def is_quiet() -> bool:
+    """Tell whether the running command was called with --quiet."""
     context = click.get_current_context(silent=True)
     return context is not None and bool(context.meta.get(QUIET))
 
 
 def print_note(text: str) -> None:
     """Print a line on standard error about where a fact comes from, unless --quiet is given."""
-    if not _is_quiet():
+    if not is_quiet():
         _echo_text(make_printable(text), err=True)
 
 
 def print_warning(text: str) -> None:
     """Print a line on standard error that begins with "warning:", unless --quiet is given."""
-    if _is_quiet():
+    if is_quiet():
         return
     _echo_text(_style_text(f"warning: {text}", sys.stderr, colour="yellow"), err=True)
 

@@ -83,7 +83,7 @@ def find_low_level_runtime(candidates: tuple[str, ...]) -> str:
     """
     directories = [directory for directory in os.environ.get("PATH", "").split(":") if directory.startswith("/")]
     directories += [directory for directory in STANDARD_DIRECTORIES if directory not in directories]
-    where, hint = f"{find_config_path()}: runtime.low-level", "Install runc or crun, or set the absolute path of one"
+    where, hint = f"{find_config_path()}: [runtime] low-level", "Install runc or crun, or set the absolute path of one"
     engines = list_engine_programs(candidates)
     own_copies = 0
     for candidate in candidates:

@@ -203,7 +203,7 @@ def _make_loop_fault() -> Exception:
 
     return Fault(
         "the low-level runtime leads back to this program, which would never end",
-        where="runtime.low-level",
+        where="[runtime] low-level",
         hint="Name the real runc or crun there, by its absolute path",
     )
 
