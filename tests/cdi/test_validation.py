@@ -324,6 +324,11 @@ DOUBTFUL: dict[str, tuple[Spec, str, str]] = {
         f"{EDITS}.deviceNodes[0].hostPath",
         '"null" is not an absolute',
     ),
+    "a hook that takes the image's variables": (
+        hook(hookName="createContainer"),
+        f"{EDITS}.hooks[0]",
+        "has no env: runc up to 1.2 runs it with the image's variables",
+    ),
     "a relative hook": (hook(path="x"), f"{EDITS}.hooks[0].path", '"x" is not an absolute path'),
     "a relative mount point": (
         minimal_spec(mounts=[{"hostPath": "/a", "containerPath": "a"}]),

@@ -480,3 +480,24 @@ def test_simulate_with_a_wrong_command_line_exits_2(command: Command, tmp_path: 
     answer = command("simulate", *([str(tmp_path / "h")] if words else []), *words)
     assert answer.status == 2
     assert not (tmp_path / "h").exists()
+
+
+def test_a_hook_that_an_image_can_give_a_library_is_warned_of(
+    command: Command, host: Path, bundle: DebianBundle
+) -> None:
+    bundle.request("NVIDIA_VISIBLE_DEVICES=0")
+    path = bundle.path / "config.json"
+    spec = json.loads(path.read_text())
+    bare = {"path": "/usr/bin/nvidia-ctk", "args": ["nvidia-ctk", "hook", "update-ldcache"]}
+    spec["hooks"] = {
+        "createContainer": [{**bare, "env": ["PATH=/bin"]}, bare, {**bare, "env": []}],
+        "createRuntime": [bare],
+    }
+    path.write_text(json.dumps(spec))
+    warnings = read_json(command("explain", "-b", bundle.path, "--root", host, "-o", "json"), "explain")["warnings"]
+    about = [text for text in warnings if "CVE-2025-23266" in text]
+    assert [text.partition(", has no env")[0] for text in about] == [
+        "hooks.createContainer[1], /usr/bin/nvidia-ctk",
+        "hooks.createContainer[2], /usr/bin/nvidia-ctk",
+    ]
+    assert about[0].endswith('Add one to the hook, such as "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"]')

@@ -11,6 +11,7 @@ from gpu_oci_hook.cli.bundle import Bundle
 from gpu_oci_hook.cli.command_config import ReadOnlyCache
 from gpu_oci_hook.cli.explain_visible_gpus import check_cuda_visible_devices
 from gpu_oci_hook.config.keys import Config
+from gpu_oci_hook.container.hook_environment import lint_hook_environments
 from gpu_oci_hook.container.lint import find_misspelt_variables, lint_image
 from gpu_oci_hook.files.user_namespace import is_process_in_user_namespace
 from gpu_oci_hook.formats.oci import get_list, get_text
@@ -93,6 +94,7 @@ def collect_warnings(bundle: Bundle, outcome: Outcome) -> list[str]:
     """Return the plan's warnings and those that only a check of the image finds."""
     environment = outcome.request.environment
     warnings = [*outcome.plan.warnings, *find_misspelt_variables(environment)]
+    warnings += lint_hook_environments(bundle.spec)
     if outcome.plan.state == "inject":
         warnings += check_cuda_visible_devices(environment, outcome)
     if outcome.rootfs is None or outcome.image is None or outcome.inventory is None:

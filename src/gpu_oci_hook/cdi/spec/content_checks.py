@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 from gpu_oci_hook.cdi.resolved_edits import list_edits_by_path
 from gpu_oci_hook.cdi.spec.schema_check import Violation, make_violation, quote_value
+from gpu_oci_hook.container.hook_environment import ADD_ENV_HINT, NO_ENV_TEXT, STAGE, takes_image_environment
 from gpu_oci_hook.formats.cdi_names import parse_cdi_kind
 from gpu_oci_hook.formats.json_lines import join_json_path
 from gpu_oci_hook.formats.oci import get_list, get_member
@@ -110,3 +111,11 @@ def check_mount_sources(data: object) -> Iterator[Violation]:
                 continue
             text = f"{quote_value(source)} is not an absolute path"
             yield make_violation("warning", f"{where}.mounts[{index}].hostPath", text)
+
+
+def check_hook_environments(data: object) -> Iterator[Violation]:
+    """Check for createContainer hooks without an environment, which an image can fill."""
+    for where, edits in list_edits_by_path(data):
+        for index, hook in enumerate(get_list(edits, "hooks")):
+            if get_member(hook, "hookName") == STAGE and takes_image_environment(hook):
+                yield make_violation("warning", f"{where}.hooks[{index}]", NO_ENV_TEXT, ADD_ENV_HINT)

@@ -26,6 +26,7 @@ from gpu_oci_hook.cdi.spec.content_checks import (
     check_annotations,
     check_device_names,
     check_file_modes,
+    check_hook_environments,
     check_kind_length,
     check_mount_sources,
     check_net_devices,
@@ -58,6 +59,7 @@ SPEC_CHECKS: tuple[SpecCheck, ...] = (
     check_net_devices,
     check_file_modes,
     check_mount_sources,
+    check_hook_environments,
     check_declared_version,
     check_changed_fields,
 )
