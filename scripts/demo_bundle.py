@@ -1,8 +1,9 @@
 """Create the demo's bundle: an image with this machine's Python and C library, and a config.json that requests GPU 0.
 
-    python3 demo_bundle.py BUNDLE CGROUP
+    python3 demo_bundle.py BUNDLE CGROUP EXPLANATION
 
-Nothing is compiled or downloaded: programs are copied with the libraries that ldd lists.
+EXPLANATION is the JSON of `explain` for a container that requests GPU 0, for the other GPUs of the machine. Nothing is
+compiled or downloaded: programs are copied with the libraries that ldd lists.
 """
 
 from __future__ import annotations
@@ -16,32 +17,35 @@ from pathlib import Path
 
 # The container's program. It uses none of our code.
 LOOK_AROUND = """
-import ctypes, errno, os, pathlib, subprocess
+import ctypes, errno, os, pathlib, subprocess, sys
 
-print("device nodes, and the result of opening them:")
-for path in sorted(pathlib.Path("/dev").glob("nvidia*")):
-    if not path.is_char_device():
-        continue
+def open_node(path):
     try:
         os.close(os.open(path, os.O_RDWR))
-        result = "opened"
+        return "opened"
     except OSError as error:
-        result = {errno.ENXIO: "allowed (ENXIO: no driver behind it, as this GPU is simulated)",
-                  errno.EPERM: "DENIED by the device cgroup"}.get(error.errno, os.strerror(error.errno))
-    print(f"  {str(path):24} {result}")
+        return {errno.ENXIO: "allowed (ENXIO: no driver behind it, as this GPU is simulated)",
+                errno.EPERM: "DENIED by the device cgroup"}.get(error.errno, os.strerror(error.errno))
 
-print("driver libraries in the loader cache (ldconfig -p):")
-for line in subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True).stdout.splitlines():
-    if "nvidia" in line or "libcuda" in line:
-        print("  " + line.strip())
-
-print("dlopen:")
-for name in ("libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1"):
+print("the container sees")
+for path in sorted(pathlib.Path("/dev").glob("nvidia*")):
+    if path.is_char_device():
+        print(f"  {str(path):22} {open_node(path)}")
+listed = subprocess.run(["/sbin/ldconfig", "-p"], capture_output=True, text=True).stdout
+for name in ("libcuda.so.1", "libnvidia-ml.so.1"):
+    paths = [line.partition("=> ")[2] for line in listed.splitlines() if line.split()[:1] == [name]]
+    path = paths[0] if paths else "not in the loader cache"
     try:
         ctypes.CDLL(name)
-        print(f"  {name:24} loaded")
+        result = "loaded"
     except OSError as error:
-        print(f"  {name:24} FAILED: {error}")
+        result = f"FAILED: {error}"
+    print(f"  {name:22} {result} ({path})")
+for other in sys.argv[1:]:
+    path, _, minor = other.partition(":")
+    os.mknod("/dev/other", 0o20666, os.makedev(195, int(minor)))
+    print(f"  {path:22} not there; created with mknod: {open_node('/dev/other')}")
+    os.unlink("/dev/other")
 """
 
 
@@ -91,14 +95,28 @@ def build_image(root: Path) -> None:
     (root / "look-around.py").write_text(LOOK_AROUND)
 
 
-def write_config(bundle: Path, cgroup: str) -> None:
-    """Write `runc spec`'s example with our command and environment."""
+def list_other_gpus(explanation: Path) -> list[str]:
+    """Return "node:minor" of each GPU that the container does not get."""
+    gpus = json.loads(explanation.read_text())["gpus"]
+    return [
+        f"/dev/nvidia{gpu['minor']}:{gpu['minor']}" for gpu in gpus if not gpu["given"] and gpu["minor"] is not None
+    ]
+
+
+def write_config(bundle: Path, cgroup: str, others: list[str]) -> None:
+    """Write `runc spec`'s example with our command and environment.
+
+    Arguments:
+        others: what `list_other_gpus` returns. The container may create nodes, as docker's do, and tries it.
+    """
     subprocess.run(["runc", "spec", "--bundle", str(bundle)], check=True)
     path = bundle / "config.json"
     spec = json.loads(path.read_text())
     python = Path(getattr(sys, "_base_executable", sys.executable)).resolve()
     spec["process"]["terminal"] = False
-    spec["process"]["args"] = [str(python), "-I", "/look-around.py"]
+    spec["process"]["args"] = [str(python), "-I", "/look-around.py", *others[:1]]
+    for names in spec["process"]["capabilities"].values():
+        names.append("CAP_MKNOD")
     spec["process"]["env"] += ["NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=compute,utility"]
     spec["process"].pop("rlimits", None)
     spec["linux"]["cgroupsPath"] = cgroup
@@ -109,4 +127,4 @@ def write_config(bundle: Path, cgroup: str) -> None:
 if __name__ == "__main__":
     directory = Path(sys.argv[1])
     build_image(directory / "rootfs")
-    write_config(directory, sys.argv[2])
+    write_config(directory, sys.argv[2], list_other_gpus(Path(sys.argv[3])))
