@@ -251,7 +251,7 @@ def test_a_full_disk_under_the_bundle(keep: int, small: Any, tmp_path: Path, hos
     filler.unlink()
     after = inject_in_process(place, host_config(host))
     assert after["linux"]["devices"]
-    assert sorted(os.listdir(place)) == ["config.json"]
+    assert sorted(os.listdir(place)) == ["config.json", "gpu-oci-hook"]
 
 
 def test_a_full_disk_under_the_bundles_generated_files(
@@ -266,7 +266,7 @@ def test_a_full_disk_under_the_bundles_generated_files(
     assert "gpu-oci-hook/proc-driver-nvidia-params" in full(place, host_config(host))
     filler.unlink()
     inject_in_process(place, host_config(host))
-    assert os.listdir(place / "gpu-oci-hook") == ["proc-driver-nvidia-params"]
+    assert sorted(os.listdir(place / "gpu-oci-hook")) == ["injected.json", "proc-driver-nvidia-params"]
 
 
 @pytest.mark.parametrize("options", ["mode=755,size=256k", "mode=755,size=256k,nr_inodes=40"])
@@ -309,11 +309,18 @@ def test_a_full_disk_under_the_state_directory(small: Any, tmp_path: Path, host:
     assert inject_in_process(other, host_config(host)) == read_spec(made)
 
 
-def test_no_inode_left_under_the_state_directory_is_a_sentence(small: Any, tmp_path: Path, host: Path) -> None:
-    place = small("state", "mode=755,size=64k,nr_inodes=10")
-    made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
-    assert "libraries" in full(made, host_config(host))
+@pytest.mark.parametrize("options", ["mode=755,size=64k,nr_inodes=10", "mode=755,ro"])
+def test_where_the_state_directory_takes_nothing_the_libraries_directory_is_in_the_bundle(
+    options: str, small: Any, tmp_path: Path, host: Path
+) -> None:
+    place = small("state", options)
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0, ALL))
+    after = inject_in_process(made, host_config(host))
+    (source,) = [mount["source"] for mount in after["mounts"] if mount["destination"] == "/usr/local/nvidia/lib64"]
+    assert source.startswith(f"{made}/gpu-oci-hook/libraries-")
+    assert (Path(source) / "libcuda.so.1").is_symlink()
     assert not [name for name in os.listdir(place) if name.startswith("libraries")]
+    assert inject_in_process(made, host_config(host)) == after
 
 
 # --- many at once --------------------------------------------------------------------------------------
@@ -369,7 +376,7 @@ def test_64_creates_at_once_with_an_empty_cache_search_once_and_agree(tmp_path: 
     for made in bundles:
         assert (made / "config.json").read_text().replace(str(made), str(bundles[0])) == first
         assert snapshot_tree(made / "rootfs", times=False) == tree
-        assert sorted(os.listdir(made)) == ["config.json", "rootfs"]
+        assert sorted(os.listdir(made)) == ["config.json", "gpu-oci-hook", "rootfs"]
         assert not [name for _, _, names in os.walk(made) for name in names if "gpu-oci-hook-" in name]
     names = os.listdir(tmp_path / "state")
     assert not [name for name in names if name.startswith(".")]

@@ -146,7 +146,7 @@ def test_names_by_path_lie_in_a_directory_of_ours_where_dev_is_a_tmpfs(host: Pat
     made = make_bundle(tmp_path / "b", container_spec(GPU0, GRAPHICS, mounts=[DEV]))
     done = inject_in_process(made, host_config(host))
     directory = Path(sources(done)["/dev/dri/by-path"])
-    assert directory.parent == tmp_path / "state"
+    assert directory.parent == made / "gpu-oci-hook"
     assert {path.name: os.readlink(path) for path in directory.iterdir()} == BY_PATH
     assert not (made / "rootfs/dev/dri").exists()
     assert inject_in_process(made, host_config(host)) == done

@@ -35,6 +35,7 @@ _SECTION_BY_KIND = {
     "directory": _LIBRARY_DIRECTORY,
     "file": _GENERATED,
     "link": _LINKS,
+    "drop-earlier": _REMOVED,
     "drop-hook": _REMOVED,
     "drop-mount": _REMOVED,
     "host-link": _HOST_LINKS,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 
 from gpu_oci_hook.errors import Fault, describe_os_error
-from gpu_oci_hook.files.prepared_directory import prepare_directory
+from gpu_oci_hook.files.prepared_directory import prepare_directory, prepare_shared_directory
 from gpu_oci_hook.files.read_regular import UnusableFileError, read_regular_file
 from gpu_oci_hook.files.replace import replace_file
 
@@ -45,6 +45,34 @@ def apply_to_rootfs(rootfs: Rootfs, edits: Iterable[Edit], generated_dir: str) -
     return editor.changes
 
 
+def prepare_shared_directories(edits: Iterable[Edit], generated_dir: str) -> None:
+    """Prepare the directories that containers share; one that cannot be moves to the bundle, with its mount.
+
+    The state directory can be full or read-only, and has a limited number of them.
+    """
+    moved: dict[str, str] = {}
+    for edit in edits:
+        if edit.kind == "directory":
+            _prepare_or_move(edit, generated_dir, moved)  # type: ignore[arg-type]  # the kind says the class
+        elif moved and edit.kind == "mount":
+            edit.source = moved.get(edit.source, edit.source)  # type: ignore[attr-defined]
+
+
+def _prepare_or_move(edit: PrepareDirectory, generated_dir: str, moved: dict[str, str]) -> None:
+    """Prepare a directory unless it is in the bundle; if that fails, move it there.
+
+    Arguments:
+        moved: takes the old path with the new one.
+    """
+    if edit.source.startswith(f"{generated_dir}/"):
+        return
+    try:
+        prepare_shared_directory(edit.source, edit.entries)
+    except OSError:
+        moved[edit.source] = f"{generated_dir}/{edit.source.rpartition('/')[2]}"
+        edit.source = moved[edit.source]
+
+
 class RootfsEditor:
     """A container's root and bundle, and the operations that edits of a plan make there.
 
@@ -65,7 +93,12 @@ class RootfsEditor:
             self.changes.append(f"removed {edit.destination} to make room for a mount point")
 
     def prepare_directory(self, edit: PrepareDirectory) -> None:
-        """Prepare a directory of empty files and links on the host, unless it exists."""
+        """Prepare a directory of empty files and links in the bundle, unless it exists.
+
+        `prepare_shared_directories` has prepared the others.
+        """
+        if not edit.source.startswith(f"{self._generated_dir}/"):
+            return
         try:
             prepare_directory(edit.source, edit.entries)
         except OSError as error:

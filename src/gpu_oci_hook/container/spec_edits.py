@@ -8,7 +8,7 @@ Import budget: GPU container.
 
 from __future__ import annotations
 
-from gpu_oci_hook.formats.oci import ensure_list, ensure_object, get_member
+from gpu_oci_hook.formats.oci import ensure_list, ensure_object, get_list, get_member
 from gpu_oci_hook.formats.program_names import is_prestart_hook
 
 TYPE_CHECKING = False
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
     from gpu_oci_hook.container.cdi_spec_edits import CdiSpecEditor
     from gpu_oci_hook.formats.oci import Object
+    from gpu_oci_hook.model.earlier_edits import DropEarlierEntries
     from gpu_oci_hook.model.edits import (
         AddDeviceNode,
         AddDeviceRule,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
         DropHook,
         DropMount,
         Edit,
+        ListChanges,
         SetEnvVariable,
     )
 
@@ -156,6 +158,13 @@ class SpecEditor:
             if (get_member(mount, "source"), get_member(mount, "destination")) != (edit.source, edit.destination)
         ]
 
+    def undo_changes(self, edit: DropEarlierEntries) -> None:
+        """Undo what an earlier injection has changed."""
+        self._node_positions = self._rules = self._destinations = None
+        self._allowed, self._denied = {}, []
+        for path, changes in edit.changes.items():
+            undo_changes(get_list(self.spec, *path.split(".")), changes)
+
     def add_group(self, edit: AddGroup) -> None:
         """Add an additional group to the process."""
         gids = ensure_list(ensure_object(ensure_object(self.spec, "process"), "user"), "additionalGids")
@@ -186,3 +195,18 @@ class SpecEditor:
         """Remove the hooks of a stage by which a program injects GPUs; its other hooks stay."""
         hooks = ensure_list(ensure_object(self.spec, "hooks"), edit.stage)
         hooks[:] = [hook for hook in hooks if get_member(hook, "path") != edit.path or not is_prestart_hook(hook)]
+
+
+def undo_changes(entries: list[object], changes: ListChanges) -> None:
+    """Undo the changes of a list: remove what was added, put back what was removed.
+
+    Each entry is removed once; of equal ones the last, since that of a user was there first.
+    """
+    added, removed = changes
+    for entry in added:
+        if entry in entries:
+            del entries[len(entries) - 1 - entries[::-1].index(entry)]
+    for position_and_entry in removed:
+        if isinstance(position_and_entry, list) and len(position_and_entry) == 2:
+            position, entry = position_and_entry
+            entries.insert(position if isinstance(position, int) else len(entries), entry)

@@ -5,9 +5,18 @@ Import budget: GPU container.
 
 from __future__ import annotations
 
+import errno
 import os
+import time
 
 from gpu_oci_hook.files.state_dir import open_state_directory, path_exists
+
+MAX_SHARED_DIRECTORIES = 32
+"""Prepared directories that the state directory has at most: images choose what is in them."""
+
+SHARED_PREFIXES = ("libraries-", "links-")  # earlier versions had the second kind in the state directory too
+
+_TOUCH_INTERVAL = 600.0  # seconds after which a use is recorded again, in the directory's mtime
 
 
 def prepare_directory(path: str, entries: tuple[tuple[str, str], ...]) -> None:
@@ -16,7 +25,7 @@ def prepare_directory(path: str, entries: tuple[tuple[str, str], ...]) -> None:
     Killed at any moment, the path leads to a complete directory or to none.
 
     Arguments:
-        path: its last component must identify its content.
+        path: its last component must identify its content. Its parent is created when it is missing.
         entries: (name, link target); an empty target stands for an empty file.
 
     Raises:
@@ -27,9 +36,49 @@ def prepare_directory(path: str, entries: tuple[tuple[str, str], ...]) -> None:
     try:
         os.mkdir(path.rpartition("/")[0], 0o755)
     except FileExistsError:
-        pass
+        _remove_abandoned(path)
+    _create_directory(path, entries)
+
+
+def _remove_abandoned(path: str) -> None:
+    """Remove the unfinished directories that killed processes have left."""
+    parent, _, name = path.rpartition("/")
+    for other in os.listdir(parent):
+        process = other.removeprefix(f"{name}.")
+        if process.isdigit() and not path_exists(f"/proc/{process}"):
+            remove_directory(f"{parent}/{other}")
+
+
+def prepare_shared_directory(path: str, entries: tuple[tuple[str, str], ...]) -> None:
+    """Create such a directory in a state directory, for many containers; see `prepare_directory`.
+
+    Raises:
+        OSError: it cannot be created, or there are MAX_SHARED_DIRECTORIES already and none could be removed.
+    """
+    if _is_prepared(path, entries, touch=True):
+        return
+    parent_fd = open_state_directory(path.rpartition("/")[0], create=True)
+    if parent_fd < 0:
+        raise OSError(errno.EACCES, os.strerror(errno.EACCES))
+    try:
+        if _count_shared(parent_fd) >= MAX_SHARED_DIRECTORIES:
+            from gpu_oci_hook.files.prepared_cleanup import remove_unused_directories
+
+            remove_unused_directories(parent_fd)
+            if _count_shared(parent_fd) >= MAX_SHARED_DIRECTORIES:
+                raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        _create_directory(path, entries)
+    finally:
+        os.close(parent_fd)
+
+
+def _count_shared(parent_fd: int) -> int:
+    return sum(name.startswith(SHARED_PREFIXES) for name in os.listdir(parent_fd))
+
+
+def _create_directory(path: str, entries: tuple[tuple[str, str], ...]) -> None:
     temporary = f"{path}.{os.getpid()}"
-    _remove_directory(temporary)  # left by a killed process that had our process id
+    remove_directory(temporary)  # left by a killed process that had our process id
     os.mkdir(temporary, 0o755)
     try:
         _fill_directory(temporary, entries)
@@ -43,7 +92,7 @@ def prepare_directory(path: str, entries: tuple[tuple[str, str], ...]) -> None:
             os.rename(path, f"{path}.{os.urandom(8).hex()}")
             os.rename(temporary, path)
     except OSError:
-        _remove_directory(temporary)
+        remove_directory(temporary)
         if not _is_prepared(path, entries):  # else another process was faster
             raise
 
@@ -61,8 +110,12 @@ def _fill_directory(path: str, entries: tuple[tuple[str, str], ...]) -> None:
         os.close(fd)
 
 
-def _is_prepared(path: str, entries: tuple[tuple[str, str], ...]) -> bool:
-    """Tell whether a directory exists, is trusted, and has these entries and no others."""
+def _is_prepared(path: str, entries: tuple[tuple[str, str], ...], *, touch: bool = False) -> bool:
+    """Tell whether a directory exists, is trusted, and has these entries and no others.
+
+    Arguments:
+        touch: record in the directory's mtime that it is used; see `prepared_cleanup`.
+    """
     directory_fd = open_state_directory(path, create=False)
     if directory_fd < 0:
         return False
@@ -78,6 +131,8 @@ def _is_prepared(path: str, entries: tuple[tuple[str, str], ...]) -> bool:
                         return False
                 elif not entry.is_file(follow_symlinks=False):
                     return False
+        if touch and not missing and time.time() - os.fstat(directory_fd).st_mtime > _TOUCH_INTERVAL:
+            _record_use(directory_fd)
     except OSError:
         return False
     finally:
@@ -85,8 +140,15 @@ def _is_prepared(path: str, entries: tuple[tuple[str, str], ...]) -> bool:
     return not missing
 
 
-def _remove_directory(path: str) -> None:
-    """Remove a directory of files as far as possible."""
+def _record_use(directory_fd: int) -> None:
+    try:
+        os.utime(directory_fd)
+    except OSError:
+        pass  # a read-only file system, where nothing is removed either
+
+
+def remove_directory(path: str) -> None:
+    """Remove a directory of files and links as far as possible."""
     try:
         for name in os.listdir(path):
             os.unlink(f"{path}/{name}")

@@ -296,3 +296,17 @@ def read_rootfs_path(spec: dict[str, object], bundle: str) -> str:
     if not isinstance(path, str) or not path or "\0" in path:
         raise Fault('"root.path" is missing', where=f"{bundle}/config.json")
     return os.path.abspath(os.path.join(bundle, path))
+
+
+def refuse_host_root(rootfs: Rootfs) -> None:
+    """Refuse to inject into the machine's own root: links to nowhere would replace its driver.
+
+    Raises:
+        Fault: it is the machine's root.
+    """
+    if rootfs.is_host_root():
+        raise Fault(
+            "the container's root file system is this machine's own, whose driver would be replaced",
+            where=rootfs.path,
+            hint="Start the container without requesting a GPU: it sees the machine's own driver and device nodes",
+        )

@@ -119,6 +119,11 @@ def dump_json(value: object) -> bytes:
         raise Fault(f"it cannot be written as JSON: {error}") from None
 
 
+def dump_changed_spec(spec: dict[str, object], path: str, data: bytes) -> bytes:
+    """Return the bytes of a config.json that was parsed from `data` and edited; none if the edits changed nothing."""
+    return dump_json(spec) + b"\n" if spec != parse_config_json(data, path) else b""
+
+
 def _describe_position(text: str, at: int) -> str:
     line = text.count("\n", 0, at) + 1
     column = at - text.rfind("\n", 0, at)

@@ -76,6 +76,32 @@ def explain_unprivileged(spec: object) -> str:
     return "the container has CAP_SYS_ADMIN in its user namespace only" if has_user_namespace(spec) else ""
 
 
+def can_make_writable(spec: object, uid: int) -> bool:
+    """Tell whether a container could remount a read-only mount of a user's files, and then write them.
+
+    It takes CAP_SYS_ADMIN over its mount namespace, and in a user namespace of its own a number for the file's owner.
+
+    Arguments:
+        uid: the owner on the host.
+    """
+    if not has_user_namespace(spec):
+        capabilities = get_member(spec, "process", "capabilities")
+        sets = capabilities.values() if isinstance(capabilities, dict) else (capabilities,)
+        return any(isinstance(names, list) and "CAP_SYS_ADMIN" in names for names in sets)
+    rows = get_list(spec, "linux", "uidMappings")
+    joined = any(
+        get_member(namespace, "type") == "user" and get_member(namespace, "path")
+        for namespace in get_list(spec, "linux", "namespaces")
+    )
+    if joined or not rows:
+        return True  # unknown
+    for row in rows:
+        first, count = get_member(row, "hostID"), get_member(row, "size")
+        if not isinstance(first, int) or not isinstance(count, int) or first <= uid < first + count:
+            return True
+    return False
+
+
 def ensure_object(parent: Object, key: str) -> Object:
     """Return the object under a key, created when it is missing or null.
 

@@ -14,6 +14,7 @@ from gpu_oci_hook.container.rootfs_edits import GENERATED_DIR
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.files.user_namespace import is_process_in_user_namespace
+from gpu_oci_hook.formats.oci import can_make_writable
 from gpu_oci_hook.host.device_nodes import (
     CONTROL_NODES,
     find_uncreated_nodes,
@@ -281,18 +282,29 @@ def gather_container_facts(
 
         datacenter_only = all(is_datacenter_gpu(gpu.model) for gpu, _ in chosen.gpus)
     generated_dir = f"{bundle}/{GENERATED_DIR}"
+    in_user_namespace = is_process_in_user_namespace()
     return ContainerFacts(
         spec=spec,
         image=image,
         rootfs_reader=rootfs,
         rootfs_path=rootfs.path,
         generated_dir=generated_dir,
-        shared_dir=state_dir.find_state_directory() or generated_dir,
-        process_in_user_namespace=is_process_in_user_namespace(),
+        shared_dir=_choose_shared_directory(spec, in_user_namespace=in_user_namespace) or generated_dir,
+        process_in_user_namespace=in_user_namespace,
         driver_params=_read_visible_params(host),
         has_mount_program=os.path.exists(MOUNT_PROGRAM),
         datacenter_only=datacenter_only,
     )
+
+
+def _choose_shared_directory(spec: dict[str, object], *, in_user_namespace: bool) -> str:
+    """Return the state directory if no container that shares it could change what is in it; else "".
+
+    A process in a user namespace shares with containers whose root is the directory's owner (rootless engines).
+    """
+    if in_user_namespace or can_make_writable(spec, os.geteuid()):
+        return ""
+    return state_dir.find_state_directory()
 
 
 def _read_visible_params(host: Host) -> bytes | None:

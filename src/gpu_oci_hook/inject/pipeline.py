@@ -10,14 +10,15 @@ from __future__ import annotations
 import os
 
 from gpu_oci_hook.config.keys import Config
-from gpu_oci_hook.container.rootfs_edits import GENERATED_DIR, apply_to_rootfs
+from gpu_oci_hook.container.injection_record import SpecRecorder, read_record
+from gpu_oci_hook.container.rootfs_edits import GENERATED_DIR, apply_to_rootfs, prepare_shared_directories
 from gpu_oci_hook.container.spec_edits import apply_to_spec
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.files.replace import replace_file
-from gpu_oci_hook.files.rootfs import Rootfs, read_rootfs_path
+from gpu_oci_hook.files.rootfs import Rootfs, read_rootfs_path, refuse_host_root
 from gpu_oci_hook.files.user_namespace import is_process_in_user_namespace
-from gpu_oci_hook.formats.fastjson import dump_json, parse_config_json
+from gpu_oci_hook.formats.fastjson import dump_changed_spec, parse_config_json
 from gpu_oci_hook.host.device_nodes import is_null_device
 from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.inject.device_links import make_device_links, plan_device_links
@@ -68,7 +69,7 @@ def inject_gpus(
     config = Config.from_data(cached_config) or load_config_for_request(spec)
     if config is None:
         apply_to_spec(spec, list_gpu_hook_removals(spec))
-        _replace_config_json(path, _dump_changed_spec(spec, path, data))
+        _replace_config_json(path, dump_changed_spec(spec, path, data))
         return
     log = _open_log(config, container_id, called_by_engine=called_by_engine)
     try:
@@ -115,11 +116,18 @@ def load_config_for_request(spec: dict[str, object]) -> Config | None:
 
 
 def prepare_injection(spec: dict[str, object], config: Config, bundle: str, cache: Cache) -> Outcome:
-    """Plan what a container gets, and the links on the host that its nodes need; change nothing.
+    """Plan what a container gets; change nothing. Raises as `inject_gpus` does."""
+    bundle = os.path.abspath(bundle)
+    earlier = read_record(f"{bundle}/{GENERATED_DIR}", spec)
+    if not earlier:
+        return _plan_bundle(spec, config, bundle, cache)
+    from gpu_oci_hook.inject.earlier_injection import plan_again
 
-    Raises:
-        Fault: see `inject_gpus`.
-    """
+    return plan_again(spec, earlier, lambda stripped: _plan_bundle(stripped, config, bundle, cache))
+
+
+def _plan_bundle(spec: dict[str, object], config: Config, bundle: str, cache: Cache) -> Outcome:
+    """Plan for a bundle into which nothing has been injected."""
     outcome = _plan_container(spec, config, bundle, cache)
     if outcome.plan.edits and config.root == "/":
         links, problems = plan_device_links(spec, outcome.plan.edits)
@@ -142,12 +150,9 @@ def _plan_container(spec: dict[str, object], config: Config, bundle: str, cache:
     Raises:
         Fault: see `inject_gpus`.
     """
-    bundle = os.path.abspath(bundle)
-    warnings: list[str] = []
-
     # 1. Read the request.
     request = read_request(spec, config, is_null_device)
-    warnings += request.warnings
+    warnings = [*request.warnings]
 
     # 2. A container that does not need the driver gets its CDI devices only.
     host = Host(config.root)
@@ -280,7 +285,7 @@ def _plan_driver(
 ) -> Outcome:
     """Build the plan of a container that gets the driver, with the edits of CDI files at its end."""
     rootfs = Rootfs(read_rootfs_path(spec, bundle))
-    _refuse_host_root(rootfs)
+    refuse_host_root(rootfs)
     container = gather_container_facts(spec, bundle, rootfs, machine.host, chosen)
     plan = build_plan(gather_plan_input(machine, request, chosen, inventory, container))
     plan.warnings += [text for text in warnings if text not in plan.warnings]
@@ -298,20 +303,6 @@ def _plan_driver(
         image=container.image,
         cdi_devices=cdi.devices if cdi is not None else None,
     )
-
-
-def _refuse_host_root(rootfs: Rootfs) -> None:
-    """Refuse to inject into the machine's own root: links to nowhere would replace its driver.
-
-    Raises:
-        Fault: it is the machine's root.
-    """
-    if rootfs.is_host_root():
-        raise Fault(
-            "the container's root file system is this machine's own, whose driver would be replaced",
-            where=rootfs.path,
-            hint="Start the container without requesting a GPU: it sees the machine's own driver and device nodes",
-        )
 
 
 def apply_plan(outcome: Outcome, spec: dict[str, object], path: str, data: bytes) -> list[str]:
@@ -337,24 +328,23 @@ def make_edits(outcome: Outcome, spec: dict[str, object], path: str, data: bytes
     Returns:
         The new content of config.json, b"" if it stays as it is; and one line for each change.
     """
-    if not outcome.plan.edits:
+    edits = outcome.plan.edits
+    if not edits:
         return b"", []
-    apply_to_spec(spec, outcome.plan.edits)
+    generated_dir = f"{outcome.bundle}/{GENERATED_DIR}"
+    prepare_shared_directories(edits, generated_dir)
+    recorder = SpecRecorder(spec, edits)
+    apply_to_spec(spec, edits)
     # A spec that is invalid shows here, before anything is written.
-    content = _dump_changed_spec(spec, path, data)
-    generated_dir, rootfs = f"{outcome.bundle}/{GENERATED_DIR}", outcome.rootfs
-    changes = apply_to_rootfs(rootfs, outcome.plan.edits, generated_dir) if rootfs is not None else []
+    content = dump_changed_spec(spec, path, data)
+    changes = apply_to_rootfs(outcome.rootfs, edits, generated_dir) if outcome.rootfs is not None else []
+    if content:
+        recorder.write_record(generated_dir)
     return content, changes + make_device_links(outcome.plan)
-
-
-def _dump_changed_spec(spec: dict[str, object], path: str, data: bytes) -> bytes:
-    """Return the bytes of a config.json that was parsed from `data` and edited; none if the edits changed nothing."""
-    return dump_json(spec) + b"\n" if spec != parse_config_json(data, path) else b""
 
 
 def _replace_config_json(path: str, content: bytes) -> list[str]:
     """Replace config.json, unless there is nothing to write; return a line about it."""
-    if not content:
-        return []
-    replace_file(path, content, stale_after=0)  # one process at a time works on a bundle
-    return [f"rewrote {path}"]
+    if content:
+        replace_file(path, content, stale_after=0)
+    return [f"rewrote {path}"] if content else []

@@ -16,9 +16,11 @@ if TYPE_CHECKING:
 
     EditKind = Literal[
         "device", "rule", "mount", "directory", "link", "file", "group", "env", "hook", "drop-hook", "drop-mount",
+        "drop-earlier",
         "host-link", "order", "net-device", "rdt",
     ]  # fmt: skip
     PlanState = Literal["inject", "nothing", "done"]
+    ListChanges = list[list[object]]  # of a list: entries that were added, and [position, entry] of removed ones
 
 # The environment of a hook that has none of its own.
 DEFAULT_HOOK_ENV = ("PATH=/usr/sbin:/usr/bin:/sbin:/bin",)

@@ -47,7 +47,8 @@ class ContainerFacts:
         image, rootfs_reader: the container's root file system.
         rootfs_path: its absolute path in this process.
         generated_dir: a directory in the bundle for files that are bind-mounted.
-        shared_dir: the state directory, for files that containers share; the same as `generated_dir` if there is none.
+        shared_dir: the state directory, for directories that containers share; the same as `generated_dir` if there is
+            none, or if this container could change what the others see.
         process_in_user_namespace: this process runs in a user namespace.
         driver_params: the host's /proc/driver/nvidia/params if containers will see that file, else None.
         has_mount_program: whether the host has the program `mount`, which a hook runs.

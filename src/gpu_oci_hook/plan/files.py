@@ -6,6 +6,7 @@ Import budget: GPU container.
 from __future__ import annotations
 
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.formats.architectures import ARCHITECTURES_32BIT
 from gpu_oci_hook.formats.oci import get_list, get_member
 from gpu_oci_hook.model.edits import AddMount, DropMount, Plan, WithheldItem
@@ -67,11 +68,9 @@ def add_driver_files(plan_input: PlanInput, plan: Plan, implied_by: dict[str, st
         add_optional_files(plan_input, plan, layout)
         add_optional_links(plan_input, plan, layout)
     planned = {(edit.source, edit.destination) for edit in plan.edits if isinstance(edit, AddMount)}
-    plan.edits[:0] = [
-        DropMount(source, destination, "left from an earlier injection")
-        for source, destination in own_mounts
-        if (source, destination) not in planned
-    ]
+    if not planned.issuperset(own_mounts):
+        # All of them: those that are planned again have to come after the new mount of their directory.
+        plan.edits[:0] = [DropMount(source, path, "left from an earlier injection") for source, path in own_mounts]
 
 
 def _find_own_mounts(container: ContainerFacts) -> list[tuple[str, str]]:
@@ -84,7 +83,7 @@ def _find_own_mounts(container: ContainerFacts) -> list[tuple[str, str]]:
     prefixes = tuple(
         [
             f"{top}/{prefix}"
-            for top in (container.shared_dir, container.generated_dir)
+            for top in (container.shared_dir, container.generated_dir, state_dir.DIRECTORY)
             for prefix in (LIBRARIES_DIR_PREFIX, LINKS_DIR_PREFIX)
         ]
     )

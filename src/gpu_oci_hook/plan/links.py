@@ -45,9 +45,9 @@ def add_optional_links(plan_input: PlanInput, plan: Plan, layout: Layout) -> Non
             plan.withheld += [WithheldItem("link", f"{directory}/{name}", obstacle) for name, _ in entries]
             continue
         content = tuple(sorted(entries))
-        source = (
-            f"{plan_input.container.shared_dir}/{LINKS_DIR_PREFIX}{state_dir.compute_digest(repr(content).encode())}"
-        )
+        # In the bundle: each choice of GPUs has its own links, and the state directory would have them all.
+        digest = state_dir.compute_digest(repr(content).encode())
+        source = f"{plan_input.container.generated_dir}/{LINKS_DIR_PREFIX}{digest}"
         reason = reasons[directory] if len(entries) == 1 else "by-path links to the nodes"
         plan.edits.append(PrepareDirectory(source, destination, content, reason))
         plan.edits.append(AddMount(source, destination, READ_ONLY_MOUNT_OPTIONS, reason, clear_mount_point=False))

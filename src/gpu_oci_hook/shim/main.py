@@ -42,6 +42,7 @@ CREATE_SHORT_SWITCHES = "d"
 TRIGGERS = (
     b"NVIDIA_VISIBLE_DEVICES", b"CUDA_VERSION", b"nvidia-container-devices",
     b"nvidia-container-runtime-hook", b"nvidia-container-toolkit",  # hooks that inject GPUs are removed
+    b"/gpu-oci-hook/",  # in the mounts of a kept bundle, from which an earlier injection is removed
 )  # fmt: skip
 
 # Its value is the process that has become the low-level runtime. A wrapper script in runc's place that calls this
