@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 BUNDLED_MODULES = (
     "config", "config.keys", "container", "container.image", "container.injection_record", "container.rootfs_edits",
     "container.spec_edits", "errors", "files.directory", "files.path_walk", "files.prepared_directory",
-    "files.replace", "files.rootfs", "files.user_namespace", "formats", "formats.architectures", "formats.driver_version", "formats.fastjson",
+    "files.replace", "files.rootfs", "files.user_namespace", "formats",
+    "formats.architectures", "formats.driver_version", "formats.fastjson",
     "formats.ldcache", "formats.oci", "formats.proc", "formats.program_names", "host", "host.device_nodes",
     "host.driver", "host.driver.inventory_cache", "host.gpus", "host.mig", "host.mig.capability_files",
     "host.optional", "host.optional.graphics", "host.root", "inject", "inject.device_links", "inject.gather",
