@@ -10,7 +10,11 @@ from pathlib import Path
 import pytest
 
 from gpu_oci_hook.files import prepared_cleanup, prepared_directory
-from gpu_oci_hook.files.prepared_directory import MAX_SHARED_DIRECTORIES, prepare_shared_directory
+from gpu_oci_hook.files.prepared_directory import (
+    MAX_SHARED_DIRECTORIES,
+    TooManyDirectoriesError,
+    prepare_shared_directory,
+)
 
 ENTRIES = (("liba.so.1.2", ""), ("liba.so.1", "liba.so.1.2"))
 
@@ -29,8 +33,8 @@ def list_prepared(state: Path) -> set[str]:
 
 def test_there_are_never_more_than_the_limit(isolated_state: Path) -> None:
     fill(isolated_state)
-    with pytest.raises(OSError, match="quota"):
-        prepare_shared_directory(f"{isolated_state}/libraries-new", ENTRIES)
+    with pytest.raises(TooManyDirectoriesError):
+        prepared_cleanup.prepare_after_cleanup(f"{isolated_state}/libraries-new", ENTRIES)
     assert len(list_prepared(isolated_state)) == MAX_SHARED_DIRECTORIES
     prepare_shared_directory(f"{isolated_state}/libraries-0", ENTRIES)  # one that is there is used as ever
 
@@ -38,7 +42,7 @@ def test_there_are_never_more_than_the_limit(isolated_state: Path) -> None:
 def test_unused_ones_make_room(isolated_state: Path) -> None:
     fill(isolated_state, age=2 * prepared_cleanup.UNUSED_AFTER)
     prepare_shared_directory(f"{isolated_state}/libraries-0", ENTRIES)  # a use
-    prepare_shared_directory(f"{isolated_state}/libraries-new", ENTRIES)
+    prepared_cleanup.prepare_after_cleanup(f"{isolated_state}/libraries-new", ENTRIES)
     assert list_prepared(isolated_state) == {"libraries-0", "libraries-new"}
 
 
@@ -54,7 +58,7 @@ def test_one_that_a_process_has_mounted_stays(isolated_state: Path, tmp_path: Pa
     )  # fmt: skip
     try:
         assert process.stdout is not None and process.stdout.readline() == b"mounted\n"
-        prepare_shared_directory(f"{isolated_state}/libraries-new", ENTRIES)
+        prepared_cleanup.prepare_after_cleanup(f"{isolated_state}/libraries-new", ENTRIES)
         assert list_prepared(isolated_state) == {"libraries-3", "libraries-new"}
         assert sorted(os.listdir(f"/proc/{process.pid}/root{tmp_path}/container")) == ["liba.so.1", "liba.so.1.2"]
     finally:
@@ -70,8 +74,8 @@ def test_the_search_for_unused_ones_is_not_made_at_each_start(
     searched: list[list[str]] = []
     monkeypatch.setattr(prepared_cleanup, "_list_unmounted", lambda names, proc: searched.append(names) or [])
     for _ in range(5):
-        with pytest.raises(OSError, match="quota"):
-            prepare_shared_directory(f"{isolated_state}/libraries-new", ENTRIES)
+        with pytest.raises(TooManyDirectoriesError):
+            prepared_cleanup.prepare_after_cleanup(f"{isolated_state}/libraries-new", ENTRIES)
     assert len(searched) == 1
 
 

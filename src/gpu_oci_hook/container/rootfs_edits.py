@@ -11,7 +11,11 @@ from __future__ import annotations
 import os
 
 from gpu_oci_hook.errors import Fault, describe_os_error
-from gpu_oci_hook.files.prepared_directory import prepare_directory, prepare_shared_directory
+from gpu_oci_hook.files.prepared_directory import (
+    TooManyDirectoriesError,
+    prepare_directory,
+    prepare_shared_directory,
+)
 from gpu_oci_hook.files.read_regular import UnusableFileError, read_regular_file
 from gpu_oci_hook.files.replace import replace_file
 
@@ -67,7 +71,12 @@ def _prepare_or_move(edit: PrepareDirectory, generated_dir: str, moved: dict[str
     if edit.source.startswith(f"{generated_dir}/"):
         return
     try:
-        prepare_shared_directory(edit.source, edit.entries)
+        try:
+            prepare_shared_directory(edit.source, edit.entries)
+        except TooManyDirectoriesError:
+            from gpu_oci_hook.files.prepared_cleanup import prepare_after_cleanup
+
+            prepare_after_cleanup(edit.source, edit.entries)
     except OSError:
         moved[edit.source] = f"{generated_dir}/{edit.source.rpartition('/')[2]}"
         edit.source = moved[edit.source]

@@ -12,8 +12,9 @@ import errno
 import os
 import time
 
-from gpu_oci_hook.files.prepared_directory import SHARED_PREFIXES, remove_directory
+from gpu_oci_hook.files.prepared_directory import SHARED_PREFIXES, prepare_shared_directory, remove_directory
 from gpu_oci_hook.files.read_regular import PROC_SELF_FD
+from gpu_oci_hook.files.state_dir import open_state_directory
 
 UNUSED_AFTER = 3600.0
 """Seconds without a start after which a directory that is mounted nowhere is removed."""
@@ -22,6 +23,21 @@ CLEANUP_INTERVAL = 600.0
 """Seconds between two searches: each reads the mounts of all processes."""
 
 _MARKER = "cleanup"  # its mtime is the time of the last search
+
+
+def prepare_after_cleanup(path: str, entries: tuple[tuple[str, str], ...]) -> None:
+    """Remove unused directories, then prepare one; see `prepare_shared_directory`.
+
+    Raises:
+        OSError: it cannot be created, or none could be removed.
+    """
+    parent_fd = open_state_directory(path.rpartition("/")[0], create=False)
+    if parent_fd >= 0:
+        try:
+            remove_unused_directories(parent_fd)
+        finally:
+            os.close(parent_fd)
+    prepare_shared_directory(path, entries)
 
 
 def remove_unused_directories(parent_fd: int, proc: str = "/proc") -> None:

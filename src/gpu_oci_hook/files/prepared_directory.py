@@ -19,6 +19,10 @@ SHARED_PREFIXES = ("libraries-", "links-")  # earlier versions had the second ki
 _TOUCH_INTERVAL = 600.0  # seconds after which a use is recorded again, in the directory's mtime
 
 
+class TooManyDirectoriesError(OSError):
+    """A state directory has all prepared directories that it may have."""
+
+
 def prepare_directory(path: str, entries: tuple[tuple[str, str], ...]) -> None:
     """Create a directory with these entries unless it exists and has exactly these.
 
@@ -53,7 +57,8 @@ def prepare_shared_directory(path: str, entries: tuple[tuple[str, str], ...]) ->
     """Create such a directory in a state directory, for many containers; see `prepare_directory`.
 
     Raises:
-        OSError: it cannot be created, or there are MAX_SHARED_DIRECTORIES already and none could be removed.
+        TooManyDirectoriesError: there are MAX_SHARED_DIRECTORIES already; see `prepared_cleanup`.
+        OSError: it cannot be created.
     """
     if _is_prepared(path, entries, touch=True):
         return
@@ -61,19 +66,12 @@ def prepare_shared_directory(path: str, entries: tuple[tuple[str, str], ...]) ->
     if parent_fd < 0:
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
     try:
-        if _count_shared(parent_fd) >= MAX_SHARED_DIRECTORIES:
-            from gpu_oci_hook.files.prepared_cleanup import remove_unused_directories
-
-            remove_unused_directories(parent_fd)
-            if _count_shared(parent_fd) >= MAX_SHARED_DIRECTORIES:
-                raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        count = sum(name.startswith(SHARED_PREFIXES) for name in os.listdir(parent_fd))
+        if count >= MAX_SHARED_DIRECTORIES:
+            raise TooManyDirectoriesError(errno.EDQUOT, os.strerror(errno.EDQUOT))
         _create_directory(path, entries)
     finally:
         os.close(parent_fd)
-
-
-def _count_shared(parent_fd: int) -> int:
-    return sum(name.startswith(SHARED_PREFIXES) for name in os.listdir(parent_fd))
 
 
 def _create_directory(path: str, entries: tuple[tuple[str, str], ...]) -> None:
