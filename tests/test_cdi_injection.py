@@ -341,6 +341,26 @@ def test_a_major_of_another_module_is_never_given(tmp_path: Path, host: Path) ->
 
 
 @needs_root
+def test_requirements_hold_for_gpus_that_a_file_of_another_kind_brings(tmp_path: Path, host: Path) -> None:
+    """A device plugin's file: the container names no GPU of ours, and its image asks for a newer driver."""
+    nodes = [{"path": "/dev/nvidia0"}, {"path": "/dev/nvidiactl"}]
+    devices = [{"name": "x", "containerEdits": {"deviceNodes": nodes}}]
+    put(host, "etc/cdi/plugin.json", {**FILE, "kind": "k8s.device-plugin.nvidia.com/gpu", "devices": devices})
+    name = "NVIDIA_VISIBLE_DEVICES=k8s.device-plugin.nvidia.com/gpu=x"
+    for number, constraint in enumerate(("cuda>=99", "brand=geforce", "driver>=999")):
+        made = make_bundle(tmp_path / f"b{number}", container_spec(name, f"NVIDIA_REQUIRE_CUDA={constraint}"))
+        assert "NVIDIA_REQUIRE_CUDA" in refused(made, host_config(host)), constraint
+    met = make_bundle(tmp_path / "met", container_spec(name, "NVIDIA_REQUIRE_CUDA=cuda>=11.0 brand=tesla"))
+    assert len(list_device_numbers(inject_in_process(met, host_config(host)))) == 2
+    off = container_spec(name, "NVIDIA_REQUIRE_CUDA=cuda>=99", "NVIDIA_DISABLE_REQUIRE=1")
+    inject_in_process(make_bundle(tmp_path / "off", off), host_config(host))
+    # Another vendor's device has nothing to do with it.
+    inject_in_process(
+        make_bundle(tmp_path / "nic", container_spec(NIC, "NVIDIA_REQUIRE_CUDA=cuda>=99")), host_config(host)
+    )
+
+
+@needs_root
 def test_requirements_hold_for_names_too(tmp_path: Path, host: Path) -> None:
     put(host, "etc/cdi/nvidia.yaml", own_file(DRIVER, "special"))
     for number, name in enumerate(("0", "special")):

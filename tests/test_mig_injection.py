@@ -35,6 +35,7 @@ from support.bundles import (
     user_namespace_param,
     write_spec,
 )
+from support.command_line import Command
 from support.nvml_double import NvmlDouble, find_compiler
 
 pytestmark = pytest.mark.usefixtures("isolated_state")
@@ -201,6 +202,32 @@ def test_a_mig_device_has_its_capability_nodes_and_no_others(tmp_path: Path) -> 
     with pytest.raises(Fault, match="lacks CAP_SYS_ADMIN"):
         inject_in_process(made, host_config(host))
     assert snapshot_tree(made) == before
+
+
+def test_rights_over_mig_are_nothing_on_a_driver_without_mig_and_said(tmp_path: Path) -> None:
+    host = tmp_path / "host"
+    host_tree.build_host(host, gpus=1)
+    shutil.rmtree(host / "proc/driver/nvidia/capabilities")
+    numbers = host / "proc/devices"
+    numbers.chmod(0o644)
+    numbers.write_text(numbers.read_text().replace("235 nvidia-caps\n", ""))
+    config = privileged("NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_MIG_MONITOR_DEVICES=all")
+    made = make_bundle(tmp_path / "b", config)
+    outcome = pipeline.prepare_injection(config, host_config(host), str(made), state_dir.StateCache())
+    assert [gpu.index for gpu, _ in outcome.chosen_gpus] == [0]
+    (warning,) = [text for text in outcome.plan.warnings if "monitor MIG" in text]
+    assert "NVIDIA_MIG_MONITOR_DEVICES=all" in warning and "no nvidia-caps in /proc/devices" in warning
+
+
+def test_list_says_that_a_gpu_in_mig_mode_has_no_device(tmp_path: Path, double: NvmlDouble, command: Command) -> None:
+    """Its files below /proc are those of a whole GPU; NVML knows the mode."""
+    (tmp_path / "config.toml").write_text(f'[host]\nroot = "{double.report.directory}"\n')
+    answers = double.path.with_name("nvml-double")
+    whole = double.report.gpus[1]
+    answers.write_text(answers.read_text().replace(f"{whole.uuid} {whole.minor} 0 ", f"{whole.uuid} {whole.minor} 1 "))
+    listed = json.loads(command("list", "--format", "json").out)
+    told = [text for text in listed["problems"] if "is in MIG mode and has no MIG device" in text]
+    assert len(told) == 1 and told[0].startswith("GPU 1 ")
 
 
 @pytest.mark.parametrize("asked", ["all", "0,2", "1", "none"])

@@ -17,7 +17,6 @@ from gpu_oci_hook.host.driver.inventory_cache import load_inventory
 from gpu_oci_hook.host.driver.other_roots import find_other_driver_root, suggest_driver_root
 from gpu_oci_hook.host.gpus import read_driver_version
 from gpu_oci_hook.host.root import Host
-from gpu_oci_hook.inject.gather import get_driver_host
 from gpu_oci_hook.shim.low_level_runtime import describe_engine_program, find_low_level_runtime, list_engine_programs
 
 _Problem = tuple[tuple[str, ...], str]
@@ -38,7 +37,7 @@ def check_config_against_host(settings: Config) -> list[RawFinding]:
 
 
 def _check_roots(host: Host, settings: Config) -> Iterator[_Problem]:
-    driver_host = get_driver_host(host, settings)
+    driver_host = host.driver_host(settings.driver_root)
     if not _is_directory(host, "/"):
         yield ("host", "root"), f"{settings.root} is not a directory"
     elif not _is_directory(driver_host, "/"):

@@ -17,7 +17,6 @@ from gpu_oci_hook.host.mig.mig_devices import MigDevices
 from gpu_oci_hook.host.nvml.query import NvmlGpu
 from gpu_oci_hook.host.platforms.detect import detect_platform
 from gpu_oci_hook.host.root import Host
-from gpu_oci_hook.inject.gather import get_driver_host
 from gpu_oci_hook.model.machine import Gpu, Inventory
 from gpu_oci_hook.plan.driver_problems import describe_missing_dependencies, describe_version_mismatch
 
@@ -52,7 +51,7 @@ class MachineListing(NamedTuple):
 def collect_machine_listing(settings: Config, *, use_nvml: bool) -> MachineListing:
     """Collect the listing. Changes nothing on the host."""
     host = Host(settings.root)
-    driver_host = get_driver_host(host, settings)
+    driver_host = host.driver_host(settings.driver_root)
     version = read_driver_version(host) or ""
     found = read_machine_gpus(host, settings.platform)
     gpus, platform = found.gpus, found.platform
@@ -83,6 +82,7 @@ def collect_machine_listing(settings: Config, *, use_nvml: bool) -> MachineListi
         nvml_problem=nvml_problem,
         csv_lines=list(platform.report_list_lines()) if platform else [],
         problems=[
+            *_list_empty_mig_gpus(gpus, nvml_gpus, mig_devices),
             *found.problems,
             *found.left_out,
             *mismatch,
@@ -90,6 +90,16 @@ def collect_machine_listing(settings: Config, *, use_nvml: bool) -> MachineListi
             *describe_missing_dependencies(inventory),
         ],
     )
+
+
+def _list_empty_mig_gpus(gpus: list[Gpu], nvml_gpus: dict[int, NvmlGpu], mig_devices: MigDevices) -> list[str]:
+    """Return a sentence for each GPU in MIG mode without a MIG device, which /proc shows like a whole one."""
+    return [
+        f"GPU {gpu.index} is in MIG mode and has no MIG device, so programs cannot compute on it: create one "
+        f"(nvidia-smi mig -cgi PROFILE -C), or turn MIG off (nvidia-smi -i {gpu.index} -mig 0)"
+        for gpu in gpus
+        if gpu.index in nvml_gpus and nvml_gpus[gpu.index].mig_mode and not mig_devices.list_for_gpu(gpu)
+    ]
 
 
 def _query_nvml(
@@ -116,6 +126,9 @@ def _query_nvml(
         if "Function Not Found" in fault.what and host.stat_path(f"/{SIMULATED_HOST_MARKER}") is not None:
             return {}, "NVML is not available on a simulated host"
         return {}, f"{fault.what}. {fault.hint}" if fault.hint else fault.what
+    for gpu, answer in answered:
+        if "?" in gpu.uuid:
+            gpu.uuid = answer.uuid  # the driver did not know it before NVML opened the GPU
     failed = [f"GPU {gpu.index} ({answer.error})" for gpu, answer in zip(gpus, answers, strict=True) if answer.error]
     problem = f"answers, but not for {', '.join(failed)}" if failed else ""
     return {gpu.index: answer for gpu, answer in answered}, problem

@@ -17,6 +17,7 @@ from gpu_oci_hook.model.machine import Gpu
 from gpu_oci_hook.model.mig import MigDevice
 from gpu_oci_hook.model.outcome import ChosenDevices
 from gpu_oci_hook.model.request import DeviceRequest
+from gpu_oci_hook.request.selectors import is_display_card
 
 if TYPE_CHECKING:
     from gpu_oci_hook.generate.host_facts import HostFacts
@@ -69,7 +70,7 @@ def select_devices(facts: HostFacts, options: ContentOptions, warnings: list[str
             f"GPU {gpu.index}",
             list_gpu_names(gpu, strategies, warnings),
             [(gpu, "")],
-            in_all=gpu.index not in mig_enabled,
+            in_all=gpu.index not in mig_enabled and not is_display_card(gpu),
         )
         for gpu in gpus
     ]

@@ -21,6 +21,7 @@ from gpu_oci_hook.inject.gather import (
     gather_plan_input,
 )
 from gpu_oci_hook.inject.no_gpu import describe_missing_gpu, join_hints
+from gpu_oci_hook.inject.nvml_queries import identify_machine_gpus
 from gpu_oci_hook.model.outcome import ChosenDevices
 from gpu_oci_hook.model.plan_input import PlanInput
 from gpu_oci_hook.model.request import Request
@@ -74,12 +75,27 @@ class HostFacts:
             raise NoDriverError(text, hint=join_hints(hints))
         self.driver_version = version or ""
         self.all_gpus = ChosenDevices([(gpu, "") for gpu in self.gpus])
+        if "uuid" in options.name_strategies and any("?" in gpu.uuid for gpu in self.gpus):
+            self._identify_gpus(required=options.name_strategies == ("uuid",))
         self.inventory = gather_inventory(self.machine, self.request, self.all_gpus.gpus)
         if self.inventory.has_version_mismatch and config.version_mismatch == "fail":
             raise Fault(describe_version_mismatch(self.inventory))
         self.mig_devices: MigDevices = gather_mig_devices(self.host, config, self.gpus, self.driver_version, cache)
         self.mig_enabled = read_mig_enabled_gpus(self.host, self.gpus)
         self.implied_by = add_implied_capabilities(self.request.capabilities)
+
+    def _identify_gpus(self, *, required: bool) -> None:
+        """Fill in the UUIDs that the driver does not know yet, or add a warning.
+
+        Raises:
+            Fault: the devices have no other name.
+        """
+        try:
+            identify_machine_gpus(self.machine)
+        except Fault as fault:
+            if required:
+                raise
+            self.warnings.append(f"GPUs that were not used since boot are written without their UUIDs: {fault}")
 
     def list_mig_ids(self) -> list[tuple[int, int, int]]:
         """List (GPU index, GPU instance, compute instance) of all MIG devices."""

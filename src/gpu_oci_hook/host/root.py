@@ -130,6 +130,14 @@ class Host:
         resolved = self.resolve_path(path)
         return Host(self.full_path(path if resolved is None else resolved))
 
+    def driver_host(self, driver_root: str) -> Host:
+        """Return the root that has the driver's files: this one, or a driver container's below it.
+
+        Arguments:
+            driver_root: `[host] driver-root`.
+        """
+        return self if driver_root == "/" else self.sub_host(driver_root)
+
     @property
     def machine(self) -> str:
         """The machine's architecture as `uname -m` names it.

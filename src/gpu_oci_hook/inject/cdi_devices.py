@@ -14,6 +14,7 @@ from gpu_oci_hook.errors import Fault, clip_text
 from gpu_oci_hook.files.user_namespace import is_process_in_user_namespace
 from gpu_oci_hook.host.gpus import read_driver_version
 from gpu_oci_hook.inject.gather import gather_mig_devices
+from gpu_oci_hook.model.edits import AddDeviceNode, AddMount
 from gpu_oci_hook.model.request import DeviceRequest
 from gpu_oci_hook.request.cdi_requests import ANNOTATION_ORIGIN, get_own_kinds
 from gpu_oci_hook.request.selectors import find_matching_gpus, is_hardware_selector, is_mig_selector
@@ -108,12 +109,16 @@ def _warn_about_stale_file(
 
 
 def translate_cdi_devices(
-    request: Request, spec: dict[str, object], config: Config, host: Host, cache: Cache
+    request: Request, spec: dict[str, object], config: Config, host: Host, cache: Cache, warnings: list[str]
 ) -> CdiEdits:
     """Translate what CDI files define for the requested devices to edits of a plan.
 
+    Arguments:
+        warnings: takes a sentence for each requirement of the image that is not checked.
+
     Raises:
-        Fault: no file defines a device, or a file does not fit this host; with the file and a hint.
+        Fault: no file defines a device, or a file does not fit this host, with the file and a hint; or a file brings
+            NVIDIA's nodes, and the image's requirements are not met.
     """
     from gpu_oci_hook.cdi.translate import translate_cdi_edits
     from gpu_oci_hook.container.cdi_spec_edits import copy_with_cdi_mounts
@@ -132,7 +137,36 @@ def translate_cdi_devices(
         part.reason = f"{common}{part.name} ({part.path}): {origins[part.name]}"
     devices = [(name, registry.find_device_file(name), origin) for name, origin in origins.items()]
     edits = translate_cdi_edits(parts, spec, host, process_in_user_namespace=is_process_in_user_namespace())
+    _check_cdi_requirements(edits, spec, config, host, cache, warnings)
     return CdiEdits(edits, devices, copy_with_cdi_mounts(spec, edits))
+
+
+def _check_cdi_requirements(
+    edits: list[Edit], spec: dict[str, object], config: Config, host: Host, cache: Cache, warnings: list[str]
+) -> None:
+    """Check the image's requirements if a CDI file brings NVIDIA's nodes, as for a GPU that is planned in memory.
+
+    Raises:
+        Fault: a requirement is not met; see `inject.requirements`.
+    """
+    paths = [edit.path for edit in edits if isinstance(edit, AddDeviceNode)]
+    paths += [edit.destination for edit in edits if isinstance(edit, AddMount)]
+    if not any(path.startswith("/dev/nvidia") for path in paths):
+        return
+    from gpu_oci_hook.request.require_variables import read_requirements_only
+
+    request = read_requirements_only(spec, config)
+    version = read_driver_version(host)
+    if not request.requirements or version is None:
+        return
+    from gpu_oci_hook.host.gpus import read_machine_gpus
+    from gpu_oci_hook.inject.requirements import check_host_requirements
+
+    found = read_machine_gpus(host, config.platform)
+    gpus = found.gpus if found.platform else [gpu for gpu in found.gpus if f"/dev/nvidia{gpu.minor}" in paths]
+    new_warnings = [text for text in request.warnings if text not in warnings]
+    check_host_requirements(request, gpus, found.platform, host, config, version, cache, new_warnings)
+    warnings += [text for text in new_warnings if text not in warnings]
 
 
 def _refuse_stale_files(parts: list[ResolvedEdits], host: Host, config: Config) -> None:

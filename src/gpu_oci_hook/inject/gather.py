@@ -56,23 +56,15 @@ class Machine:
         majors, module_params: see their classes.
         driver_version: version of the running kernel module; None when it is not loaded.
         gpus: its GPUs, as containers can request them.
-        left_out: one sentence for each GPU of the driver that cannot be given to containers here.
+        left_out: one sentence for each GPU that cannot be given to containers here.
         platform: the platform; None for a desktop or server.
         problems: one sentence for each oddity that was found; every reader adds its own.
     """
 
     __slots__ = (
-        "cache",
-        "config",
-        "driver_version",
-        "gpus",
-        "host",
-        "left_out",
-        "majors",
-        "module_params",
-        "platform",
+        "cache", "config", "driver_version", "gpus", "host", "left_out", "majors", "module_params", "platform",
         "problems",
-    )
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -99,7 +91,7 @@ class Machine:
     @property
     def driver_host(self) -> Host:
         """The root that has the driver's files: the machine's own, or a driver container's below it."""
-        return get_driver_host(self.host, self.config)
+        return self.host.driver_host(self.config.driver_root)
 
 
 def gather_machine(
@@ -153,10 +145,18 @@ def choose_devices(machine: Machine, request: Request, warnings: list[str]) -> C
     # A container that configures and watches MIG gets whole GPUs.
     use_mig_devices = all_requested and not request.mig_rights
     mig_enabled = read_mig_enabled_gpus(machine.host, gpus) if use_mig_devices else frozenset()
+    if any("?" in gpu.uuid for gpu in gpus):
+        from gpu_oci_hook.inject.nvml_queries import identify_requested_gpus
+
+        identify_requested_gpus(machine, selectors)
     try:
         chosen = resolve_gpus(selectors, gpus, mig_enabled)
     except Fault as fault:
-        raise _explain_unknown_gpu(fault, machine) from None
+        if not machine.left_out:
+            raise
+        from gpu_oci_hook.inject.no_gpu import add_left_out_gpus
+
+        raise add_left_out_gpus(fault, machine) from None
     whole_gpus = [gpu for gpu, _ in chosen]
     mig_enabled_whole = (
         read_mig_enabled_gpus(machine.host, whole_gpus) if mig_enabled or not all_requested else frozenset()
@@ -185,15 +185,6 @@ def choose_devices(machine: Machine, request: Request, warnings: list[str]) -> C
     return ChosenDevices(chosen, mig_devices=mig_devices, mig_parents=mig_parents, all_mig_devices=all_mig_devices)
 
 
-def _explain_unknown_gpu(fault: Fault, machine: Machine) -> Fault:
-    """Return the fault of a selector without a match, with the GPUs of the driver that cannot be given here."""
-    if not machine.left_out:
-        return fault
-    count = len(machine.left_out)
-    others = f"; and {count - 1} more" if count > 1 else ""
-    return Fault(fault.what, where=fault.where, hint=f"{fault.hint}. {machine.left_out[0]}{others}")
-
-
 def gather_mig_devices(host: Host, config: Config, gpus: list[Gpu], version: str, cache: Cache) -> MigDevices:
     """Return all MIG devices of the machine; each GPU's are read when they are needed.
 
@@ -203,19 +194,12 @@ def gather_mig_devices(host: Host, config: Config, gpus: list[Gpu], version: str
     """
     from gpu_oci_hook.host.mig.mig_devices import MigDevices
 
-    return MigDevices(host, gpus, version, cache, lambda: locate_nvml_library(host, config, version, cache))
+    def find_library() -> str:
+        from gpu_oci_hook.inject.nvml_queries import locate_nvml_library
 
+        return locate_nvml_library(host, config, version, cache)
 
-def locate_nvml_library(host: Host, config: Config, version: str, cache: Cache) -> str:
-    """Return the path of the host's NVML library; searched only when NVML has to be asked.
-
-    Raises:
-        Fault: see `host.nvml.query.find_nvml_library`.
-    """
-    from gpu_oci_hook.host.nvml.query import find_nvml_library
-
-    driver = get_driver_host(host, config)
-    return find_nvml_library(host, load_inventory(host, driver, config.library_paths, version, cache))
+    return MigDevices(host, gpus, version, cache, find_library)
 
 
 def gather_inventory(machine: Machine, request: Request, chosen_gpus: list[tuple[Gpu, str]]) -> Inventory:
@@ -341,8 +325,7 @@ def _gather_optional_items(
     if request.features or request.imex_channels:
         from gpu_oci_hook.host.optional.features import add_features
 
-        driver = machine.driver_host
-        add_features(items, host, driver, machine.majors, request.features, request.imex_channels)
+        add_features(items, host, machine.driver_host, machine.majors, request.features, request.imex_channels)
     if request.management_origin:
         from gpu_oci_hook.host.optional.management import add_management_nodes
 
@@ -359,11 +342,6 @@ def _gather_optional_items(
         add_user_files(items, host, config, add_implied_capabilities(request.capabilities))
         exclude_driver_files(items, config, inventory)
     return items
-
-
-def get_driver_host(host: Host, config: Config) -> Host:
-    """Return the root that has the driver's files: the machine's own, or a driver container's below it."""
-    return host if config.driver_root == "/" else host.sub_host(config.driver_root)
 
 
 def _needs_mps_directories(request: Request, config: Config) -> bool:

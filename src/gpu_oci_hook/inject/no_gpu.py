@@ -93,6 +93,13 @@ def describe_config_source(config: Config) -> str:
     return f"default configuration, since there is no {find_config_path()}"
 
 
+def add_left_out_gpus(fault: Fault, machine: Machine) -> Fault:
+    """Return the fault of a selector without a match, with the GPUs of the driver that cannot be given here."""
+    count = len(machine.left_out)
+    others = f"; and {count - 1} more" if count > 1 else ""
+    return Fault(fault.what, where=fault.where, hint=f"{fault.hint}. {machine.left_out[0]}{others}")
+
+
 def find_missing_root(machine: Machine) -> str:
     """Return a sentence about the configured root that does not exist; "" when all exist.
 

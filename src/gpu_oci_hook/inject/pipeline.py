@@ -158,7 +158,7 @@ def _plan_container(spec: dict[str, object], config: Config, bundle: str, cache:
     host = Host(config.root)
     injected = request.needs_driver and _is_injected_by_cdi_hook(spec, warnings)
     if injected or not request.needs_driver:
-        cdi = _translate_cdi_devices(request, spec, config, host, cache)
+        cdi = _translate_cdi_devices(request, spec, config, host, cache, warnings)
         return _finish_without_driver(request, spec, bundle, cdi, warnings, injected=injected)
 
     # 3. Gather the machine.
@@ -171,7 +171,7 @@ def _plan_container(spec: dict[str, object], config: Config, bundle: str, cache:
         if not request.needs_driver:
             if not injected and machine.driver_version is not None:
                 _check_requirements(machine, request, [], warnings)
-            cdi = _translate_cdi_devices(request, spec, config, host, cache)
+            cdi = _translate_cdi_devices(request, spec, config, host, cache, warnings)
             return _finish_without_driver(request, spec, bundle, cdi, warnings, injected=injected, gpus=machine.gpus)
     if _lacks_requested_gpu(machine, request):
         from gpu_oci_hook.inject.no_gpu import report_missing_gpu
@@ -185,7 +185,7 @@ def _plan_container(spec: dict[str, object], config: Config, bundle: str, cache:
     _check_requirements(machine, request, chosen.gpus, warnings)
 
     # 5. Plan.
-    cdi = _translate_cdi_devices(request, spec, config, host, cache)
+    cdi = _translate_cdi_devices(request, spec, config, host, cache, warnings)
     return _plan_driver(request, cdi.spec if cdi else spec, bundle, machine, chosen, inventory, cdi, warnings)
 
 
@@ -197,14 +197,14 @@ def _is_injected_by_cdi_hook(spec: dict[str, object], warnings: list[str]) -> bo
 
 
 def _translate_cdi_devices(
-    request: Request, spec: dict[str, object], config: Config, host: Host, cache: Cache
+    request: Request, spec: dict[str, object], config: Config, host: Host, cache: Cache, warnings: list[str]
 ) -> CdiEdits | None:
     """Return the edits of the CDI files that the request needs; None if it needs none."""
     if not request.cdi_devices:
         return None
     from gpu_oci_hook.inject.cdi_devices import translate_cdi_devices
 
-    return translate_cdi_devices(request, spec, config, host, cache)
+    return translate_cdi_devices(request, spec, config, host, cache, warnings)
 
 
 def _finish_without_driver(

@@ -70,7 +70,7 @@ def check_host_requirements(
     def locate_library() -> str:
         if platform is not None:
             return platform.locate_nvml_library()
-        from gpu_oci_hook.inject.gather import locate_nvml_library
+        from gpu_oci_hook.inject.nvml_queries import locate_nvml_library
 
         return locate_nvml_library(host, config, version, cache)
 

@@ -9,7 +9,7 @@ from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats.oci import get_list, get_member, has_user_namespace
 from gpu_oci_hook.model.edits import AddDeviceNode, AddDeviceRule, AddGroup, AddMount, Plan, WithheldItem
 from gpu_oci_hook.model.plan_input import explain_missing_capability
-from gpu_oci_hook.request.selectors import has_all_selector
+from gpu_oci_hook.request.selectors import has_all_selector, is_display_card
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -142,7 +142,8 @@ def _withhold_other_gpus(plan_input: PlanInput, plan: Plan, open_devices: OpenDe
                     open_gpus.setdefault(why, []).append(f"GPU {gpu.index} ({name})")
                     continue
             details = f"GPU {gpu.index}, {gpu.uuid}" if gpu.uuid else f"GPU {gpu.index}"
-            plan.withheld.append(WithheldItem("device", f"{name} ({details})", reason))
+            why_not = "it is the machine's display card, which all does not include" if is_display_card(gpu) else reason
+            plan.withheld.append(WithheldItem("device", f"{name} ({details})", why_not if all_requested else reason))
     for why, names in open_gpus.items():
         plan.warnings.append(f"the container can also open {', '.join(names)}, which it did not request: {why}")
 

@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 # A shorter prefix of a UUID is more likely a mistyped index.
 MIN_UUID_PREFIX = 4
 
+_DISPLAY_CARDS = ("DGX Display", "NVIDIA DGX Display")
+
 _HEX_DIGITS = frozenset("0123456789abcdef")
 
 # How many ids, and ranges of indices, an error lists: an engine's log shows one line, however large the machine.
@@ -36,6 +38,23 @@ def is_hardware_selector(selector: str) -> bool:
     lower = selector.strip().lower()
     is_uuid = lower.startswith("gpu-") and all(letter in "0123456789abcdef-" for letter in lower[4:])
     return is_uuid or _is_index(lower) or is_mig_selector(selector) or bool(normalize_pci_address(lower))
+
+
+def is_display_card(gpu: Gpu) -> bool:
+    """Tell whether a GPU only drives the display of a DGX Station: `all` does not include it (facts: dgx-display)."""
+    return gpu.model in _DISPLAY_CARDS
+
+
+def is_uuid_selector(selector: str) -> bool:
+    """Tell whether a selector, in lower case, can be the UUID of a GPU or a prefix of one, and nothing else."""
+    digits = selector.removeprefix("gpu-")
+    is_plain_number = digits == selector and (_is_index(selector) or _is_range(selector))
+    return _is_uuid_prefix(selector) and not is_plain_number
+
+
+def _is_range(text: str) -> bool:
+    first, dash, last = text.partition("-")
+    return bool(dash) and _is_index(first) and _is_index(last)
 
 
 def has_all_selector(device_requests: tuple[DeviceRequest, ...]) -> bool:
@@ -74,7 +93,7 @@ def find_matching_gpus(
     selector = device_request.selector.strip()
     lower = selector.lower()
     if lower == "all":
-        return [gpu for gpu in gpus if gpu.index not in mig_enabled]
+        return [gpu for gpu in gpus if gpu.index not in mig_enabled and not is_display_card(gpu)]
     if _is_index(lower):
         return [_find_gpu_by_index(device_request, int(lower), gpus)]
     first, dash, last = lower.partition("-")

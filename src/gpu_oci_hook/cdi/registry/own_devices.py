@@ -65,6 +65,7 @@ class OwnDevices:
         if (
             selector == "none"
             or not self.gpus
+            or any("?" in gpu.uuid for gpu in self.gpus)  # only NVML knows which GPU a UUID names
             or (_is_mig_uuid(selector) and any(map(self._mig_devices.list_for_gpu, self.gpus)))
         ):
             return None

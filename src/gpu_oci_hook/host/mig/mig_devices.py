@@ -142,10 +142,14 @@ class MigDevices:
         return [gpu for gpu in self.gpus if any(not device.uuid for device in self.list_for_gpu(gpu))]
 
     def _query_nvml(self, gpus: list[Gpu], timeout: float) -> None:
+        from gpu_oci_hook.host.nvml.failure_cache import query_unless_failed
         from gpu_oci_hook.host.nvml.query import query_nvml_gpus
 
         earlier_signatures = [read_mig_signature(self.host, gpu) for gpu in gpus]
-        answers = query_nvml_gpus([gpu.pci for gpu in gpus], library=self.find_library(), timeout=timeout)
+        addresses = [gpu.pci for gpu in gpus]
+        answers = query_unless_failed(
+            lambda: query_nvml_gpus(addresses, library=self.find_library(), timeout=timeout), self.version, self.cache
+        )
         self.store_nvml_answer(gpus, answers, earlier_signatures)
 
     def store_nvml_answer(

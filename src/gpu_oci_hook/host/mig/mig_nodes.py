@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 _TABLE_THRESHOLD = 16  # number of MIG devices above which reading the minors table is faster than the files of each
 _DEFAULT_MODE = 0o444
+_NO_CAPABILITIES = "this driver has no MIG (no nvidia-caps in /proc/devices)"
 
 
 def add_mig_nodes(
@@ -56,6 +57,11 @@ def add_mig_nodes(
     if node_settings[0].caps is None and host.list_names(CAPABILITIES_DIR):
         # The container's /proc shows the files that grant the rights (facts: mig-450-proc-rights).
         items.warnings.append("no nvidia-caps in /proc/devices: this driver grants MIG rights through /proc alone")
+        return
+    if node_settings[0].caps is None and not chosen:
+        for right, origin in rights:
+            items.withheld.append(("request", describe_mig_right(right), f"{origin}, but {_NO_CAPABILITIES}"))
+            items.warnings.append(f"{describe_mig_right(right)} is not granted ({origin}): {_NO_CAPABILITIES}")
         return
     nodes: dict[str, tuple[DeviceNode, str]] = {}
     capability_nodes = _CapabilityNodes(host, node_settings, use_table=len(chosen) > _TABLE_THRESHOLD or bool(rights))

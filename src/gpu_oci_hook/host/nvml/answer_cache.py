@@ -2,8 +2,8 @@
 
 What invalidates a cached answer: another driver version (or, on a platform, another driver identity), or another PCI
 address or model name of the GPU. All answers are dropped by another version of gpu-oci-hook, by damaged data, and when
-the cache holds more than `_MAX_ANSWERS`. They also end with the state directory, which lies in /run. A failure of NVML
-is not cached.
+the cache holds more than `_MAX_ANSWERS`. They also end with the state directory, which lies in /run. A slow
+failure of NVML is remembered for a minute (`failure_cache`).
 
 Import budget: cold.
 """
@@ -14,6 +14,7 @@ import marshal
 
 from gpu_oci_hook import VERSION
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.host.nvml.failure_cache import query_unless_failed
 from gpu_oci_hook.host.nvml.query import query_nvml
 
 TYPE_CHECKING = False
@@ -56,13 +57,13 @@ def fill_unknown_values(
     for values, gpu in zip(host_values, gpus or [None] * len(host_values), strict=False):
         try:
             if "cuda" in unknown and not values.cuda:
-                values.cuda = _query_cached(answers, find_library, ("cuda", version, "", ""))
+                values.cuda = _query_cached(answers, cache, find_library, ("cuda", version, "", ""))
             if gpu is None:
                 continue
             if "arch" in unknown and not values.arch:
-                values.arch = _query_cached(answers, find_library, ("arch", version, gpu.pci, gpu.model))
+                values.arch = _query_cached(answers, cache, find_library, ("arch", version, gpu.pci, gpu.model))
             if "brand" in unknown and not values.brand:
-                values.brand = (_query_cached(answers, find_library, ("brand", version, gpu.pci, gpu.model)),)
+                values.brand = (_query_cached(answers, cache, find_library, ("brand", version, gpu.pci, gpu.model)),)
         except Fault as fault:
             reason = str(fault)
             break  # a hang or crash would repeat itself for every GPU
@@ -73,10 +74,10 @@ def fill_unknown_values(
     return reason
 
 
-def _query_cached(answers: dict[AnswerKey, str], find_library: Callable[[], str], key: AnswerKey) -> str:
+def _query_cached(answers: dict[AnswerKey, str], cache: Cache, find_library: Callable[[], str], key: AnswerKey) -> str:
     if key not in answers:
-        question, _, pci, _ = key
-        answers[key] = query_nvml(question, pci, library=find_library())
+        question, version, pci, _ = key
+        answers[key] = query_unless_failed(lambda: query_nvml(question, pci, library=find_library()), version, cache)
     return answers[key]
 
 

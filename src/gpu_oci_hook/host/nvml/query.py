@@ -50,10 +50,11 @@ class NvmlGpu:
         memory: bytes.
         compute_capability: such as "8.0".
         mig_devices: (gi, ci, UUID) of its MIG devices, in the order of NVML's index.
+        mig_mode: it is in MIG mode, with or without MIG devices.
         error: why NVML does not know this GPU, such as "GPU is lost". Everything else is empty then.
     """
 
-    __slots__ = ("compute_capability", "error", "memory", "mig_devices", "name", "uuid")
+    __slots__ = ("compute_capability", "error", "memory", "mig_devices", "mig_mode", "name", "uuid")
 
     def __init__(
         self,
@@ -63,8 +64,10 @@ class NvmlGpu:
         memory: int | None = None,
         compute_capability: str = "",
         mig_devices: list[tuple[int, int, str]],
+        mig_mode: bool = False,
         error: str = "",
     ) -> None:
+        self.mig_mode = mig_mode
         self.error = error
         self.uuid = uuid
         self.name = name
@@ -150,6 +153,7 @@ def query_nvml_gpus(addresses: Sequence[str], *, timeout: float = 10.0, library:
                 memory=None if table["memory"] is None else int(table["memory"]),
                 compute_capability=str(table["arch"]),
                 mig_devices=[(int(gi), int(ci), str(uuid)) for gi, ci, uuid in table["mig"]],
+                mig_mode=table["mig_mode"] is True,
             )
             for table in json.loads(answer)
         ]
@@ -303,6 +307,7 @@ def _query_gpu(nvml: object, error: type[Exception], pci: str) -> dict[str, obje
             )
             devices.append((gi, ci, _to_text(call_nvml("nvmlDeviceGetUUID", device))))
     properties["mig"] = devices
+    properties["mig_mode"] = isinstance(mode, (tuple, list)) and bool(mode) and mode[0] == 1
     return properties
 
 

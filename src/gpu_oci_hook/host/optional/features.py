@@ -226,11 +226,12 @@ def _add_imex_channels(
     added: set[int] = set()
     for requested in ranges:
         numbers = [number for number in channels if requested.first <= number <= requested.last]
-        complete = bool(numbers) if requested.is_all else len(numbers) == requested.last - requested.first + 1
-        if not complete and requested.required:
-            raise _make_missing_channel_fault(requested, len(numbers), majors, list(channels), absent)
-        if not complete:
+        if requested.is_all and not numbers:
             items.withheld.append(("request", "IMEX channels", f"{requested.origin}, but this host has none"))
+            if requested.required:  # all of none is none
+                items.warnings.append(f"IMEX channels are not injected: {requested.origin}, but this host has none")
+        elif not requested.is_all and len(numbers) < requested.last - requested.first + 1:
+            raise _make_missing_channel_fault(requested, len(numbers), majors, list(channels), absent)
         for number in numbers if len(added) < len(channels) else ():
             if number not in added:
                 added.add(number)
@@ -250,9 +251,7 @@ def _make_missing_channel_fault(
         present_count: number of channels in the range that exist.
         channels: all channels that exist. absent: (path, reason) of nodes that are not used.
     """
-    if requested.is_all:
-        what = "this host has no IMEX channel"
-    elif requested.first == requested.last:
+    if requested.first == requested.last:
         what = f"this host has no IMEX channel {requested.first}"
     else:
         missing_count = requested.last - requested.first + 1 - present_count
