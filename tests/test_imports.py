@@ -191,12 +191,16 @@ def test_the_way_of_a_gpu_container_loads_the_allow_list_and_nothing_else(
         assert "libcuda.so" in (made / "config.json").read_text()
 
 
+# To find out which libcuda is loaded, where an image or a container names another one.
+LIBCUDA_SEARCH = "plan.planned_libcuda plan.libcuda_search model.libcuda_choice formats.ld_conf"
 # In addition, for each of these variables of a container.
 OPTIONAL = {
     "NVIDIA_GDRCOPY=enabled": "request.feature_requests host.optional.features",
     "NVIDIA_IMEX_CHANNELS=0": "request.feature_requests host.optional.features",
     "CUDA_MPS_PIPE_DIRECTORY=/x": "host.optional.mps files.trust",
     "NVIDIA_GDS=disabled": "request.feature_requests",
+    "LD_LIBRARY_PATH=/opt/lib": LIBCUDA_SEARCH,
+    "LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64": "plan",  # NVIDIA's CUDA images: nothing more
 }
 
 
@@ -402,6 +406,7 @@ HOOK = {name for name in INJECTION if not name.startswith("gpu_oci_hook")} | mod
 )
 _GPUS = "hook.device_steps host.gpus model.machine formats.proc plan.driver_params"
 _REQUIREMENTS = "request.require_expressions"
+_COMPAT = "plan.compat plan.compat_branches plan.libcuda_search model.libcuda_choice formats.ld_conf"
 # In addition, for each step that a container or a CDI file asks for.
 HOOK_STEPS = {
     "hide": "hook.device_steps formats.proc plan.driver_params",
@@ -410,8 +415,8 @@ HOOK_STEPS = {
     "requirements": f"{_GPUS} {_REQUIREMENTS} inject.requirements config.keys host.model_tables model.request "
     "request.environment request.require_variables",
     "sockets": "hook.daemon_sockets files.mounts plan.driver_params formats.proc",
-    "old compat": f"{_REQUIREMENTS} plan.compat",
-    "new compat": f"{_GPUS} {_REQUIREMENTS} plan.compat host.model_tables",
+    "old compat": f"{_REQUIREMENTS} {_COMPAT}",
+    "new compat": f"{_GPUS} {_REQUIREMENTS} {_COMPAT} host.model_tables",
 }
 
 
@@ -466,7 +471,11 @@ def test_the_hook_loads_for_each_step_what_that_needs(what: str, machine: Machin
     hook.arguments.requirements = True  # without a requirement this loads nothing
     found = hook.load_steps()
     if what == "new compat":
-        found -= {"gpu_oci_hook.reporting.failure", "time"}  # it is not for this GPU, which is said
+        found -= {
+            "gpu_oci_hook.reporting",
+            "gpu_oci_hook.reporting.failure",
+            "time",
+        }  # it is not for this GPU, which is said
     assert found - HOOK == modules(HOOK_STEPS[what]) - HOOK
 
 
@@ -485,7 +494,8 @@ RARE = {
     "pass-through": "runtime",  # launchers that earlier versions installed
     # management containers; [[inject.extra]]; images with CUDA forward-compatibility libraries
     "GPU container": "host.optional.management host.optional.user_files plan.compat",
-    "hook": "hook.nvidia_hooks",  # files of NVIDIA's generator
+    "GPU container": "host.optional.management host.optional.user_files plan.compat plan.compat_branches",
+    "hook": "files.mounts hook.nvidia_hooks",  # a root that crun has made read-only; files of NVIDIA's generator
 }
 
 

@@ -86,15 +86,15 @@ def test_no_place_for_libraries_is_a_fault(image_dir: Path) -> None:
 
 def test_the_loaders_files(image_dir: Path) -> None:
     image = look(image_dir, "lib/ld-musl-x86_64.so.1", "etc/")
-    assert (image.ld_cache, image.ld_cache_unreadable, image.has_ld_conf, image.musl_path_content) == (
+    assert (image.ld_cache, image.ld_cache_unreadable, image.ld_conf, image.musl_path_content) == (
         None,
         False,
-        False,
+        "",
         None,
     )
     (image_dir / "etc/ld-musl-x86_64.path").write_bytes(b"/lib\n/\xff\n")
     image = look(image_dir, "etc/real", "etc/ld.so.cache -> real", "etc/ld.so.conf")
-    assert (image.ld_cache, image.ld_cache_unreadable, image.has_ld_conf) == (b"x", False, True)
+    assert (image.ld_cache, image.ld_cache_unreadable) == (b"x", False)
     assert image.musl_path_content is not None and os.fsencode(image.musl_path_content) == b"/lib\n/\xff\n"
 
 

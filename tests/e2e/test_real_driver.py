@@ -8,6 +8,7 @@ apt configuration, so that the machine's own stays as it is.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,7 +25,8 @@ from support.e2e.driver_packages import (
     read_package_version,
 )
 from support.e2e.engines import BareRuntime, ContainerRequest
-from support.e2e.images import TRIPLE
+from support.e2e.images import TRIPLE, copy_image, copy_program, refresh_ld_cache
+from support.e2e.loader_cells import add_cdi_device, generate_cdi_file
 from support.e2e.requirements import require_programs
 
 
@@ -69,6 +71,43 @@ def test_nvidia_smi_finds_its_library(
     words = [word for name in libraries for word in ("--library", name)]
     probed = bare_runtime.run(ContainerRequest(["/probe", *words], ["NVIDIA_VISIBLE_DEVICES=all"])).check()
     assert [name for name in libraries if f'"{name}": "ok"' not in probed.stdout] == []
+
+
+@pytest.mark.parametrize("way", ["shim", "hook"])
+def test_programs_and_the_linker_find_every_library_by_its_name_without_a_version(
+    packages: Path, way: str, image: Path, runtime: host.InstalledRuntime, tmp_path: Path
+) -> None:
+    """`dlopen("libnvidia-ml.so")` and `ld -lnvidia-ml`, for each such name that the host has."""
+    version = read_package_version(packages)
+    root = tmp_path / f"host-{version}"
+    simulated = host.build_host(tmp_path / "simulated", gpus=1, version=version)
+    root.mkdir()
+    install_debian_layout(packages, root)
+    for name in ("proc", "dev", "sys"):
+        machine.run_command(["cp", "-a", str(simulated.root / name), str(root)]).check()
+    (root / "etc/ld.so.conf").write_text(f"/usr/lib/{TRIPLE}\n")
+    machine.run_command([machine.find_program("ldconfig"), "-r", str(root)]).check()
+    names = sorted(path.name for path in (packages / f"usr/lib/{TRIPLE}/nvidia/current").glob("*.so"))
+    assert {"libcuda.so", "libnvidia-ml.so", "libnvcuvid.so", "libnvidia-encode.so"} <= set(names)
+    own_image = copy_image(image, tmp_path / "image")
+    copy_program("ld", own_image)
+    refresh_ld_cache(own_image)
+    links = "; ".join(f"ld -shared -o /tmp/x.so -l{name[3:-3]} && echo linked {name}" for name in names)
+    words = " ".join(f"--library {name}" for name in names)
+    script = f"/probe {words}; {links}; ldconfig 2>/dev/null; /probe {words}"
+    env = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=compute,utility,video"] if way == "shim" else []
+    wrapper = runtime.wrapper("runc", root, name=f"-{tmp_path.name}")
+    program = wrapper if way == "shim" else Path(machine.find_program("runc"))
+    bare_runtime = BareRuntime("runc", "v1", "run")
+    bare_runtime.start(engines.EngineHome(tmp_path, own_image, lambda _: program))
+    bundle = bare_runtime.bundle(ContainerRequest(["/bin/sh", "-c", script], env))
+    if way == "hook":
+        spec = json.loads((bundle / "config.json").read_text())
+        add_cdi_device(spec, generate_cdi_file(runtime, root), "0")
+        (bundle / "config.json").write_text(json.dumps(spec))
+    before, *linked, after = bare_runtime.start_bundle(bundle).check().stdout.splitlines()
+    assert linked == [f"linked {name}" for name in names]
+    assert json.loads(before)["libraries"] == json.loads(after)["libraries"] == dict.fromkeys(names, "ok")
 
 
 def test_without_us_it_finds_none(packages: Path, image: Path, tmp_path: Path) -> None:

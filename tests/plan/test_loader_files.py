@@ -92,24 +92,61 @@ def test_a_library_that_no_cache_can_hold_leaves_the_cache_alone() -> None:
 
 
 def test_an_image_without_a_configuration_gets_one_line() -> None:
-    written = dict(loader_files.build_loader_files(Image(has_ld_conf=False), LIBRARIES, [DIRECTORY]).files)
+    written = dict(loader_files.build_loader_files(Image(ld_conf=""), LIBRARIES, [DIRECTORY]).files)
     assert written["/etc/ld.so.conf"] == b"include /etc/ld.so.conf.d/*.conf\n"
 
 
 def test_musl_defaults_are_repeated_in_a_new_file() -> None:
     result = loader_files.build_loader_files(Image(libc="musl"), LIBRARIES, ["/usr/lib"])
-    assert result.files == [("/etc/ld-musl-x86_64.path", b"/lib\n/usr/local/lib\n/usr/lib\n")]
+    assert result.files == [("/etc/ld-musl-x86_64.path", b"/usr/lib\n/lib\n/usr/local/lib\n")]
     result = loader_files.build_loader_files(Image(libc="musl", arch="aarch64"), [], ["/opt/x"])
     assert result.files == [("/etc/ld-musl-aarch64.path", b"/opt/x\n/lib\n/usr/local/lib\n/usr/lib\n")]
 
 
-def test_entries_of_an_existing_musl_file_are_kept() -> None:
-    for text in ("/lib:/mine", "/mine\n", "", "/mine:\n:/lib\0rest"):
-        ((_, content),) = loader_files.build_loader_files(
-            Image(libc="musl", musl_path_content=text), [], ["/usr/lib", "/mine"]
-        ).files
-        new = b"/usr/lib\n" if "/mine" in text else b"/usr/lib\n/mine\n"
-        assert content == new + text.partition("\0")[0].encode()
+@pytest.mark.parametrize("text", ["/lib:/mine", "/mine\n", "", "/mine:\n:/lib\0rest", "/opt/conda/lib\n/mine\n"])
+def test_entries_of_an_existing_musl_file_are_kept_behind_ours(text: str) -> None:
+    image = Image(libc="musl", musl_path_content=text)
+    ((_, content),) = loader_files.build_loader_files(image, [], ["/usr/lib", "/mine"]).files
+    assert content == b"/usr/lib\n/mine\n" + text.partition("\0")[0].encode()
+    again = Image(libc="musl", musl_path_content=content.decode())
+    assert loader_files.build_loader_files(again, [], ["/usr/lib", "/mine"]).files == [(_, content)]
+
+
+INCLUDE_ALL = "include /etc/ld.so.conf.d/*.conf\n"
+INCLUDE_OURS = f"include {loader_files.LD_CONF_DROP_IN}\n"
+
+
+@pytest.mark.parametrize(
+    ("ld_conf", "names", "written"),
+    [
+        (INCLUDE_ALL, (), None),
+        (INCLUDE_ALL, ("libc.conf", "x86_64-linux-gnu.conf", "fakeroot-x86_64-linux-gnu.conf", "10_x.conf"), None),
+        ("# a comment\n\n include  /etc/ld.so.conf.d/*.conf # all\n/opt/lib\n", ("nvidia.conf",), None),
+        ("include ld.so.conf.d/*.conf\n", ("bind-export-x86_64.conf", "00-cuda-compat.conf.bak"), None),
+        (INCLUDE_OURS + "/opt/lib\n", ("00-cuda-compat.conf",), None),
+        (INCLUDE_ALL, ("00-cuda-compat.conf", "libc.conf"), INCLUDE_OURS + INCLUDE_ALL),
+        (INCLUDE_ALL, ("000_cuda.conf",), INCLUDE_OURS + INCLUDE_ALL),  # before ours in locales such as en_US
+        (INCLUDE_ALL, ("-x.conf",), INCLUDE_OURS + INCLUDE_ALL),
+        ("/opt/conda/lib\n" + INCLUDE_ALL, (), INCLUDE_OURS + "/opt/conda/lib\n" + INCLUDE_ALL),
+        ("include /etc/cuda/*.conf\n", (), INCLUDE_OURS + "include /etc/cuda/*.conf\n"),
+        ("", (), INCLUDE_ALL),
+        ("", ("00-cuda-compat.conf",), INCLUDE_OURS + INCLUDE_ALL),
+    ],
+)
+def test_ldconfig_reads_ours_first_whatever_the_image_has(
+    ld_conf: str, names: tuple[str, ...], written: str | None
+) -> None:
+    image = Image(ld_conf=ld_conf, ld_conf_names=names)
+    files = dict(loader_files.build_loader_files(image, LIBRARIES, [DIRECTORY]).files)
+    content = files.get("/etc/ld.so.conf")
+    assert (None if content is None else content.decode()) == written
+    again = Image(ld_conf=written or ld_conf, ld_conf_names=(*names, "00-gpu-oci-hook.conf"))
+    assert "/etc/ld.so.conf" not in dict(loader_files.build_loader_files(again, LIBRARIES, [DIRECTORY]).files)
+
+
+def test_a_configuration_that_cannot_be_read_is_left_alone() -> None:
+    files = dict(loader_files.build_loader_files(Image(ld_conf=None), LIBRARIES, [DIRECTORY]).files)
+    assert set(files) == {"/etc/ld.so.cache", loader_files.LD_CONF_DROP_IN}
 
 
 def test_no_loader_at_all_needs_the_environment() -> None:

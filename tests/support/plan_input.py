@@ -44,6 +44,12 @@ class FakeRootfs:
         below = [name[len(path) + 1 :] for name in self.there + self.files if name.startswith(f"{path}/")]
         return sorted({name.partition("/")[0] for name in below})[:limit]
 
+    def readlink(self, path: str) -> str | None:
+        return self.links.get(path)
+
+    def read_file(self, path: str, limit: int) -> bytes | None:
+        return None
+
     def stat_path(self, path: str, *, follow: bool = False) -> os.stat_result | None:
         if path not in (*self.there, *self.files):
             return None

@@ -31,6 +31,7 @@ def build_explanation(
         "request": _describe_request(outcome.request),
         "gpus": _describe_gpus(outcome, list_mig_devices(outcome, settings)),
         "cdi": [{"name": name, "file": file, "reason": origin} for name, file, origin in outcome.cdi_devices],
+        "libcuda": outcome.plan.find_libcuda().to_data() if outcome.plan.find_libcuda else None,
         "edits": [
             {"kind": edit.kind, "reason": edit.reason, "text": edit.describe(), **edit.to_data()}
             for edit in outcome.plan.edits
@@ -78,6 +79,7 @@ def build_refusal(bundle: Bundle, settings: Config, fault: Fault) -> dict[str, o
         "request": _describe_request(request) if request else None,
         "gpus": [],
         "cdi": [],
+        "libcuda": None,
         "edits": [],
         "withheld": [],
         "found": None,

@@ -105,6 +105,8 @@ def collect_warnings(bundle: Bundle, outcome: Outcome) -> list[str]:
     # An empty file where a driver file is mounted, or will be, can be the mount point of an earlier start.
     mounted = [get_text(mount, "destination") for mount in get_list(bundle.spec, "mounts")]
     mounted += [edit.destination for edit in mounts]
+    if outcome.plan.find_libcuda:
+        warnings += [text for text in outcome.plan.find_libcuda().list_warnings() if text not in warnings]
     warnings += lint_image(outcome.rootfs, outcome.image, files, environment, mounted)
     if not outcome.image.writable and os.geteuid() != 0:
         warnings.append(

@@ -57,6 +57,10 @@ def print_explanation(
         for warning in warnings:
             print_line(f"- {warning}", colour="yellow")
     _print_devices(outcome)
+    if outcome.plan.find_libcuda:
+        print_heading("libcuda.so.1 that programs load")
+        for line in outcome.plan.find_libcuda().describe():
+            print_line(f"  {line}")
     if outcome.plan.edits:
         _print_edits(outcome, settings, changed=not presence.is_complete)
     _print_found(presence)

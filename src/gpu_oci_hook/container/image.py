@@ -28,6 +28,7 @@ LD_CONF_DIRECTORY = "/etc/ld.so.conf.d"
 COMPAT_DIRECTORY = "/usr/local/cuda/compat"
 LD_CACHE_LIMIT = 16 << 20  # a cache of 5000 libraries has 0.5 MiB
 MUSL_PATH_LIMIT = 64 << 10
+LD_CONF_LIMIT = 256 << 10
 FALLBACK_LIBRARY_DIR = "/usr/local/nvidia/lib64"
 
 
@@ -41,7 +42,8 @@ class Image:
         library_dir, library_dir32: its directories for 64-bit and 32-bit libraries, without links; they can be missing.
         ld_cache: the bytes of /etc/ld.so.cache; None without a readable regular file of at most LD_CACHE_LIMIT bytes.
         ld_cache_unreadable: something other than such a file is there.
-        has_ld_conf: it has an /etc/ld.so.conf.
+        ld_conf: the content of /etc/ld.so.conf; "" without one; None if something is there that cannot be read.
+        ld_conf_names: the names in /etc/ld.so.conf.d, sorted.
         musl_path_content: the content of musl's path file; None without one.
         compat_libcudas: (path, version) of each libcuda.so.<version> in the compat directory, newest first.
         compat_dir: the compat directory without links; "" without one.
@@ -54,9 +56,10 @@ class Image:
         "compat_dir",
         "compat_libcudas",
         "compat_names",
-        "has_ld_conf",
         "ld_cache",
         "ld_cache_unreadable",
+        "ld_conf",
+        "ld_conf_names",
         "libc",
         "library_dir",
         "library_dir32",
@@ -73,7 +76,8 @@ class Image:
         library_dir32: str = "/usr/lib32",
         ld_cache: bytes | None = None,
         ld_cache_unreadable: bool = False,
-        has_ld_conf: bool = True,
+        ld_conf: str | None = f"include {LD_CONF_DIRECTORY}/*.conf\n",
+        ld_conf_names: tuple[str, ...] = (),
         musl_path_content: str | None = None,
         compat_libcudas: tuple[tuple[str, str], ...] = (),
         compat_dir: str = "",
@@ -86,7 +90,8 @@ class Image:
         self.library_dir32 = library_dir32
         self.ld_cache = ld_cache
         self.ld_cache_unreadable = ld_cache_unreadable
-        self.has_ld_conf = has_ld_conf
+        self.ld_conf = ld_conf
+        self.ld_conf_names = ld_conf_names
         self.musl_path_content = musl_path_content
         self.compat_libcudas = compat_libcudas
         self.compat_dir = compat_dir
@@ -109,6 +114,7 @@ def inspect_image(rootfs: Rootfs, arch: str, compat_root: str = COMPAT_DIRECTORY
     library_dir = _choose_library_dir(rootfs, libc, multiarch)
     cache = rootfs.read_file(LD_CACHE, LD_CACHE_LIMIT)
     musl_path = rootfs.read_file(musl_path_file(arch), MUSL_PATH_LIMIT) if libc == "musl" else None
+    is_glibc = libc == "glibc"
     compat_dir, compat, compat_names = _find_compat(rootfs, compat_root)
     return Image(
         arch=arch,
@@ -117,13 +123,22 @@ def inspect_image(rootfs: Rootfs, arch: str, compat_root: str = COMPAT_DIRECTORY
         library_dir32=_choose_library_dir32(rootfs, arch, library_dir, multiarch),
         ld_cache=cache,
         ld_cache_unreadable=cache is None and rootfs.stat_path(LD_CACHE) is not None,
-        has_ld_conf=_has_file_type(rootfs, LD_CONF, stat.S_IFREG),
+        ld_conf=_read_ld_conf(rootfs) if is_glibc else "",
+        ld_conf_names=tuple(rootfs.list_names(LD_CONF_DIRECTORY)) if is_glibc else (),
         musl_path_content=None if musl_path is None else musl_path.decode("utf-8", "surrogateescape"),
         compat_libcudas=compat,
         compat_dir=compat_dir,
         compat_names=compat_names,
         writable=rootfs.is_writable(),
     )
+
+
+def _read_ld_conf(rootfs: Rootfs) -> str | None:
+    """Return the content of the loader's configuration; see `Image.ld_conf`."""
+    content = rootfs.read_file(LD_CONF, LD_CONF_LIMIT)
+    if content is None:
+        return None if _has_file_type(rootfs, LD_CONF, stat.S_IFREG) else ""
+    return content.decode("utf-8", "surrogateescape")
 
 
 def _has_file_type(rootfs: Rootfs, path: str, kind: int) -> bool:

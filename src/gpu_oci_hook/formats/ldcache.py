@@ -33,6 +33,7 @@ _OLD_MAGIC = b"ld.so-1.7.0"
 _EXTENSION_MAGIC = 0xEAA42174
 _GENERATOR_TAG, _HWCAPS_TAG = 0, 1
 _ENDIAN = {"little": 2, "big": 3}
+_DIGITS_TO_ZERO = bytes.maketrans(b"123456789", b"000000000")
 # The architecture numbers in flags whose C char is unsigned.
 _UNSIGNED = {arch.cache_flags & 0xFF00 for arch in ARCHITECTURES.values() if arch.unsigned_char}
 
@@ -225,20 +226,19 @@ def make_libcmp_key(name: str | bytes, *, unsigned: bool = False) -> LibcmpKey:
     if isinstance(name, str):
         name = os.fsencode(name)
     key: list[int] = []
-    number = -1
-    for char in name:
-        if 48 <= char <= 57:
+    number, at = -1, 0  # each digit ends a part, so that the other characters are taken in runs
+    for part in name.translate(_DIGITS_TO_ZERO).split(b"0"):
+        if part:
+            if number >= 0:
+                key.append(number + 256)
+                number = -1
+            key += part if unsigned or part.isascii() else [char if char < 128 else char - 256 for char in part]
+            at += len(part)
+        if at < len(name):
             # glibc's int overflows on a long run; here the mask keeps the number bounded.
-            number = (number * 10 if number > 0 else 0) + char - 48 & 0xFFFFFFFF
-            continue
-        if number >= 0:
-            key.append(number + 256)
-            number = -1
-        key.append(char if char < 128 or unsigned else char - 256)
-    if number >= 0:
-        key.append(number + 256)
-    key.append(0)
-    return tuple(key)
+            number = (number * 10 if number > 0 else 0) + name[at] - 48 & 0xFFFFFFFF
+            at += 1
+    return (*key, number + 256, 0) if number >= 0 else (*key, 0)
 
 
 def _get_libcmp_key(name: bytes, keys: dict[bytes, LibcmpKey], *, unsigned: bool) -> LibcmpKey:

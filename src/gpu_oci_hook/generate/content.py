@@ -54,6 +54,12 @@ class EmptyRootfs:
         """Return no names."""
         return []
 
+    def readlink(self, path: str) -> None:
+        """Return None: there are no links."""
+
+    def read_file(self, path: str, limit: int) -> None:
+        """Return None: the path does not exist."""
+
     def stat_path(self, path: str, *, follow: bool = False) -> None:
         """Return None: the path does not exist."""
 

@@ -11,13 +11,16 @@ from __future__ import annotations
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files.directory import CrossMountError
 from gpu_oci_hook.formats.architectures import ARCHITECTURES
+from gpu_oci_hook.formats.oci import get_list, get_member
 from gpu_oci_hook.hook.link_steps import UNWRITABLE_ROOTFS, create_links, list_mount_destinations
-from gpu_oci_hook.plan.loader_files import LibrarySearch, is_required_loader_file
+from gpu_oci_hook.plan.loader_files import LIBCUDA, LibrarySearch, is_required_loader_file
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpu_oci_hook.hook.arguments import HookArguments
     from gpu_oci_hook.hook.called_container import Container
+    from gpu_oci_hook.model.libcuda_choice import LibcudaOwner
+    from gpu_oci_hook.plan.compat import CompatDecision
 
 
 def run_library_steps(container: Container, arguments: HookArguments, arch: str) -> None:
@@ -26,14 +29,20 @@ def run_library_steps(container: Container, arguments: HookArguments, arch: str)
     Arguments:
         arch: the machine's architecture, as `uname -m` prints it.
     """
-    create_links(container, arguments.links)
+    compat = choose_compat_library(
+        container, arch, arguments.driver_version, arguments.cuda_compat, arguments.root
+    )  # before the links: it decides where some of them lead
+    search = start_library_search(container, arch)
+    search.compat_directory = compat.directory if compat else ""
+    create_links(
+        container, [(_choose_link_target(search, arguments, arch, *link), link[1]) for link in arguments.links]
+    )
     arch32 = ARCHITECTURES[arch].arch32 if arch in ARCHITECTURES else ""
     folders = [(folder, arch) for folder in arguments.folders]
     folders += [(folder, arch32) for folder in arguments.folders32 if arch32]
     if not folders:
         return
     image = container.inspect_image(arch)
-    search = start_library_search(container, arch)
     links: list[tuple[str, str]] = []
     for folder, folder_arch in folders:
         names = _list_library_names(container, arguments, folder)
@@ -54,10 +63,14 @@ def run_library_steps(container: Container, arguments: HookArguments, arch: str)
         if search.may_link_plugins(image_directory):
             links += [(target, f"{image_directory}/{name}") for target, name in plugins]
     create_links(container, links)
-    search.compat_directory = choose_compat_directory(
-        container, arch, arguments.driver_version, arguments.cuda_compat, arguments.root
-    )
     write_loader_files(container, search)
+    report_libcuda(container, search, compat, arguments.driver_version)
+
+
+def _choose_link_target(search: LibrarySearch, arguments: HookArguments, arch: str, target: str, path: str) -> str:
+    """Return the target of a link: the image's compat library for a name in a folder that it replaces."""
+    folder, _, name = path.rpartition("/")
+    return (folder in arguments.folders and search.find_compat_library(name, arch)) or target
 
 
 def start_library_search(container: Container, arch: str) -> LibrarySearch:
@@ -75,10 +88,10 @@ def _list_library_names(container: Container, arguments: HookArguments, folder: 
     return names
 
 
-def choose_compat_directory(
+def choose_compat_library(
     container: Container, arch: str, driver_version: str, policy: str, root: str, compat_root: str = ""
-) -> str:
-    """Return the directory of the image's CUDA compat libraries if they win over the host's libcuda, else "".
+) -> CompatDecision | None:
+    """Decide whether the image's CUDA compat libraries win over the host's libcuda; None if it has none.
 
     Arguments:
         arch: the machine's architecture.
@@ -88,8 +101,8 @@ def choose_compat_directory(
         compat_root: the image's directory of compat libraries; "" for the usual one.
     """
     compat_libraries = container.inspect_image(arch, compat_root).compat_libcudas
-    if not compat_libraries or policy == "never":
-        return ""
+    if not compat_libraries:
+        return None
     from gpu_oci_hook.plan.compat import decide_cuda_compat
 
     def has_only_datacenter_gpus() -> bool:
@@ -98,12 +111,42 @@ def choose_compat_directory(
 
         return device_steps.has_only_datacenter_gpus(container, root)
 
-    decision = decide_cuda_compat(
+    return decide_cuda_compat(
         compat_libraries, driver_version, policy, has_only_datacenter_gpus=has_only_datacenter_gpus
     )
-    if decision.warning:
-        container.notes.append(decision.warning)
-    return decision.directory
+
+
+def report_libcuda(
+    container: Container, search: LibrarySearch, compat: CompatDecision | None, driver_version: str
+) -> None:
+    """Note it if the container's programs will load another libcuda than the one that the loader's files put first."""
+    if not search.find_cached_path(LIBCUDA):
+        return
+    search_path = ""
+    for entry in get_list(container.spec, "process", "env"):
+        if isinstance(entry, str) and entry.startswith("LD_LIBRARY_PATH="):
+            search_path = entry.partition("=")[2]
+    if compat is None and not search.may_be_overruled(search_path):
+        return
+    from gpu_oci_hook.plan.libcuda_search import LoaderInputs, find_libcuda
+
+    working_directory = get_member(container.spec, "process", "cwd")
+    inputs = LoaderInputs(
+        search.image,
+        container.rootfs,
+        search_path=search_path,
+        working_directory=working_directory if isinstance(working_directory, str) else "/",
+        cached_path=search.find_cached_path(LIBCUDA),
+        host_files=[
+            f"{folder}/{name}" for folder, name in list_mount_destinations(container) if name[:8] == "libcuda."
+        ],
+        can_run_ldconfig=container.get_layout().writable and get_member(container.spec, "root", "readonly") is not True,
+    )
+    wanted: LibcudaOwner = "image" if search.compat_directory else "host"
+    choice = find_libcuda(inputs, driver_version=driver_version, wanted=wanted)
+    container.notes += choice.list_warnings()
+    if compat is not None and compat.warning and choice.at_start is not None and choice.at_start.owner == "host":
+        container.notes.append(compat.warning)
 
 
 def write_loader_files(container: Container, search: LibrarySearch) -> None:

@@ -25,11 +25,17 @@ from gpu_oci_hook.formats.program_names import find_nvidia_hook_arguments
 from gpu_oci_hook.hook.arguments import parse_flags, parse_link_flag
 from gpu_oci_hook.hook.called_container import drain_state, read_container
 from gpu_oci_hook.hook.link_steps import create_links, list_mount_destinations
-from gpu_oci_hook.hook.loader_steps import choose_compat_directory, start_library_search, write_loader_files
+from gpu_oci_hook.hook.loader_steps import (
+    choose_compat_library,
+    report_libcuda,
+    start_library_search,
+    write_loader_files,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpu_oci_hook.hook.called_container import Container
+    from gpu_oci_hook.plan.compat import CompatDecision
 
     Flags = dict[str, list[str]]
 
@@ -117,7 +123,9 @@ def _run_known_hook(name: str, flags: Flags) -> list[str]:
     elif name == "update-ldcache":
         _update_loader_cache(container, flags.get("folder", []))
     elif name == "enable-cuda-compat":
-        _choose_compat_from_flags(container, flags)
+        compat = _choose_compat_from_flags(container, flags)
+        if compat is not None and compat.warning:
+            container.notes.append(compat.warning)
     elif name == "chmod":
         _change_modes(container, mode, flags.get("path", []))
     else:
@@ -167,19 +175,21 @@ def _update_loader_cache(container: Container, folders: list[str]) -> None:
     arch = os.uname().machine
     architectures = [arch, ARCHITECTURES[arch].arch32] if arch in ARCHITECTURES else [arch]
     libraries = _find_mounted_libraries(container, all_folders, architectures)
-    note_count = len(container.notes)
-    compat_directory = ""
+    compat, driver_version = None, ""
     # Before the search starts: the flags say where the image's compat libraries are.
     for flags in _find_hook_flags(container, "enable-cuda-compat"):
-        compat_directory = _choose_compat_from_flags(container, flags)
-    del container.notes[note_count:]  # the other hook reports them
+        compat = _choose_compat_from_flags(container, flags)
+        driver_version = _get_last_value(flags, "host-driver-version")
     search = start_library_search(container, arch)
-    search.compat_directory = compat_directory
+    search.compat_directory = compat.directory if compat else ""
     for folder in all_folders:
         search.add_directory(folder)
     for name, path, library_arch in libraries:
         search.add_library(name, path, library_arch)
     write_loader_files(container, search)
+    report_libcuda(container, search, compat, driver_version)
+    if compat is not None and compat.warning in container.notes:
+        container.notes.remove(compat.warning)  # the other hook reports it
 
 
 def _find_mounted_libraries(
@@ -246,16 +256,16 @@ def _find_hook_flags(container: Container, name: str) -> list[Flags]:
     return [_parse_hook_flags(name, arguments) for arguments in hook_arguments if arguments is not None]
 
 
-def _choose_compat_from_flags(container: Container, flags: Flags) -> str:
-    """Return the directory of the image's preferred compat libraries; see `loader_steps.choose_compat_directory`.
+def _choose_compat_from_flags(container: Container, flags: Flags) -> CompatDecision | None:
+    """Decide whether the image's compat libraries win; see `loader_steps.choose_compat_library`.
 
     Only the driver version counts. The name of a compat library does not show its CUDA version.
     """
     version = _get_last_value(flags, "host-driver-version")
     if not version:
-        return ""
+        return None
     compat_root = _get_last_value(flags, "cuda-compat-container-root") or DEFAULT_COMPAT_ROOT
-    return choose_compat_directory(container, os.uname().machine, version, "auto", HOST_ROOT, compat_root)
+    return choose_compat_library(container, os.uname().machine, version, "auto", HOST_ROOT, compat_root)
 
 
 def _parse_mode(flags: Flags) -> int:

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Literal
 
     from gpu_oci_hook.container.cdi_spec_edits import SpecChecker
     from gpu_oci_hook.container.rootfs_edits import RootfsEditor
     from gpu_oci_hook.container.spec_edits import SpecEditor
     from gpu_oci_hook.generate.content import ContentBuilder
+    from gpu_oci_hook.model.libcuda_choice import LibcudaChoice
 
     EditKind = Literal[
         "device", "rule", "mount", "directory", "link", "file", "group", "env", "hook", "drop-hook", "drop-mount",
@@ -329,9 +331,7 @@ class WithheldItem:
     __slots__ = ("kind", "name", "reason")
 
     def __init__(self, kind: str, name: str, reason: str) -> None:
-        self.kind = kind
-        self.name = name
-        self.reason = reason
+        self.kind, self.name, self.reason = kind, name, reason
 
 
 class Plan:
@@ -339,12 +339,14 @@ class Plan:
 
     Attributes:
         state: "inject"; "nothing" without a request or if it is refused; "done" if a CDI file has injected already.
+        find_libcuda: finds out which libcuda the container's programs will load; None if the plan brings none.
     """
 
-    __slots__ = ("edits", "state", "warnings", "withheld")
+    __slots__ = ("edits", "find_libcuda", "state", "warnings", "withheld")
 
     def __init__(self, state: PlanState = "inject", warnings: list[str] | None = None) -> None:
         self.state = state
         self.edits: list[Edit] = []
         self.withheld: list[WithheldItem] = []
         self.warnings = warnings if warnings is not None else []
+        self.find_libcuda: Callable[[], LibcudaChoice] | None = None

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
         def list_names(self, path: str, limit: int = ...) -> list[str]:
             """See `Rootfs.list_names`."""
 
+        def readlink(self, path: str) -> str | None:
+            """See `Rootfs.readlink`."""
+
+        def read_file(self, path: str, limit: int) -> bytes | None:
+            """See `Rootfs.read_file`."""
+
         def stat_path(self, path: str, *, follow: bool = False) -> os.stat_result | None:
             """See `Rootfs.stat_path`."""
 

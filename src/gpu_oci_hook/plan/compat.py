@@ -8,6 +8,7 @@ Import budget: GPU container.
 
 from __future__ import annotations
 
+from gpu_oci_hook.plan.compat_branches import COMPAT_BRANCHES, LONG_LIVED_BRANCHES
 from gpu_oci_hook.request.require_expressions import compare_versions
 
 TYPE_CHECKING = False
@@ -75,8 +76,31 @@ def decide_cuda_compat(
             "",
             "forward compatibility is for data-centre GPUs",
             f"the image's compat libcuda {version} is newer than the driver {driver_version}, but using it on this GPU "
-            "would be CUDA error 804: the host's libcuda is used",
+            "would be CUDA error 804, so the host's libcuda is used",
+        )
+    branches, is_known = list_compat_branches(int(compat_major))
+    if host_major not in map(str, branches):
+        supported = ", ".join(map(str, branches))
+        basis = "is made for the driver branches" if is_known else "is used on the long-lived driver branches only:"
+        return CompatDecision(
+            "",
+            f"compat {version} {basis} {supported}, and the driver {driver_version} is of branch {host_major}",
+            f"the image's compat libcuda {version} {basis} {supported}; the driver {driver_version} is of branch "
+            f"{host_major}, on which CUDA would fail with error 803, so the host's libcuda is used",
         )
     return CompatDecision(
-        directory, f"compat {version} is newer than the driver {driver_version} ({compat_major} > {host_major})"
+        directory,
+        f"compat {version} is newer than the driver {driver_version} ({compat_major} > {host_major}) and supports "
+        f"branch {host_major}",
     )
+
+
+def list_compat_branches(compat_branch: int) -> tuple[list[int], bool]:
+    """Return the driver branches on which compat libraries of a branch work, and whether they are in the table.
+
+    For an unknown branch these are the older long-lived ones.
+    """
+    known = COMPAT_BRANCHES.get(compat_branch)
+    if known is not None:
+        return list(known), True
+    return [branch for branch in LONG_LIVED_BRANCHES if branch < compat_branch], False

@@ -11,14 +11,16 @@ from gpu_oci_hook.formats.architectures import ARCHITECTURES_32BIT
 from gpu_oci_hook.model.edits import AddMount, Plan, SetEnvVariable, WithheldItem
 from gpu_oci_hook.model.file_edits import AddLink, PrepareDirectory
 from gpu_oci_hook.model.plan_input import explain_missing_capability
-from gpu_oci_hook.plan.loader_files import LibrarySearch, is_required_loader_file
+from gpu_oci_hook.plan.loader_files import LIBCUDA, LibrarySearch, is_required_loader_file
 from gpu_oci_hook.plan.mounting import LIBRARIES_DIR_PREFIX, READ_ONLY_MOUNT_OPTIONS, add_generated_file
 from gpu_oci_hook.request.capabilities import add_implied_capabilities
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from gpu_oci_hook.model.libcuda_choice import LibcudaChoice
     from gpu_oci_hook.model.machine import DriverFile
     from gpu_oci_hook.model.plan_input import PlanInput
+    from gpu_oci_hook.plan.compat import CompatDecision
     from gpu_oci_hook.plan.layout import Layout
 
 
@@ -37,9 +39,10 @@ def add_libraries(plan_input: PlanInput, plan: Plan, layout: Layout, files: list
             hint="Mount a tmpfs on /run or make the root file system writable",
         )
     search = LibrarySearch(plan_input.container.image, plan_input.container.rootfs_reader, layout)
-    compat_reason = ""
-    if plan_input.container.image.compat_libcudas:
-        search.compat_directory, compat_reason = _resolve_compat_preference(plan_input, plan)
+    compat = (
+        _resolve_compat_preference(plan_input, plan, layout) if plan_input.container.image.compat_libcudas else None
+    )
+    search.compat_directory = compat.directory if compat else ""
     placement = _place_libraries(plan_input, plan, layout, search, files)
     _add_library_directories(plan_input, plan, placement)
     # Where a machine has no 32-bit sister the two are one directory, and the 64-bit libraries' one counts.
@@ -52,7 +55,9 @@ def add_libraries(plan_input: PlanInput, plan: Plan, layout: Layout, files: list
         from gpu_oci_hook.plan.host_path_libraries import add_host_path_libraries
 
         add_host_path_libraries(plan_input, plan, layout, search, host_path_files)
-    _add_loader_files(plan_input, plan, layout, search, compat_reason)
+    _add_loader_files(plan_input, plan, layout, search, compat.reason if compat else "")
+    if search.find_cached_path(LIBCUDA):
+        _check_libcuda(plan_input, plan, layout, search, compat)
 
 
 class _Placement:
@@ -97,7 +102,10 @@ def _place_libraries(
             AddMount(file.source, destination, READ_ONLY_MOUNT_OPTIONS, reason, clear_mount_point=False)
         )
         if file.soname != file.name:
-            names[file.soname] = file.name
+            names[file.soname] = search.find_compat_library(file.soname, file.arch) or file.name
+            if names[file.soname] != file.name:
+                # The image chooses that path, and could else fill /run.
+                placement.prepared_root = plan_input.container.generated_dir
         search.add_library(file.soname, f"{directory}/{file.soname}", file.arch)
         for name in file.links:
             if "/" in name:  # a plug-in, searched in a subdirectory of the image's own library directory
@@ -142,24 +150,45 @@ def _add_image_links(
             plan.withheld.append(WithheldItem("link", link.path, "the container has its own mount there"))
 
 
-def _resolve_compat_preference(plan_input: PlanInput, plan: Plan) -> tuple[str, str]:
-    """Return the directory of the image's compat libraries if they come first, and the text for it; else ("", "")."""
-    from gpu_oci_hook.plan.compat import decide_cuda_compat  # few images have any
+def _resolve_compat_preference(plan_input: PlanInput, plan: Plan, layout: Layout) -> CompatDecision:
+    """Decide whether the image's compat libraries come first; withhold them with the reason if not."""
+    from gpu_oci_hook.plan.compat import CompatDecision, decide_cuda_compat  # few images have any
 
-    decision = decide_cuda_compat(
-        plan_input.container.image.compat_libcudas,
-        plan_input.inventory.version,
-        plan_input.config.cuda_compat,
-        has_only_datacenter_gpus=lambda: plan_input.container.datacenter_only,
-    )
-    compute = "compute" in add_implied_capabilities(plan_input.request.capabilities)
-    if decision.warning and compute:
-        plan.warnings.append(decision.warning)
-    if decision.directory and compute:
-        return decision.directory, f"; the image's own libcuda comes first: {decision.reason}"
-    reason = decision.reason if compute else explain_missing_capability("compute")
-    plan.withheld.append(WithheldItem("compat", plan_input.container.image.compat_libcudas[0][0], reason))
-    return "", ""
+    image = plan_input.container.image
+    if "compute" not in add_implied_capabilities(plan_input.request.capabilities):
+        decision = CompatDecision("", explain_missing_capability("compute"))
+    elif layout.classify_path(image.compat_dir) != "image":
+        decision = CompatDecision("", f"{image.compat_dir} lies in a mount of the container")
+    else:
+        decision = decide_cuda_compat(
+            image.compat_libcudas,
+            plan_input.inventory.version,
+            plan_input.config.cuda_compat,
+            has_only_datacenter_gpus=lambda: plan_input.container.datacenter_only,
+        )
+    if not decision.directory:
+        plan.withheld.append(WithheldItem("compat", image.compat_libcudas[0][0], decision.reason))
+    return decision
+
+
+def _check_libcuda(
+    plan_input: PlanInput, plan: Plan, layout: Layout, search: LibrarySearch, compat: CompatDecision | None
+) -> None:
+    """Warn if the container's programs will load another libcuda than the one that the plan puts first."""
+
+    def find_libcuda() -> LibcudaChoice:
+        from gpu_oci_hook.plan.planned_libcuda import find_planned_libcuda
+
+        return find_planned_libcuda(plan_input, plan, layout, search, compat.reason if compat else "")
+
+    plan.find_libcuda = find_libcuda
+    # In most containers nothing else is named, and their starts shall not pay for the answer.
+    if compat is None and not search.may_be_overruled(plan_input.request.environment.get("LD_LIBRARY_PATH", "")):
+        return
+    choice = find_libcuda()
+    plan.warnings += choice.list_warnings()
+    if compat is not None and compat.warning and choice.at_start is not None and choice.at_start.owner == "host":
+        plan.warnings.append(compat.warning)
 
 
 def _add_loader_files(
@@ -168,7 +197,9 @@ def _add_loader_files(
     """Add the loader's files; where those that it reads cannot be written, set LD_LIBRARY_PATH instead."""
     result = search.build_files()
     plan.warnings += result.notes
-    reason = f"lets the container's loader find the libraries{compat_reason}"
+    reason = "lets the container's loader find the libraries"
+    if search.compat_directory:
+        reason += f"; the image's own libcuda comes first: {compat_reason}"
     needs_variable = result.needs_ld_library_path
     for path, content in result.files:
         required = is_required_loader_file(path)

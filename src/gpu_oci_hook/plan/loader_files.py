@@ -27,12 +27,18 @@ if TYPE_CHECKING:
 
 # Sorts before an image's own: ldconfig takes the first of two libraries with one name.
 LD_CONF_DROP_IN = f"{LD_CONF_DIRECTORY}/00-gpu-oci-hook.conf"
+LIBCUDA = "libcuda.so.1"
 # Programs look for these by path in the image's own library directory.
-MAIN_LIBRARIES = ("libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1")
+MAIN_LIBRARIES = (LIBCUDA, "libcuda.so", "libnvidia-ml.so.1")
 # The linker looks for these there: builds name them with -l.
 LINKER_LIBRARIES = ("libnvidia-ml.so", "libnvcuvid.so", "libnvidia-encode.so")
 MUSL_DEFAULT_DIRS = ("/lib", "/usr/local/lib", "/usr/lib")  # musl: ldso/dynlink.c
 _CACHE_VERSION = b"1.1"
+_DROP_IN_NAME = LD_CONF_DROP_IN.rpartition("/")[2]
+_DROP_IN_KEY = "00gpuocihookconf"  # the same as a locale compares it
+_INCLUDE_OURS = f"include {LD_CONF_DROP_IN}"
+_INCLUDE_ALL = f"include {LD_CONF_DIRECTORY}/*.conf"
+_INCLUDE_ALL_RELATIVE = "include ld.so.conf.d/*.conf"
 
 
 class LibrarySearch:
@@ -44,8 +50,11 @@ class LibrarySearch:
 
     1. A library that the container itself mounts in the image's library directory (`find_own_mount`).
     2. The image's CUDA compat library, if `compat_directory` is set and has one of that name. Compat libraries are
-       of the native architecture, so 32-bit libraries are never replaced.
+       of the native architecture, so 32-bit libraries are never replaced. The name in the directory of the injected
+       libraries leads to it too, since images have that directory in LD_LIBRARY_PATH.
     3. The injected library.
+
+    What the container's environment or image puts before them, `plan.libcuda_search` finds out.
 
     Attributes:
         compat_directory: the directory of the image's CUDA compat libraries when `plan.compat` prefers them, else "".
@@ -92,10 +101,38 @@ class LibrarySearch:
         if directory not in self._directories:
             self._directories.append(directory)
 
+    def find_compat_library(self, name: str, arch: str) -> str:
+        """Return the path of the compat library that has this name and comes first; "" for none."""
+        native = arch not in ARCHITECTURES_32BIT
+        if self.compat_directory and native and name in self._image.compat_names:
+            return f"{self.compat_directory}/{name}"
+        return ""
+
+    def may_be_overruled(self, search_path: str) -> bool:
+        """Tell whether LD_LIBRARY_PATH names another directory before one of ours."""
+        for directory in search_path.split(":") if search_path else ():
+            if directory == self._layout.driver_library_dir:
+                return False
+            if directory != self._layout.driver_library_dir32:
+                return True
+        return False
+
+    def find_cached_path(self, name: str) -> str:
+        """Return the path that a name of the machine's own architecture has in the loader cache; "" for none."""
+        for entry_name, path, arch in self._entries:
+            if entry_name == name and arch not in ARCHITECTURES_32BIT:
+                return self._prefer_compat(name, path, arch)
+        return ""
+
     @property
     def has_libraries(self) -> bool:
         """Whether there is anything for the loader to find."""
         return bool(self._entries)
+
+    @property
+    def image(self) -> Image:
+        """The image that is searched."""
+        return self._image
 
     @property
     def directories(self) -> list[str]:
@@ -141,10 +178,7 @@ class LibrarySearch:
         return build_loader_files(self._image, entries, listed)
 
     def _prefer_compat(self, name: str, path: str, arch: str) -> str:
-        native = arch not in ARCHITECTURES_32BIT
-        if native and name in self._image.compat_names and path not in self._owned:
-            return f"{self.compat_directory}/{name}"
-        return path
+        return path if path in self._owned else self.find_compat_library(name, arch) or path
 
 
 class LoaderFiles:
@@ -195,9 +229,41 @@ def build_loader_files(image: Image, libraries: Sequence[LoaderEntry], directori
         result.files.append(
             (LD_CONF_DROP_IN, _encode_text(f"# Written by gpu-oci-hook: the driver's libraries\n{lines}"))
         )
-        if not image.has_ld_conf:
-            result.files.append((LD_CONF, _encode_text(f"include {LD_CONF_DIRECTORY}/*.conf\n")))
+        ld_conf = _build_ld_conf(image)
+        if ld_conf is not None and ld_conf != image.ld_conf:
+            result.files.append((LD_CONF, _encode_text(ld_conf)))
     return result
+
+
+def _build_ld_conf(image: Image) -> str | None:
+    """Return the image's /etc/ld.so.conf so that `ldconfig` reads our drop-in first; None if it cannot be read.
+
+    `ldconfig` takes the first of two libraries with one SONAME, in the order of the lines and of the files that
+    `include` names (glibc: elf/ldconfig.c). Most images have the one line that includes all drop-ins, and ours sorts
+    before theirs. Elsewhere ours is included once more at the beginning.
+    """
+    if image.ld_conf is None:
+        return None
+    ld_conf = image.ld_conf or f"{_INCLUDE_ALL}\n"
+    lines = [" ".join(line.partition("#")[0].split()) for line in ld_conf.split("\n")]
+    first_line = next((line for line in lines if line), "")
+    if first_line == _INCLUDE_OURS:
+        return ld_conf
+    if first_line in (_INCLUDE_ALL, _INCLUDE_ALL_RELATIVE) and not any(map(_may_sort_before_ours, image.ld_conf_names)):
+        return ld_conf
+    return f"{_INCLUDE_OURS}\n{ld_conf}"
+
+
+def _may_sort_before_ours(name: str) -> bool:
+    """Tell whether `ldconfig` can read a drop-in before ours: glob() sorts as the process's locale does.
+
+    In the C locale bytes are compared. In others punctuation and case count only between names that are equal else.
+    """
+    if not name.endswith(".conf"):
+        return False
+    if name < _DROP_IN_NAME:
+        return True
+    return "".join([c for c in name.lower() if c.isalnum()]) < _DROP_IN_KEY
 
 
 def choose_library_links(
@@ -256,15 +322,13 @@ def _build_ld_cache(image: Image, libraries: Sequence[LoaderEntry], result: Load
 
 
 def _build_musl_path(existing: str | None, directories: list[str]) -> bytes:
-    """Build musl's path file. It replaces musl's defaults, so a new one must repeat them."""
-    listed: Sequence[str]
+    """Build musl's path file, our directories first. It replaces musl's defaults, so a new one must repeat them."""
     if existing is None:
-        existing = "".join(f"{d}\n" for d in MUSL_DEFAULT_DIRS)
-        listed = MUSL_DEFAULT_DIRS
+        existing = "".join(f"{d}\n" for d in MUSL_DEFAULT_DIRS if d not in directories)
     else:
         existing = existing.partition("\0")[0]  # as far as musl reads
-        listed = existing.replace(":", "\n").split("\n")
-    return _encode_text("".join(f"{d}\n" for d in directories if d not in listed) + existing)
+    ours = "".join(f"{d}\n" for d in directories)
+    return _encode_text(existing if existing.startswith(ours) else ours + existing)
 
 
 def _can_be_listed(directory: str, result: LoaderFiles) -> bool:

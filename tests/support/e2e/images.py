@@ -146,6 +146,17 @@ def copy_static_program(target: Path) -> None:
     shutil.copy2(machine.find_program("busybox"), target)
 
 
+def copy_program(name: str, root: Path) -> None:
+    """Copy a program of this machine into an image like Debian's, with the libraries that it needs."""
+    source = Path(machine.find_program(name)).resolve()
+    shutil.copy2(source, root / f"usr/bin/{name}")
+    for line in machine.run_command([machine.find_program("ldd"), str(source)]).check().stdout.splitlines():
+        library = line.partition("=>")[2].split("(")[0].strip()
+        target = root / f"usr/lib/{TRIPLE}" / Path(library or "/").name
+        if library.startswith("/") and not target.exists():
+            shutil.copy2(Path(library).resolve(), target)
+
+
 def build_forgiving_setrlimit(target: Path) -> Path:
     """Build a library to preload into crun where root may not raise RLIMIT_MEMLOCK (forgiving.c)."""
     source = str(SOURCES / "forgiving.c")
