@@ -493,7 +493,6 @@ def test_each_of_nvidias_hooks_loads_no_forbidden_module(words: list[str], machi
 RARE = {
     "pass-through": "runtime",  # launchers that earlier versions installed
     # management containers; [[inject.extra]]; images with CUDA forward-compatibility libraries
-    "GPU container": "host.optional.management host.optional.user_files plan.compat",
     "GPU container": "host.optional.management host.optional.user_files plan.compat plan.compat_branches",
     "hook": "files.mounts hook.nvidia_hooks",  # a root that crun has made read-only; files of NVIDIA's generator
 }
