@@ -168,6 +168,23 @@ def test_the_containers_environment_says_that_all_is_done(podman: CdiPodman) -> 
 
 
 @pytest.mark.usefixtures("written")
+def test_explain_says_who_injected_into_the_running_container(
+    podman: CdiPodman, writer: Writer, simulated: host.SimulatedHost
+) -> None:
+    name = podman.background(ContainerRequest(["/bin/sleep", "300"], devices=[f"{KIND}=0"]))
+    try:
+        words = [str(writer.program), "explain", f"podman:{name[:12]}", "--root", str(simulated.root)]
+        text = machine.run_command(words, env={"GPU_OCI_HOOK_CONFIG": str(writer.config)}).check().stdout
+    finally:
+        podman.remove(name)
+    assert "the container gets nothing from gpu-oci-runtime; config.json has what was injected before" in text
+    found = text.partition("\nalready in config.json\n")[2]
+    assert f"by an engine, from a CDI file of gpu-oci-hook: hooks.createContainer[0] is {writer.program}\n" in found
+    assert f"    device    {simulated.cards[0].node:<22} c {simulated.cards[0].numbers}\n" in found
+    assert simulated.cards[1].node not in found and "does not exist" not in text
+
+
+@pytest.mark.usefixtures("written")
 def test_a_requirement_that_the_host_does_not_meet_keeps_the_container_from_starting(podman: CdiPodman) -> None:
     done = podman.device("0", "/bin/true", env=("NVIDIA_REQUIRE_CUDA=cuda>=99.0",))
     assert done.status != 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 
 from support.e2e import machine
-from support.e2e.engines import BareRuntime, Containerd, ContainerRequest, Docker, Engine, Podman
+from support.e2e.engines import BareRuntime, Containerd, ContainerRequest, Docker, Engine, EngineHome, Podman
 from support.e2e.host import InstalledRuntime, SimulatedHost
+from support.e2e.probe import build_probe_command, parse_probe_output
+from support.e2e.requirements import require_programs
 
 
 class Running:
@@ -99,3 +102,58 @@ def test_an_unknown_name_lists_the_running_ones(running: Running) -> None:
         return  # this engine gives no names
     answer = running.explain(f"{running.reference.partition(':')[0]}:none-of-this-name")
     assert answer.status == 1 and "Running: " in answer.stderr, answer.text
+
+
+@pytest.fixture
+def docker(
+    workspace: Path, image: Path, runtime: InstalledRuntime, simulated: SimulatedHost, tmp_path: Path
+) -> Iterator[Docker]:
+    """docker with one container at a time, by whatever runtime."""
+    made = Docker()
+    require_programs(*made.programs)
+    directory = Path(tempfile.mkdtemp(prefix="d-", dir=workspace))
+    directory.chmod(0o755)
+    made.start(EngineHome(directory, image, lambda low_level: runtime.wrapper(low_level, simulated.root)))
+    yield made
+    made.stop()
+    machine.remove_tree(directory)
+
+
+def test_a_running_container_that_another_runtime_started_has_none_of_it(
+    docker: Docker, runtime: InstalledRuntime, simulated: SimulatedHost
+) -> None:
+    request = ContainerRequest(["/bin/sleep", "300"], ["NVIDIA_VISIBLE_DEVICES=0"])
+    words = ["runc" if word == "gpu" else word for word in docker._run_words(request, "--detach", "--name", "plain")]
+    docker.command(*words).check()
+    program, config = runtime.shim.with_name("gpu-oci-hook"), runtime.wrapper("runc", simulated.root)
+    done = machine.run_command([str(program), "explain", "docker:plain", "--config", str(config.with_suffix(".toml"))])
+    text = done.check().stdout
+    assert text.startswith("container     docker container plain (")
+    assert "\nconfig.json has none of this: it was not started by gpu-oci-runtime\n" in text
+    assert "already in config.json" not in text
+
+
+@pytest.mark.parametrize("privileged", [True, False])
+def test_what_explain_says_of_a_privileged_container_is_what_it_can_open(
+    workspace: Path, image: Path, runtime: InstalledRuntime, simulated: SimulatedHost, *, privileged: bool
+) -> None:
+    """The spec of a privileged container; docker's own needs more rights than every test machine has."""
+    bare, other = BareRuntime("runc", "v1", "run"), simulated.cards[1]
+    directory = Path(tempfile.mkdtemp(prefix="p-", dir=workspace))
+    bare.start(EngineHome(directory, image, lambda low_level: runtime.wrapper(low_level, simulated.root)))
+    bundle = bare.bundle(ContainerRequest(build_probe_command(simulated), ["NVIDIA_VISIBLE_DEVICES=0"]))
+    if privileged:
+        spec = json.loads((bundle / "config.json").read_text())
+        spec["linux"]["resources"]["devices"] = [{"allow": True, "access": "rwm"}]
+        (bundle / "config.json").write_text(json.dumps(spec))
+    program, config = runtime.shim.with_name("gpu-oci-hook"), runtime.wrapper("runc", simulated.root)
+    words = [str(program), "explain", str(bundle), "--config", str(config.with_suffix(".toml"))]
+    text = machine.run_command(words).check().stdout
+    warning = (
+        f"- the container can also open GPU 1 ({other.node}), which it did not request: linux.resources.devices[0]"
+    )
+    assert (warning in text) is privileged
+    assert (other.node in text.partition("\nwithheld\n")[2]) is not privileged
+    seen = parse_probe_output(bare.start_bundle(bundle).check().stdout)
+    assert seen.made[other.numbers] == ("ENXIO" if privileged else "EPERM"), "ENXIO: the device cgroup lets it pass"
+    bare.stop()
