@@ -27,6 +27,8 @@ host              the simulated host and the installed runtime
 hook_files        CDI files with hooks, for our hook and under NVIDIA's names
 attacks           hostile images
 podman_pairs      CDI files and requests for the comparison with podman
+cri               containerd with its CRI plugin, called as the kubelet does
+debian-root.sh    Debian roots: made once, copied, entered
 matrix            the table of engines and checks
 requirements      skip, or fail, when a program is missing
 """

@@ -10,7 +10,7 @@ import itertools
 import json
 import os
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +41,8 @@ class ContainerRequest:
         binds: (host path, container path) of bind mounts.
         root: another root file system than the standard image (engines that know images only import it).
         user: the user and group id of its process (`BareRuntime` only).
-        devices: qualified names of CDI devices (podman only).
+        devices: qualified names of CDI devices (docker and podman).
+        options: more options of `run` (docker and podman).
     """
 
     args: Sequence[str]
@@ -51,6 +52,7 @@ class ContainerRequest:
     root: Path | None = None
     user: int = 0
     devices: Sequence[str] = ()
+    options: Sequence[str] = ()
 
 
 @dataclass
@@ -338,12 +340,18 @@ class Docker(Engine):
 
     Arguments:
         remap: whether containers live in a user namespace (`--userns-remap`).
+        settings: more of daemon.json.
+        runtime: the runtime of containers; empty for the daemon's default.
     """
 
     programs = ("dockerd", "docker", "containerd", "runc", "busybox", "gcc", "unshare", "nsenter")
 
-    def __init__(self, *, remap: bool = False) -> None:
+    def __init__(
+        self, *, remap: bool = False, settings: Mapping[str, object] | None = None, runtime: str = "gpu"
+    ) -> None:
         super().__init__()
+        self.settings = settings or {}
+        self.runtime_words = ["--runtime", runtime] if runtime else []
         self.user_namespace = remap
         self.path = machine.DIRECTORIES  # dockerd's PATH
         self.refusal = 125  # "the daemon failed"; 126 and 127 would say that the command cannot be run or found
@@ -355,7 +363,7 @@ class Docker(Engine):
         home = place.directory
         self.socket = home / "d.sock"
         config = home / "daemon.json"
-        config.write_text(json.dumps({"runtimes": {"gpu": {"path": str(place.runtime("runc"))}}}))
+        config.write_text(json.dumps({"runtimes": {"gpu": {"path": str(place.runtime("runc"))}}, **self.settings}))
         # dockerd writes /etc/docker/key.json, and reads the remapped user's ranges from /etc/subuid: it gets
         # its own of both.
         script = private_etc_script(home)
@@ -393,7 +401,7 @@ class Docker(Engine):
         self._holder.stop()
 
     def command(self, *words: str, timeout: float = 60) -> CommandResult:
-        """Build a docker command."""
+        """Run a docker command."""
         return machine.run_command([find_program("docker"), "--host", f"unix://{self.socket}", *words], timeout=timeout)
 
     def _image(self, request: ContainerRequest) -> str:
@@ -405,7 +413,10 @@ class Docker(Engine):
         return self._images[root]
 
     def _run_words(self, request: ContainerRequest, *extra: str) -> list[str]:
-        words = ["run", *extra, "--runtime", "gpu", "--network", "none", "--cgroup-parent", f"/{CGROUP}"]
+        words = ["run", *extra, *self.runtime_words, "--network", "none", "--cgroup-parent", f"/{CGROUP}"]
+        words += request.options
+        for name in request.devices:
+            words += ["--device", name]
         for entry in request.env:
             words += ["--env", entry]
         for source, target in request.binds:
@@ -462,7 +473,8 @@ class Podman(Engine):
         flags += ["--cgroup-manager", "cgroupfs", "--events-backend", "file"]
         return [*flags, "--runtime", str(self.place.runtime("runc"))]
 
-    def _podman(self, *words: str) -> CommandResult:
+    def command(self, *words: str) -> CommandResult:
+        """Run a podman command."""
         home = self.place.directory
         flags = self._global_flags()
         env = {
@@ -478,7 +490,7 @@ class Podman(Engine):
         root = request.root or self.place.image
         if root not in self._images:
             archive = images.write_archive(root, self.place.directory / f"image-{next(self._numbers)}.tar")
-            self._images[root] = self._podman("import", "--quiet", str(archive)).check().stdout.strip()
+            self._images[root] = self.command("import", "--quiet", str(archive)).check().stdout.strip()
             archive.unlink()
         return self._images[root]
 
@@ -493,6 +505,7 @@ class Podman(Engine):
             words += ["--volume", f"{source}:{target}"]
         for name in request.devices:
             words += ["--device", name]
+        words += request.options
         if request.read_only:
             # Its own tmpfs on /run, /tmp and /var/tmp would hide nothing from us, but the plain case is the
             # harder one.
@@ -503,19 +516,19 @@ class Podman(Engine):
         return ["--cgroup-parent", f"/{CGROUP}"]
 
     def run(self, request: ContainerRequest) -> CommandResult:
-        return self._podman(*self._run_words(request, "--rm"))
+        return self.command(*self._run_words(request, "--rm"))
 
     def background(self, request: ContainerRequest) -> str:
-        return self._podman(*self._run_words(request, "--detach")).check().stdout.strip()
+        return self.command(*self._run_words(request, "--detach")).check().stdout.strip()
 
     def exec(self, name: str, args: Sequence[str]) -> CommandResult:
-        return self._podman("exec", name, *args)
+        return self.command("exec", name, *args)
 
     def remove(self, name: str) -> None:
-        self._podman("rm", "--force", "--time", "0", name)
+        self.command("rm", "--force", "--time", "0", name)
 
     def stop(self) -> None:
-        self._podman("rm", "--force", "--all", "--time", "0")
+        self.command("rm", "--force", "--all", "--time", "0")
         if self._holder is not None:
             self._holder.stop()
 
@@ -557,7 +570,8 @@ class RootlessPodman(Podman):
             path.chmod(0o700)
             os.chown(path, ROOTLESS_ID, ROOTLESS_ID)
 
-    def _podman(self, *words: str) -> CommandResult:
+    def command(self, *words: str) -> CommandResult:
+        """Run a podman command."""
         home = self.place.directory
         flags = self._global_flags()
         env = {
