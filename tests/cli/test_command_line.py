@@ -75,6 +75,26 @@ def test_an_interrupted_command_exits_as_the_signal_does(command: Command, monke
     assert command("list").status == 130
 
 
+@pytest.mark.parametrize("words", [[], ["list"], ["cdi"], ["cdi", "generate"]], ids=" ".join)
+def test_help_and_version_are_commands_too(command: Command, words: list[str]) -> None:
+    assert command("help", *words) == command(*words, "--help")
+    assert command("version") == command("--version")
+    assert command("help", *words, "nope").status == 2
+
+
+def test_a_shell_completes_commands_and_options() -> None:
+    code = "from gpu_oci_hook.cli import main; main()"
+    for line, expected in (("gpu-oci-hook cdi v", "plain,validate"), ("gpu-oci-hook list --fi", "plain,--files")):
+        environment = {
+            **os.environ,
+            "_GPU_OCI_HOOK_COMPLETE": "bash_complete",
+            "COMP_WORDS": line,
+            "COMP_CWORD": str(line.count(" ")),
+        }
+        run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+        assert (run.returncode, run.stdout.splitlines()) == (0, [expected]), run.stderr
+
+
 def test_the_hook_is_not_in_the_help_but_has_its_own(command: Command) -> None:
     assert " hook " not in command("--help").out.partition("Commands:")[2]
     assert "create-container" in command("hook", "--help").out

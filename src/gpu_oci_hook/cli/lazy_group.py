@@ -19,7 +19,7 @@ class SuggestingGroup(click.Group):
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """See `click.Command`. Versions of click before 8.2 succeed without a command."""
-        if not args:
+        if not args and not ctx.resilient_parsing:  # which a shell's completion sets
             click.echo(ctx.get_help(), err=True)
             ctx.exit(EXIT_USAGE)
         return super().parse_args(ctx, args)
@@ -38,7 +38,7 @@ class SuggestingGroup(click.Group):
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """See `click.Group`."""
-        if args and self.get_command(ctx, args[0]) is None:
+        if args and not ctx.resilient_parsing and self.get_command(ctx, args[0]) is None:
             ctx.fail(f"unknown command {clip_text(args[0])}{self._suggest_command(ctx, args[0])}")
         return super().resolve_command(ctx, args)
 

@@ -18,6 +18,8 @@ _COMMANDS = {
     "simulate": ("simulate_command", "simulate", "Build a GPU host out of files, for tests without a GPU."),
     "cdi": ("cdi_command", "cdi", "Generate, check and inspect CDI files."),
     "hook": ("hook_command", "hook", ""),  # hidden: only CDI files refer to it
+    "help": ("help_command", "show_help", ""),
+    "version": ("help_command", "show_version", ""),
     "config": ("config_command", "config", "Show, check and document the configuration."),
     "install": ("install_command", "install", "Install the launchers that container engines call."),
 }

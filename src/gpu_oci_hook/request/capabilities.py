@@ -55,14 +55,14 @@ def _check_capability(capability: str, allowed: tuple[str, ...], where: str) -> 
         return
     if capability in KNOWN_CAPABILITIES:
         raise Fault(
-            f'{CAPABILITIES_VARIABLE} requests "{capability}", which this machine\'s administrator does not allow',
+            f'the capability "{capability}" is not allowed on this host',
             where=where,
             hint=f"Allowed are {', '.join(allowed) or 'none'} ([request] supported-capabilities)",
         )
     near = find_close_match(capability[:100], (*KNOWN_CAPABILITIES, "all"))
     suggestion = f'. Did you mean "{near}"?' if near else ""
     raise Fault(
-        f'{CAPABILITIES_VARIABLE} has the unknown capability "{clip_text(capability)}"',
+        f'unknown capability "{clip_text(capability)}"',
         where=where,
         hint=f"Use {', '.join(KNOWN_CAPABILITIES)} or all{suggestion}",
     )

@@ -310,7 +310,7 @@ def _read_capabilities(request: Request, environment: Environment, config: Confi
         is_legacy_image=request.is_legacy_image and not is_management,
         default=tuple(config.default_capabilities),
         supported=tuple(config.supported_capabilities),
-        where=f"process.env[{position}]" if position is not None else "",
+        where=environment.describe_variable(CAPABILITIES_VARIABLE) if position is not None else "",
     )
     if is_management:
         request.capabilities_origin = "management container: all supported capabilities"
