@@ -146,7 +146,7 @@ def test_an_unknown_capability_names_the_valid_ones_and_the_nearest() -> None:
 def test_a_capability_that_the_administrator_excludes_fails_by_name_and_all_means_what_is_left() -> None:
     supported = ("compute", "utility")
     with pytest.raises(
-        Fault, match=r'=graphics \(process.env\[1\]\): the capability "graphics" is not allowed on this host'
+        Fault, match=r'=graphics \(process.env\[2\]\): the capability "graphics" is not allowed on this host'
     ):
         words(spec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=graphics"), supported_capabilities=supported)
     request = read_request(
