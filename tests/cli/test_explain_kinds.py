@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from gpu_oci_hook.cli.bundle import Bundle
 from gpu_oci_hook.simulate import host_tree
 from support.bundles import Shim, Spec
 from support.cdi_edits import add_devices, add_nvidia_edits, add_our_edits
@@ -74,6 +75,7 @@ def test_a_bundle_kept_from_an_earlier_driver_is_told_from_one_that_was_never_fi
     bundle.request("NVIDIA_VISIBLE_DEVICES=0")
     command("apply", "-b", bundle.path, "--root", tmp_path / "old")
     out = explain(command, bundle, host).out
+    assert "\nalready in config.json\n" not in out, "what the plan removes is said once"
     assert ": gpu-oci-runtime made it for another driver, request or configuration\n" in out
     assert "\n  removed\n" in out
     shutil.rmtree(tmp_path / "old/usr/lib/x86_64-linux-gnu")
@@ -171,17 +173,18 @@ def test_a_privileged_container_that_requests_nothing_has_the_engines_nodes(
     assert "mounts and hooks: they are not from gpu-oci-runtime\n" in out
 
 
-def test_a_prestart_hook_injects_only_when_the_container_starts(
-    command: Command, host: Path, bundle: DebianBundle
+def test_a_prestart_hook_is_removed_from_a_container_to_come_and_named_for_one_that_runs(
+    command: Command, host: Path, bundle: DebianBundle, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bundle.request("NVIDIA_VISIBLE_DEVICES=void")
-    hook = {"path": "/usr/bin/nvidia-container-runtime-hook", "args": ["nvidia-container-runtime-hook", "prestart"]}
+    path = "/usr/bin/nvidia-container-runtime-hook"
+    hook = {"path": path, "args": ["nvidia-container-runtime-hook", "prestart"]}
     change(bundle, lambda spec: spec.update(hooks={"prestart": [hook]}))
     out = explain(command, bundle, host).out
-    assert (
-        "hook      injects when the container starts: hooks.prestart[0] is /usr/bin/nvidia-container-runtime-hook"
-        in out
-    )
+    assert "\nchanged\n  removed\n" in out and f"      prestart: {path}\n" in out and "injects when" not in out
+    monkeypatch.setattr(Bundle, "is_running", True)
+    out = explain(command, bundle, host).out
+    assert f"    hook      injects when the container starts: hooks.prestart[0] is {path}\n" in out
 
 
 # --- no bundle at all ------------------------------------------------------------------------------

@@ -79,7 +79,14 @@ def compare_with_spec(bundle: Bundle, planned_spec: dict[str, Any], outcome: Out
             continue
         total += 1
         present += is_there
-    evidence = find_injection_evidence(spec, frozenset(planned))
+    # What the plan removes is among its own edits.
+    before, remaining = (find_injection_evidence(each, frozenset(planned)) for each in (spec, planned_spec))
+    evidence = InjectionEvidence(
+        injectors=before.injectors,
+        nodes=[node for node in before.nodes if node in remaining.nodes],
+        mounts=[mount for mount in before.mounts if mount in remaining.mounts],
+        pending=before.pending if bundle.is_running else remaining.pending,
+    )
     return Presence(
         present=present,
         total=total,

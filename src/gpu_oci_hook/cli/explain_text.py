@@ -193,10 +193,13 @@ def _print_devices(outcome: Outcome) -> None:
 
 
 def _print_edits(outcome: Outcome, settings: Config, *, changed: bool) -> None:
-    print_heading("injected" if changed else "injected (already in config.json)")
-    print_line(f"  default mount options: {DEFAULT_MOUNT_OPTIONS}")
-    if settings.root != "/":
-        print_line(f"  default source: the same path below {settings.root}")
+    if all(edit.kind.startswith("drop-") for edit in outcome.plan.edits):
+        print_heading("changed")
+    else:
+        print_heading("injected" if changed else "injected (already in config.json)")
+        print_line(f"  default mount options: {DEFAULT_MOUNT_OPTIONS}")
+        if settings.root != "/":
+            print_line(f"  default source: the same path below {settings.root}")
     generated_dir = f"{outcome.bundle}/{GENERATED_DIR}"
     for title, lines_by_reason in build_plan_sections(outcome.plan.edits, generated_dir, settings.root):
         print_line(f"  {title}", bold=True)
