@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import socket
 import stat
 import subprocess
 import time
@@ -16,6 +17,7 @@ import pytest
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats import ldcache
 from gpu_oci_hook.hook import called_container, cdi_hook, nvidia_hooks
+from gpu_oci_hook.reporting import failure
 from gpu_oci_hook.simulate import host_tree
 from support import cdi_edits
 from support.bundles import read_spec, skip_or_fail, snapshot_tree
@@ -265,6 +267,18 @@ def test_the_reason_of_a_failure_is_kept_in_the_directory_of_our_state(scene: Ho
     assert "level=error" in lines[0] and said in lines[0]
     assert second in lines[1] and lines[1].endswith(f'bundle="{scene.bundle}"'), "in its path is the container's id"
     assert stat.S_IMODE((scene.state_dir / "hook.log").stat().st_mode) == 0o600
+
+
+def test_a_reason_that_no_file_takes_is_sent_to_the_system_log(
+    open_place: Path, isolated_state: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    isolated_state.write_text("not a directory")
+    monkeypatch.setattr(failure, "SYSTEM_LOG_SOCKET", str(open_place / "log"))
+    failure.save_hook_failure(Fault("no daemon listens"), "gpu-oci-hook")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as daemon:
+        daemon.bind(str(open_place / "log"))
+        failure.save_hook_failure(Fault("something failed"), "gpu-oci-hook")
+        assert daemon.recv(1000) == b"<11>gpu-oci-hook: something failed"
 
 
 def test_a_container_that_starts_leaves_nothing(scene: HookScene) -> None:

@@ -70,6 +70,23 @@ def read_mount_info(mount_id: bytes) -> MountInfo | None:
     return None
 
 
+def list_mount_points() -> list[str]:
+    """Return the paths of all mounts in this process's mount namespace; none where /proc does not show them."""
+    try:
+        table = read_regular_file("/proc/self/mountinfo", _MOUNTINFO_LIMIT)
+    except (OSError, UnusableFileError):
+        return []
+    points = []
+    for line in table.split(b"\n"):
+        fields = line.split(b" ", 5)
+        if len(fields) == 6:
+            point = os.fsdecode(fields[4])
+            for code, character in ((r"\040", " "), (r"\011", "\t"), (r"\012", "\n"), (r"\134", "\\")):
+                point = point.replace(code, character)
+            points.append(point)
+    return points
+
+
 def bind_file_over(source: str, directory_fd: int, name: str, *, read_only: bool = True) -> None:
     """Bind-mount a file or directory over an entry of a directory, without set-uid, devices and programs.
 

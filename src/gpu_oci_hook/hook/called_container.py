@@ -40,9 +40,12 @@ class Container:
         writable_rootfs: the root file system for writes to the image's part. It differs from `rootfs` when the runtime
             has already made the root read-only.
         notes: one sentence for each optional step that was skipped.
+        has_whole_spec: the spec is that of config.json; otherwise it has the root and the mounts only.
     """
 
-    __slots__ = ("_image", "_layout", "_mount_id", "bundle", "notes", "rootfs", "spec", "writable_rootfs")
+    __slots__ = (
+        "_image", "_layout", "_mount_id", "bundle", "has_whole_spec", "notes", "rootfs", "spec", "writable_rootfs",
+    )  # fmt: skip
 
     def __init__(self, bundle: str, spec: dict[str, object], rootfs: Rootfs) -> None:
         self.bundle = bundle
@@ -51,6 +54,7 @@ class Container:
         self._mount_id = rootfs.get_mount_id()
         rootfs.restrict_writes(self._may_write_below)
         self.notes: list[str] = []
+        self.has_whole_spec = True
         self._image: Image | None = None
         self._layout: Layout | None = None
 
@@ -121,7 +125,17 @@ def read_container(state_fd: int) -> Container:
     state_root = state.get("root")  # only crun's state has it, with the value of the bundle's config.json
     bundle, is_guess = _find_bundle(state, state_root)
     path = f"{bundle}/config.json"
-    data = read_config_json(path)
+    try:
+        data = read_config_json(path)
+    except Fault as fault:
+        from gpu_oci_hook.hook.mounted_container import is_hidden_by_user_namespace, open_mounted_rootfs
+
+        if not is_hidden_by_user_namespace(path):
+            raise
+        rootfs, spec = open_mounted_rootfs(bundle, state_root, fault)
+        container = Container(bundle, spec, rootfs)
+        container.has_whole_spec = False
+        return container
     if data is None:
         raise Fault("the bundle has no config.json", where=path)
     spec = parse_config_json(data, path)

@@ -86,6 +86,11 @@ def run_create_container(arguments: HookArguments, container: Container) -> None
     from gpu_oci_hook.hook.loader_steps import run_library_steps
 
     _note_stale_cdi_file(arguments, container)
+    if arguments.requirements and not container.has_whole_spec:
+        container.notes.append(
+            f"NVIDIA_REQUIRE_* was not checked: {container.bundle}/config.json cannot be read in the container's user "
+            "namespace"
+        )
     if arguments.requirements and _may_have_requirements(container):
         from gpu_oci_hook.hook.device_steps import enforce_requirements
 

@@ -21,6 +21,8 @@ HOOK_LOG = "hook.log"
 HOOK_LOG_LIMIT = 64 << 10
 """The most bytes of that file; a full one is renamed to `hook.log.1`, which replaces the one before."""
 
+SYSTEM_LOG_SOCKET = "/dev/log"
+
 # Targets of crun's --log that are not files.
 _NON_FILE_TARGETS = ("journald:", "syslog:")
 
@@ -65,7 +67,7 @@ def report_failure(error: BaseException, log_path: str, log_format: str, program
 
 
 def save_hook_failure(error: BaseException, program: str, bundle: str = "") -> None:
-    """Append the reason of a failed hook to a file in the state directory; never raises.
+    """Append the reason of a failed hook to a file in the state directory, or else to the system log; never raises.
 
     crun shows only the exit status of a failed hook, and its stderr is lost (facts: crun-hook-failure-text).
 
@@ -84,6 +86,20 @@ def save_hook_failure(error: BaseException, program: str, bundle: str = "") -> N
             continue
         finally:
             os.close(directory_fd)
+    _send_to_system_log(f"{program}: {describe_error(error)}")
+
+
+def _send_to_system_log(message: str) -> None:
+    """Send a message to syslog or the journal: a hook in the container's own user namespace can write no file."""
+    import socket
+
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as connection:
+            connection.settimeout(1)
+            connection.connect(SYSTEM_LOG_SOCKET)
+            connection.send(f"<11>{message}".encode("utf-8", "backslashreplace"))  # facility user, severity error
+    except OSError:
+        pass  # the message is on stderr
 
 
 def _append_to_hook_log(directory_fd: int, line: bytes) -> bool:

@@ -594,6 +594,15 @@ class RootlessPodman(Podman):
         )
 
 
+class NestedPodman(RootlessPodman):
+    """podman as an unprivileged user, with containers in a user namespace below podman's own."""
+
+    name = "podman rootless --userns"
+
+    def _cgroup_words(self) -> list[str]:
+        return ["--uidmap", "0:1:4096", "--gidmap", "0:1:4096"]
+
+
 def private_etc_script(directory: Path) -> str:
     """Return shell commands that add the unprivileged user with its subordinate ids to a private mount namespace."""
     lines = []
