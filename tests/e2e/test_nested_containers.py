@@ -109,17 +109,23 @@ def run_inside(
     words: Sequence[str],
     *,
     own_dev: bool,
+    capabilities: str = "utility,compute",
 ) -> dict[str, InnerResult]:
     """Start a container that gets `given`, and in it one container for each request of `asked`.
 
     Arguments:
         words: the probe's words.
+        capabilities: the outer container's driver capabilities. The inner ones have the default.
         own_dev: the inner runtime sees the outer container's /dev, else one with every node of the machine.
     """
     bare_runtime.place.runtime = lambda _: host.outer
     script = bare_runtime.place.directory / "outer.sh"
     outer = bare_runtime.bundle(
-        ContainerRequest(["/bin/sh", f"/host{script}"], [f"NVIDIA_VISIBLE_DEVICES={given}"], binds=[("/", "/host")])
+        ContainerRequest(
+            ["/bin/sh", f"/host{script}"],
+            [f"NVIDIA_VISIBLE_DEVICES={given}", f"NVIDIA_DRIVER_CAPABILITIES={capabilities}"],
+            binds=[("/", "/host")],
+        )
     )
     config = json.loads((outer / "config.json").read_text())
     for names in config["process"]["capabilities"].values():
@@ -230,3 +236,16 @@ def test_a_container_with_the_driver_alone_has_no_gpu_for_others(
             assert results[selector].status != 0
             assert "none of its GPUs can be used" in results[selector].text
         assert opened(results["none"]) == set()
+
+
+@pytest.mark.parametrize("own_dev", [True, False], ids=["its-own-dev", "every-node"])
+def test_a_capability_that_the_outer_container_lacks_is_refused_with_the_reason(
+    bare_runtime: BareRuntime, nested_host: Callable[..., NestedHost], *, own_dev: bool
+) -> None:
+    """The kernel would let nobody in there open /dev/nvidia-uvm."""
+    host = nested_host("nested-host", gpus=4)
+    words = ["--node", "/dev/nvidia0"]
+    (result,) = run_inside(bare_runtime, host, "1", ["all"], words, own_dev=own_dev, capabilities="utility").values()
+    assert result.status != 0
+    assert "/dev/nvidia-uvm is required for compute, but" in result.text
+    assert "the device cgroup of this container or session denies 510:0" in result.text

@@ -34,8 +34,8 @@ def test_a_node_is_missing_only_for_what_is_wanted(capabilities: str, required: 
 
 def test_a_module_that_is_not_loaded_makes_its_node_missing_and_not_an_error() -> None:
     made = make_plan_input(capabilities="compute")
-    display = ("display", "/dev/nvidia-modeset", "nvidia-modeset")
-    made.absent_control_nodes = [("compute", "/dev/nvidia-uvm", "nvidia-uvm"), display]
+    display = ("display", "/dev/nvidia-modeset", "nvidia-modeset", "")
+    made.absent_control_nodes = [("compute", "/dev/nvidia-uvm", "nvidia-uvm", ""), display]
     (one,) = control(made)
     assert str(one) == (
         "/dev/nvidia-uvm is required for compute, and the host has no such node (module nvidia_uvm loaded: no, from "

@@ -94,9 +94,9 @@ def test_a_module_that_is_not_loaded_is_named(tmp_path: Path) -> None:
     )
     assert [n.path for _, n in found] == ["/dev/nvidiactl"]
     assert missing == [
-        ("compute", "/dev/nvidia-uvm", "nvidia-uvm"),
-        ("compute", "/dev/nvidia-uvm-tools", "nvidia-uvm"),
-        ("display", "/dev/nvidia-modeset", "nvidia-modeset"),
+        ("compute", "/dev/nvidia-uvm", "nvidia-uvm", ""),
+        ("compute", "/dev/nvidia-uvm-tools", "nvidia-uvm", ""),
+        ("display", "/dev/nvidia-modeset", "nvidia-modeset", ""),
     ]
 
 

@@ -157,7 +157,7 @@ def test_none_gives_the_control_nodes_alone() -> None:
 def test_a_missing_uvm_module_is_named(capabilities: str) -> None:
     made = make_plan_input("0", capabilities)
     made.control_nodes = made.control_nodes[:1]
-    made.absent_control_nodes = [("compute", "/dev/nvidia-uvm", "nvidia-uvm")]
+    made.absent_control_nodes = [("compute", "/dev/nvidia-uvm", "nvidia-uvm", "")]
     with pytest.raises(Fault) as caught:
         build.build_plan(made)
     text = str(caught.value)
@@ -166,16 +166,28 @@ def test_a_missing_uvm_module_is_named(capabilities: str) -> None:
     assert "modprobe nvidia_uvm" in text
 
 
+def test_a_control_node_that_may_not_be_opened_is_named_with_the_reason() -> None:
+    made = make_plan_input("0", "compute")
+    made.control_nodes = made.control_nodes[:1]
+    access = "/dev/nvidia-uvm cannot be opened: the device cgroup of this container or session denies 510:0"
+    made.absent_control_nodes = [("compute", "/dev/nvidia-uvm", "nvidia-uvm", access)]
+    with pytest.raises(Fault) as caught:
+        build.build_plan(made)
+    assert caught.value.what == f"/dev/nvidia-uvm is required for compute, but {access}"
+    assert "start that container with the capability compute" in caught.value.hint
+    assert "modprobe" not in caught.value.hint
+
+
 def test_a_missing_uvm_module_is_nothing_to_a_container_without_compute() -> None:
     made = make_plan_input("0", "utility")
-    made.absent_control_nodes = [("compute", "/dev/nvidia-uvm", "nvidia-uvm")]
+    made.absent_control_nodes = [("compute", "/dev/nvidia-uvm", "nvidia-uvm", "")]
     assert reasons(build.build_plan(made))["/dev/nvidia-uvm"] == "needs capability compute"
 
 
 @pytest.mark.parametrize("capabilities", ["display", "graphics"])
 def test_a_missing_modeset_module_is_a_warning(capabilities: str) -> None:
     made = make_plan_input("0", capabilities)
-    made.absent_control_nodes = [("display", "/dev/nvidia-modeset", "nvidia-modeset")]
+    made.absent_control_nodes = [("display", "/dev/nvidia-modeset", "nvidia-modeset", "")]
     done = build.build_plan(made)
     assert any("nvidia_modeset is not loaded" in warning for warning in done.warnings)
     assert "not loaded" in reasons(done)["/dev/nvidia-modeset"]
@@ -183,7 +195,7 @@ def test_a_missing_modeset_module_is_a_warning(capabilities: str) -> None:
 
 def test_a_missing_modeset_module_is_no_warning_for_compute() -> None:
     made = make_plan_input("0", "compute")
-    made.absent_control_nodes = [("display", "/dev/nvidia-modeset", "nvidia-modeset")]
+    made.absent_control_nodes = [("display", "/dev/nvidia-modeset", "nvidia-modeset", "")]
     done = build.build_plan(made)
     assert not done.warnings
     assert reasons(done)["/dev/nvidia-modeset"] == "needs capability display"

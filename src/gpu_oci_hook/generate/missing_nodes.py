@@ -14,7 +14,7 @@ from gpu_oci_hook.plan.devices import find_control_node_reason
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpu_oci_hook.model.machine import DeviceNode
-    from gpu_oci_hook.model.plan_input import PlanInput
+    from gpu_oci_hook.model.plan_input import AbsentControlNode, PlanInput
 
 
 class MissingNode:
@@ -58,14 +58,15 @@ def extract_missing_control_nodes(plan_input: PlanInput, implied_by: dict[str, s
         else:
             missing.append(_make_missing_node(capability, node.path, _describe_absence(node)))
     plan_input.control_nodes = present
-    unserved: list[tuple[str, str, str]] = []
-    for capability, path, module in plan_input.absent_control_nodes:
+    unserved: list[AbsentControlNode] = []
+    for entry in plan_input.absent_control_nodes:
+        capability, path, module, access = entry
         if find_control_node_reason(capability, implied_by):
             name = module.replace("-", "_")
-            reason = f"the host has no such node (module {name} loaded: no, from /proc/devices)"
+            reason = access or f"the host has no such node (module {name} loaded: no, from /proc/devices)"
             missing.append(_make_missing_node(capability, path, reason))
         else:
-            unserved.append((capability, path, module))
+            unserved.append(entry)
     plan_input.absent_control_nodes = unserved
     return missing
 

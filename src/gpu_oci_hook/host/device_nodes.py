@@ -22,6 +22,8 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from gpu_oci_hook.model.plan_input import AbsentControlNode
+
 _READ_LIMIT = 1 << 20
 NVIDIA_MAJOR = 195  # Documentation/admin-guide/devices.txt of the kernel: assigned to NVIDIA for good
 _NVIDIA_NAMES = ("nvidia", "nvidia-frontend", "nvidiactl")  # 550.40 renamed "nvidia-frontend"
@@ -201,20 +203,30 @@ def resolve_gpu_node(
 
 def resolve_control_nodes(
     host: Host, majors: DeviceMajors, defaults: ModuleParameters, problems: list[str]
-) -> tuple[list[tuple[str, DeviceNode]], list[tuple[str, str, str]]]:
-    """Return the control nodes whose module is loaded, and those whose module is not.
+) -> tuple[list[tuple[str, DeviceNode]], list[AbsentControlNode]]:
+    """Return the control nodes, and those whose module is not loaded or that may not be opened here.
 
     Returns:
-        ([(capability that the node serves, node)], [(capability, path, module)]); capability "" = always.
+        ([(capability that the node serves, node)], [(capability, path, module, reason)]); capability "" = always.
     """
     nodes: list[tuple[str, DeviceNode]] = []
-    absent: list[tuple[str, str, str]] = []
+    absent: list[AbsentControlNode] = []
     for path, module, minor, capability in CONTROL_NODES:
         major = majors.major_of_module(module)
         if major is None:
-            absent.append((capability, path, module))
+            absent.append((capability, path, module, ""))
+            continue
+        node = resolve_device_node(host, path, major, minor, defaults, problems)
+        # One node is asked about by itself: a missing one can be made if the device cgroup allows its number.
+        reason = (
+            ""
+            if node.exists and host.can_open_node(path)
+            else find_unusable_nodes(host, [(path, major, minor)]).get(path, "")
+        )
+        if reason:
+            absent.append((capability, path, module, reason))
         else:
-            nodes.append((capability, resolve_device_node(host, path, major, minor, defaults, problems)))
+            nodes.append((capability, node))
     return nodes, absent
 
 

@@ -42,7 +42,8 @@ if TYPE_CHECKING:
     from gpu_oci_hook.model.request import Request
 
     ControlNode = tuple[str, DeviceNode]  # capability that it serves, node
-    AbsentControlNode = tuple[str, str, str]  # capability, path, kernel module that is not loaded
+    # Capability, path, kernel module, and why the node cannot be given here ("": the module is not loaded).
+    AbsentControlNode = tuple[str, str, str, str]
 
 
 class ContainerFacts:
@@ -108,7 +109,7 @@ class PlanInput:
         gpus: all GPUs of the machine.
         chosen_gpus: the GPUs that go in, each with the origin of the selector that names it.
         control_nodes: the driver's nodes that are no GPU's.
-        absent_control_nodes: those whose kernel module is not loaded.
+        absent_control_nodes: those whose kernel module is not loaded, or that may not be opened here.
         gpu_nodes: the nodes of the chosen GPUs by their minor number.
         optional_items: optional nodes and files: MIG capabilities, DRM nodes, IMEX channels and so on.
     """

@@ -149,21 +149,25 @@ def _withhold_other_gpus(plan_input: PlanInput, plan: Plan, open_devices: OpenDe
 
 
 def _report_absent_control_nodes(plan_input: PlanInput, plan: Plan, implied_by: dict[str, str]) -> None:
-    """Withhold control nodes whose kernel module is not loaded.
+    """Withhold control nodes whose kernel module is not loaded, or that may not be opened here.
 
     Raises:
         Fault: the container cannot do without one.
     """
-    for capability, path, module in plan_input.absent_control_nodes:
+    for capability, path, module, access in plan_input.absent_control_nodes:
         if not find_control_node_reason(capability, implied_by):
             plan.withheld.append(WithheldItem("device", path, explain_missing_capability(capability)))
             continue
-        reason = f"the kernel module {module.replace('-', '_')} is not loaded (no {module} in /proc/devices)"
+        reason = access or f"the kernel module {module.replace('-', '_')} is not loaded (no {module} in /proc/devices)"
         if capability != "display":
-            raise Fault(
-                f"{path} is required for {implied_by.get('compute', 'the driver')}, but {reason}",
-                hint=f"Load it: modprobe {module.replace('-', '_')}, or nvidia-modprobe -u -c=0",
-            )
+            hint = f"Load it: modprobe {module.replace('-', '_')}, or nvidia-modprobe -u -c=0"
+            if access:
+                outer = f"with the capability {capability}" if capability else "with a GPU or the driver"
+                hint = f"Give this user access to the node; in a container, start that container {outer}"
+                if capability:
+                    hint += ", or request NVIDIA_DRIVER_CAPABILITIES=utility"
+            required_by = implied_by.get("compute", "the driver") if capability else "the driver"
+            raise Fault(f"{path} is required for {required_by}, but {reason}", hint=hint)
         plan.withheld.append(WithheldItem("device", path, reason))
         plan.warnings.append(f"{path} is left out: {reason}")
 
