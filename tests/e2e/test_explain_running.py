@@ -11,8 +11,19 @@ from typing import Any
 import pytest
 
 from support.e2e import machine
-from support.e2e.engines import BareRuntime, Containerd, ContainerRequest, Docker, Engine, EngineHome, Podman
+from support.e2e.engines import (
+    ROOTLESS_ID,
+    BareRuntime,
+    Containerd,
+    ContainerRequest,
+    Docker,
+    Engine,
+    EngineHome,
+    Podman,
+    RootlessPodman,
+)
 from support.e2e.host import InstalledRuntime, SimulatedHost
+from support.e2e.machine import find_program
 from support.e2e.probe import build_probe_command, parse_probe_output
 from support.e2e.requirements import require_programs
 
@@ -92,9 +103,24 @@ def test_a_name_of_the_engines_own_choice_is_found(running: Running) -> None:
         return  # this engine gives no names
     kind = "docker" if isinstance(running.engine, Docker) else "podman"
     words = ("inspect", "--format", "{{.Name}}", running.name)
-    ask = running.engine.command if isinstance(running.engine, Docker) else running.engine._podman
-    name = ask(*words).check().stdout.strip().removeprefix("/")
+    name = running.engine.command(*words).check().stdout.strip().removeprefix("/")
     assert name in running.explain(f"{kind}:{name}").check().stdout.splitlines()[0]
+
+
+def test_a_user_explains_his_own_container(running: Running) -> None:
+    if not isinstance(running.engine, RootlessPodman):
+        return  # the others belong to root
+    engine, home = running.engine, running.engine.place.directory
+    assert engine._holder is not None
+    user = [find_program("setpriv"), f"--reuid={ROOTLESS_ID}", f"--regid={ROOTLESS_ID}", "--clear-groups"]
+    words = [str(running.program), "explain", running.reference, "--config", str(running.config)]
+    env = {"PATH": machine.DIRECTORIES, "HOME": str(home / "home"), "XDG_RUNTIME_DIR": str(home / "xdg")}
+    answer = machine.run_command([*engine._holder.enter, *user, *words], env=env).check()
+    assert answer.stdout == running.explain(running.reference).stdout
+    assert "\ninjected (already in config.json)\n" in answer.stdout
+    stranger = [find_program("setpriv"), "--reuid=65533", "--regid=65533", "--clear-groups"]
+    answer = machine.run_command([*engine._holder.enter, *stranger, *words], env={"PATH": machine.DIRECTORIES})
+    assert answer.status == 1 and answer.stderr.count("\n") == 1, answer.text
 
 
 def test_an_unknown_name_lists_the_running_ones(running: Running) -> None:
