@@ -56,6 +56,12 @@ class FakeRootfs:
         kind = stat.S_IFDIR if path in self.there else stat.S_IFREG
         return os.stat_result((kind | 0o755, 1, 1, 1, 0, 0, 7, 0, 0, 0))
 
+    def is_in_other_mount(self, directory: str) -> bool:
+        return False
+
+    def can_replace(self, path: str) -> bool:
+        return True
+
     def stat_names(self, path: str, names: Iterable[str]) -> dict[str, os.stat_result]:
         found = {name: self.stat_path(f"{path}/{name}") for name in names}
         return {name: status for name, status in found.items() if status is not None}

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from gpu_oci_hook.files.path_walk import PathWalker
 
 MAX_RETRIES = 16  # when another process exchanges names at the same time
-MAX_MOVED_ENTRIES = 10000  # entries of a directory that is moved entry by entry
 ASIDE_SUFFIX = ".gpu-oci-hook-aside"
 
 PATH_FLAGS = os.O_PATH | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -40,7 +39,7 @@ class Directory:
         parts: the components of its path in the container, without links.
     """
 
-    __slots__ = ("_guard_passed", "_owner", "_walker", "fd", "parts")
+    __slots__ = ("_guard_passed", "_in_root_mount", "_owner", "_walker", "fd", "parts")
 
     def __init__(self, walker: PathWalker, fd: int, parts: list[str]) -> None:
         self.fd = fd
@@ -48,6 +47,7 @@ class Directory:
         self._walker = walker
         self._owner: tuple[int, int] | None = None
         self._guard_passed = False
+        self._in_root_mount: bool | None = None
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         fd, self.fd = self.fd, -1
@@ -59,17 +59,27 @@ class Directory:
         """Path in the container, without links when it was opened."""
         return "/" + "/".join(self.parts)
 
+    @property
+    def is_in_root_mount(self) -> bool:
+        """Whether it lies in the mount of the root, and not in another one below it; a descriptor stays in its mount.
+
+        The kernel tells it by the descriptor (proc(5), fdinfo); where there is no /proc, all is taken for one mount.
+        """
+        if self._in_root_mount is None:
+            self._in_root_mount = read_mount_id(self.fd) == self._walker.get_mount_id()
+        return self._in_root_mount
+
     def check_write_guard(self) -> None:
-        """Refuse changes where the root's `PathWalker.write_guard` does.
+        """Refuse changes in another mount than the root's, or where the root's `PathWalker.write_guard` does.
 
         Raises:
             OSError: EXDEV.
         """
         if not self._guard_passed:
             guard = self._walker.write_guard
-            if guard is not None and not guard(self):
+            if not (self.is_in_root_mount if guard is None else guard(self)):
                 raise make_os_error(errno.EXDEV)
-            self._guard_passed = True  # a descriptor stays in its mount
+            self._guard_passed = True
 
     def stat_name(self, name: str) -> os.stat_result | None:
         """Return the status of an entry, links not followed, or None when there is none."""
@@ -261,51 +271,11 @@ class Directory:
                 if error.errno != errno.EXDEV:
                     raise
                 # overlayfs without redirect_dir cannot rename a directory of a lower layer.
-                _move_tree(name, self.fd, new_name, self.fd, [MAX_MOVED_ENTRIES], 64)
+                from gpu_oci_hook.files.move_tree import move_tree
+
+                move_tree(name, self.fd, new_name)
             return
         raise make_os_error(errno.EEXIST)
-
-
-def _move_tree(name: str, parent_fd: int, new_name: str, new_parent_fd: int, budget: list[int], depth: int) -> None:
-    """Move a directory that cannot be renamed, entry by entry.
-
-    Arguments:
-        budget: how many entries may still be moved, as its only item.
-        depth: how many levels of directories may still be entered.
-    """
-    old_fd = os.open(name, _LIST_FLAGS, dir_fd=parent_fd)
-    try:
-        info = os.fstat(old_fd)
-        owner = (info.st_uid, info.st_gid)
-        create_owned(owner, lambda: os.mkdir(new_name, 0o700, dir_fd=new_parent_fd))
-        new_fd = os.open(new_name, _LIST_FLAGS, dir_fd=new_parent_fd)
-        try:
-            new = os.fstat(new_fd)
-            if (
-                new.st_uid not in (info.st_uid, os.geteuid())
-                or stat.S_IMODE(new.st_mode) != 0o700
-                or os.listdir(new_fd)
-            ):
-                raise make_os_error(errno.EBUSY)  # another process has exchanged it
-            names = os.listdir(old_fd)
-            budget[0] -= len(names)
-            if budget[0] < 0 or depth == 0:
-                raise make_os_error(errno.E2BIG)
-            for entry in names:
-                try:
-                    os.rename(entry, entry, src_dir_fd=old_fd, dst_dir_fd=new_fd)
-                except OSError as error:
-                    if error.errno != errno.EXDEV:
-                        raise
-                    _move_tree(entry, old_fd, entry, new_fd, budget, depth - 1)
-            if (new.st_uid, new.st_gid) != owner:
-                os.fchown(new_fd, *owner)
-            os.fchmod(new_fd, stat.S_IMODE(info.st_mode))
-        finally:
-            os.close(new_fd)
-    finally:
-        os.close(old_fd)
-    os.rmdir(name, dir_fd=parent_fd)
 
 
 def _check_component(name: str) -> str:
@@ -339,8 +309,11 @@ def make_os_fault(what: str, path: str, error: Exception, *, writing: bool = Fal
 def read_mount_id(fd: int) -> bytes:
     """Return the kernel's number of a descriptor's mount (proc(5), fdinfo), or b"" where /proc does not show it."""
     try:
-        with open(f"/proc/self/fdinfo/{fd}", "rb", buffering=0) as file:
-            fdinfo = file.read(4096) or b""
+        info_fd = os.open(f"/proc/self/fdinfo/{fd}", os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            fdinfo = os.read(info_fd, 4096)
+        finally:
+            os.close(info_fd)
     except OSError:
         return b""
     for line in fdinfo.split(b"\n"):

@@ -12,7 +12,7 @@ import errno
 import os
 import stat
 
-from gpu_oci_hook.files.directory import MAX_RETRIES, PATH_FLAGS, Directory, make_os_error
+from gpu_oci_hook.files.directory import MAX_RETRIES, PATH_FLAGS, Directory, make_os_error, read_mount_id
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -31,18 +31,25 @@ class PathWalker:
         fd: an O_PATH descriptor of the root, owned by the caller.
 
     Attributes:
-        write_guard: tells whether entries of a directory may be changed, or None where all may. It is called with the
-            held directory, so that no other process can redirect the path after the check.
+        write_guard: tells whether entries of a directory may be changed, or None where all in the root's own mount may.
+            It is called with the held directory, so that no other process can redirect the path after the check.
     """
 
-    __slots__ = ("_cached", "_missing", "_root_fd", "write_guard")
+    __slots__ = ("_cached", "_missing", "_mount_id", "_root_fd", "write_guard")
 
     def __init__(self, fd: int) -> None:
         self._root_fd = fd
         self._cached: dict[str, Directory] = {}
         # Of missing directories: the last component that exists, and the missing ones after it.
         self._missing: dict[str, tuple[Directory, list[str]]] = {}
+        self._mount_id: bytes | None = None
         self.write_guard: Callable[[Directory], bool] | None = None
+
+    def get_mount_id(self) -> bytes:
+        """Return the kernel's number of the root's mount, or b"" where /proc does not show it."""
+        if self._mount_id is None:
+            self._mount_id = read_mount_id(self._root_fd)
+        return self._mount_id
 
     def drop_cached(self) -> None:
         """Drop the cache: a path may lead to another directory now."""
@@ -63,6 +70,19 @@ class PathWalker:
             raise make_os_error(errno.ENOENT)
         last, missing = self._missing[path]
         return "/" + "/".join([*last.parts, *missing])
+
+    def open_nearest(self, path: str) -> Directory:
+        """Open the last directory on a path that exists.
+
+        Raises:
+            OSError: a component is not a directory, or cannot be opened.
+        """
+        try:
+            return self.open_directory(path, create=False)
+        except FileNotFoundError:
+            if path not in self._missing:
+                raise
+            return self._missing[path][0]
 
     def open_parent(self, path: str, *, create: bool) -> tuple[Directory, str]:
         """Open the directory of a path's last component; return it and that component ("" when there is none)."""
@@ -113,6 +133,16 @@ class PathWalker:
         return None, path
 
     def walk_path(self, path: str, *, create: bool = False) -> tuple[Directory, list[str]]:
+        """Walk a path: see `_walk_path`. Where no descriptor is left, the cache gives its own back."""
+        try:
+            return self._walk_path(path, create=create)
+        except OSError as error:
+            if error.errno != errno.EMFILE:
+                raise
+        self.drop_cached()
+        return self._walk_path(path, create=create)
+
+    def _walk_path(self, path: str, *, create: bool = False) -> tuple[Directory, list[str]]:
         """Walk a path below the root, component by component.
 
         Returns:

@@ -19,6 +19,7 @@ import stat
 
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files.directory import (
+    PATH_FLAGS,
     Directory,
     make_os_error,
     make_os_fault,
@@ -26,7 +27,7 @@ from gpu_oci_hook.files.directory import (
 )
 from gpu_oci_hook.files.path_walk import PathWalker
 from gpu_oci_hook.files.read_regular import PROC_SELF_FD, read_regular_fd
-from gpu_oci_hook.files.replace import CREATE_FLAGS, make_temporary_name
+from gpu_oci_hook.files.replace import CREATE_FLAGS, is_protected_fd, make_temporary_name
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ class Rootfs:
 
     Arguments:
         path: of the root on the host. This path is trusted, its content is not.
+        follow: whether its last component may be a link. runc refuses that, so nothing may be changed before.
 
     Raises:
         Fault: it cannot be opened.
@@ -48,16 +50,20 @@ class Rootfs:
 
     __slots__ = ("_fd", "_walker", "path")
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, follow: bool = True) -> None:
         self.path = path
         self._fd = -1
         self._walker = PathWalker(-1)
         try:
-            self._fd = os.open(path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+            flags = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
+            self._fd = os.open(path, flags if follow else flags | os.O_NOFOLLOW)
         except FileNotFoundError:
             hint = "Create it, or correct root.path in config.json"
             raise Fault("the rootfs does not exist", where=path, hint=hint) from None
         except (OSError, ValueError) as error:
+            if not follow and os.path.islink(path):
+                hint = "Name the directory that it leads to as root.path in config.json"
+                raise Fault("the rootfs is a symbolic link, which runc refuses", where=path, hint=hint) from None
             raise make_os_fault("cannot open the container's root file system", path, error) from error
         self._walker = PathWalker(self._fd)
 
@@ -85,18 +91,40 @@ class Rootfs:
 
     def get_mount_id(self) -> bytes:
         """Return the kernel's number of its mount, or b"" where /proc does not show it."""
-        return read_mount_id(self._fd)
+        return self._walker.get_mount_id()
 
     def restrict_writes(self, guard: Callable[[Directory], bool]) -> None:
         """Allow changes only in directories that the guard accepts: see `PathWalker.write_guard`.
 
-        Elsewhere they raise `CrossMountError` from now on.
+        Elsewhere they raise `CrossMountError` from now on. Without a guard they do so in every other mount.
         """
         self._walker.write_guard = guard
 
     def drop_cached_directories(self) -> None:
         """Forget the held directories: a path may lead to another one now, for example below a new mount."""
         self._walker.drop_cached()
+
+    def is_in_other_mount(self, directory: str) -> bool:
+        """Tell whether a directory lies in another mount than the root; the nearest one above where it is missing."""
+        try:
+            return not self._walker.open_nearest(directory).is_in_root_mount
+        except (OSError, ValueError):
+            return False  # using it reports the reason
+
+    def can_replace(self, path: str) -> bool:
+        """Tell whether a file can be created or replaced, as far as mounts and file attributes decide (chattr(1))."""
+        parent, _, name = path.rpartition("/")
+        try:
+            directory = self._walker.open_nearest(parent)
+            if not directory.is_in_root_mount or is_protected_fd(directory.fd):
+                return False
+            fd = os.open(name, PATH_FLAGS, dir_fd=self._walker.open_directory(parent, create=False).fd)
+        except (OSError, ValueError):
+            return True  # it does not exist, or writing it reports the reason
+        try:
+            return read_mount_id(fd) == self._walker.get_mount_id() and not is_protected_fd(fd)
+        finally:
+            os.close(fd)
 
     def open_writable_layer(self) -> Rootfs | None:
         """Open the root without its mounts and writable, where only the runtime has made it read-only; else None."""

@@ -63,6 +63,14 @@ class EmptyRootfs:
     def stat_path(self, path: str, *, follow: bool = False) -> None:
         """Return None: the path does not exist."""
 
+    def is_in_other_mount(self, directory: str) -> bool:
+        """Nothing is mounted in it."""
+        return False
+
+    def can_replace(self, path: str) -> bool:
+        """Everything can be written."""
+        return True
+
     def stat_names(self, path: str, names: Iterable[str]) -> dict[str, Any]:
         """Return no results."""
         return {}

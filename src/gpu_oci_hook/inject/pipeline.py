@@ -227,7 +227,7 @@ def _finish_without_driver(
     plan = Plan("inject", warnings)
     plan.edits = cdi.edits
     plan.withheld = [WithheldItem("request", name, reason) for name, reason in request.withheld]
-    rootfs = Rootfs(read_rootfs_path(spec, bundle))
+    rootfs = Rootfs(read_rootfs_path(spec, bundle), follow=False)
     return Outcome(request, plan, bundle, gpus=gpus, rootfs=rootfs, cdi_devices=cdi.devices)
 
 
@@ -284,7 +284,7 @@ def _plan_driver(
     warnings: list[str],
 ) -> Outcome:
     """Build the plan of a container that gets the driver, with the edits of CDI files at its end."""
-    rootfs = Rootfs(read_rootfs_path(spec, bundle))
+    rootfs = Rootfs(read_rootfs_path(spec, bundle), follow=False)
     refuse_host_root(rootfs)
     container = gather_container_facts(spec, bundle, rootfs, machine.host, chosen)
     plan = build_plan(gather_plan_input(machine, request, chosen, inventory, container))

@@ -32,6 +32,12 @@ if TYPE_CHECKING:
         def stat_path(self, path: str, *, follow: bool = False) -> os.stat_result | None:
             """See `Rootfs.stat_path`."""
 
+        def is_in_other_mount(self, directory: str) -> bool:
+            """See `Rootfs.is_in_other_mount`."""
+
+        def can_replace(self, path: str) -> bool:
+            """See `Rootfs.can_replace`."""
+
         def stat_names(self, path: str, names: Iterable[str]) -> dict[str, os.stat_result]:
             """See `Rootfs.stat_names`."""
 

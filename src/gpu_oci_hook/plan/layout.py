@@ -28,6 +28,8 @@ LIBRARY_ROOTS = ("/usr/local/nvidia", "/usr/lib/gpu-oci-hook", "/run/gpu-oci-hoo
 # Where a runtime creates nodes, or refuses mounts. A mount there would be in its way.
 _RUNTIME_DIRECTORIES = ("/dev/", "/proc/", "/sys/")
 
+_PROBE_NAME = ".gpu-oci-hook"  # a name that nothing is mounted on
+
 # In these file systems runtimes create missing mount points.
 TMPFS_TYPES = ("tmpfs", "devtmpfs", "ramfs")
 
@@ -44,12 +46,20 @@ class Layout:
         writable: whether this process can write the image's tree now.
     """
 
-    __slots__ = ("_mounts", "_rootfs_reader", "driver_library_dir", "driver_library_dir32", "writable")
+    __slots__ = (
+        "_in_other_mount",
+        "_mounts",
+        "_rootfs_reader",
+        "driver_library_dir",
+        "driver_library_dir32",
+        "writable",
+    )
 
     def __init__(
         self, spec: object, rootfs_reader: RootfsReader, own_mounts: list[tuple[str, str]], *, writable: bool
     ) -> None:
         self._rootfs_reader = rootfs_reader
+        self._in_other_mount: dict[str, bool] = {}  # directory to whether it lies in a mount that is there already
         self._mounts: dict[str, bool] = {}  # destination to whether it is a tmpfs of the container
         for mount in get_list(spec, "mounts"):
             destination = get_member(mount, "destination")
@@ -61,7 +71,7 @@ class Layout:
         self.writable = writable
         self.driver_library_dir = self.driver_library_dir32 = ""
         for prefix in LIBRARY_ROOTS:
-            if self.classify_path(prefix) != "foreign":
+            if self.classify_directory(prefix) != "foreign":
                 directories = [self._find_library_directory(f"{prefix}/{name}") for name in ("lib64", "lib")]
                 if all(directories):
                     self.driver_library_dir, self.driver_library_dir32 = directories
@@ -113,7 +123,7 @@ class Layout:
             return resolved if owner == "fresh" else ""
         status = self._rootfs_reader.stat_path(resolved)
         if status is None:
-            return resolved if self.writable else ""
+            return resolved if self.writable and self._rootfs_reader.can_replace(resolved) else ""
         return resolved if status.st_mode & 0o170000 == 0o040000 else ""  # S_ISDIR, without the import
 
     def _would_hide_content(self, path: str, resolved: str) -> bool:
@@ -149,8 +159,23 @@ class Layout:
             if fresh is not None:
                 return "fresh" if fresh and at != path else "foreign"
             if at in ("", "/"):
-                return "image"
+                return "foreign" if self._is_in_other_mount(path.rpartition("/")[0]) else "image"
             at = at.rpartition("/")[0]
+
+    def classify_directory(self, path: str) -> PathOwner:
+        """Return what the entries of a directory lie in, which can be a mount of its own: see `classify_path`."""
+        return self.classify_path(f"{path}/{_PROBE_NAME}")
+
+    def may_write_directory(self, path: str) -> bool:
+        """Tell whether entries of a directory can be changed before the container's mounts are made."""
+        probe = f"{path}/{_PROBE_NAME}"
+        return self.writable and self.classify_path(probe) == "image" and self._rootfs_reader.can_replace(probe)
+
+    def _is_in_other_mount(self, directory: str) -> bool:
+        """Tell whether a directory lies in a mount below the root that is there before the container's own."""
+        if directory not in self._in_other_mount:
+            self._in_other_mount[directory] = self._rootfs_reader.is_in_other_mount(directory)
+        return self._in_other_mount[directory]
 
     def is_mount_destination(self, path: str) -> bool:
         """Tell whether config.json mounts something on exactly this link-free path."""

@@ -137,7 +137,7 @@ def _add_image_links(
 ) -> None:
     """Add the links in one of the image's own library directories to the libraries in `directory`."""
     plugin_links = placement.plugin_links.get(image_directory, [])
-    if not layout.writable or layout.classify_path(image_directory) != "image":
+    if not layout.may_write_directory(image_directory):
         reason = f"{image_directory} lies in another mount, or cannot be written"
         plan.withheld += [WithheldItem("link", link.path, reason) for link in plugin_links]
         return

@@ -42,8 +42,11 @@ def add_generated_file(
     "".
     """
     if layout.classify_path(path) == "image" and layout.writable:
-        plan.edits.append(AddFile(path, content, reason, optional=optional))
-        return ""
+        if plan_input.container.rootfs_reader.can_replace(path):
+            plan.edits.append(AddFile(path, content, reason, optional=optional))
+            return ""
+        if plan_input.container.rootfs_reader.resolve_path(path) is None:
+            return f"{path} cannot be created: its directory is immutable or append-only"
     destination, obstacle = layout.find_mount_point(path)
     if destination and layout.classify_path(path) == "image":
         plan.edits.append(AddFile(path, content, reason, bind_mounted=True))
