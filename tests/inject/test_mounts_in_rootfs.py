@@ -102,11 +102,9 @@ def test_a_mount_that_comes_and_goes_is_never_written_to(tmp_path: Path, host: P
     script = f"""
 import subprocess, sys, time
 racer = subprocess.Popen([sys.executable, "-IS", "-c", {RACER!r}, {str(own / "usr")!r}, {str(made / "rootfs/usr")!r}])
-seen = set()
 try:
     for number in range({ROUNDS}):
         open({str(made / "config.json")!r}, "wb").write({config!r})
-        seen.add("over" if "libcuda.so.1" in __import__("os").listdir({str(made / "rootfs/usr/lib/x86_64-linux-gnu")!r}) else "")
         done = subprocess.run([{str(shim.path)!r}, "create", "--bundle", {str(made)!r}, "id"], capture_output=True)
         assert b"Traceback" not in done.stderr and b"internal" not in done.stderr, done
 finally:
