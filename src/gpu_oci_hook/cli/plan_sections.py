@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from posixpath import dirname, split
 
+from gpu_oci_hook.model.earlier_edits import DropEarlierEntries
 from gpu_oci_hook.model.edits import AddDeviceNode, AddDeviceRule, AddMount, Edit
 from gpu_oci_hook.model.file_edits import PrepareDirectory
 from gpu_oci_hook.plan.devices import NODE_MOUNT_OPTIONS
@@ -19,6 +20,7 @@ LinesByReason = dict[str, list[str]]
 DEFAULT_MOUNT_OPTIONS = ",".join(READ_ONLY_MOUNT_OPTIONS)
 """The mount options that the line of a mount leaves out."""
 
+_MAX_NAMED_ENTRIES = 4
 _DEVICES = "devices"
 _LIBRARY_DIRECTORY = "library directory"
 _LIBRARIES = "libraries"
@@ -94,7 +96,8 @@ class _LineBuilder:
             return _DEVICES, edit.reason, edit.describe()
         if isinstance(edit, AddMount):
             return self._build_mount_line(edit, rule)
-        return _SECTION_BY_KIND.get(edit.kind, _OTHER_EDITS), edit.reason, edit.describe()
+        text = _format_earlier_entries(edit) if isinstance(edit, DropEarlierEntries) else edit.describe()
+        return _SECTION_BY_KIND.get(edit.kind, _OTHER_EDITS), edit.reason, text
 
     def _build_mount_line(self, edit: AddMount, rule: AddDeviceRule | None) -> tuple[str, str, str] | None:
         if edit.destination in self.prepared_directories or dirname(edit.source) == self.generated_dir:
@@ -108,6 +111,13 @@ class _LineBuilder:
             text = name if name == source_name else f"{name} <- {source_name}"
             return _LIBRARIES, f"{edit.reason}, from {source_directory}{target}", text
         return _OTHER_FILES, edit.reason, _format_mount(edit, self.prefix)
+
+
+def _format_earlier_entries(edit: DropEarlierEntries) -> str:
+    """Return how many entries an edit removes, or their names if these are few."""
+    if sum(map(len, edit.stale.values())) <= _MAX_NAMED_ENTRIES:
+        return edit.describe()
+    return ", ".join(f"{len(entries)} of {path}" for path, entries in edit.stale.items())
 
 
 def _format_device_node(edit: AddDeviceNode, rule: AddDeviceRule | None) -> str:
