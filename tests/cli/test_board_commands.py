@@ -82,4 +82,4 @@ def test_simulate_counts_the_gpus_of_a_board(command: Command, tmp_path: Path) -
 
 def test_simulate_refuses_what_a_board_has_not(command: Command, tmp_path: Path) -> None:
     answer = command("simulate", tmp_path / "h", "--layout", "wsl", "--mig", "2")
-    assert answer.status == 1 and "layout wsl has no MIG devices" in answer.err
+    assert answer.status == 2 and "layout wsl has no MIG devices" in answer.err

@@ -47,6 +47,17 @@ def test_the_version_is_the_packages(command: Command) -> None:
         (["list", "--nvml=3"], "option --nvml takes no value", " list"),
         (["list", "extra"], "unexpected argument extra", " list"),
         (["simulate"], "missing argument DIRECTORY", " simulate"),
+        (
+            ["simulate", "x", "--driver", "latest"],
+            "invalid driver version 'latest'. Give a version such as 550.163.01",
+            " simulate",
+        ),
+        (["simulate", "x", "--mig", "99"], '"99" does not fit a GPU. Use at most its 7 slices', " simulate"),
+        (
+            ["list", "--driver-root", "x"],
+            "--driver-root x: not an absolute path. Give its path as seen from the host root",
+            " list",
+        ),
         (["simulate", "x", "--arch", "mips"], '--arch: "mips" is not one of x86_64, aarch64', " simulate"),
         (["cdi", "refresh", "--output", "-"], "--output: refresh needs a file, not standard output", " cdi refresh"),
         (["no\nway"], "unknown command no\\nway", ""),

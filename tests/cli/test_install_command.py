@@ -156,7 +156,7 @@ def test_a_relative_prefix_is_taken_from_the_current_directory(
 def test_an_empty_prefix_is_a_sentence(command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     answer = command("install", "--prefix", "")
-    assert (answer.status, answer.err.partition(".")[0]) == (1, "gpu-oci-hook: --prefix is empty")
+    assert (answer.status, answer.err.partition(".")[0]) == (2, "gpu-oci-hook: --prefix is empty")
     assert list(tmp_path.iterdir()) == []
 
 

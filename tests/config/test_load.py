@@ -226,7 +226,7 @@ def test_only_the_default_file_may_be_missing(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(load, "DEFAULT_PATH", str(tmp_path / "default.toml"))
     monkeypatch.delenv("GPU_OCI_HOOK_CONFIG", raising=False)
     assert load.load_config().to_data() == Config().to_data()
-    with pytest.raises(Fault, match=r"/typo: there is no such file$"):
+    with pytest.raises(Fault, match=r"/typo: no such file$"):
         load.load_config(str(tmp_path / "typo"))
     monkeypatch.setenv("GPU_OCI_HOOK_CONFIG", str(tmp_path / "typo"))
     with pytest.raises(Fault, match="GPU_OCI_HOOK_CONFIG names is missing"):

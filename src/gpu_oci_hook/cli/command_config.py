@@ -5,10 +5,12 @@ Import budget: cold.
 
 from __future__ import annotations
 
+import os
 import stat
 from pathlib import Path
 
 from gpu_oci_hook.cli.printing import print_warning
+from gpu_oci_hook.cli.usage_errors import UsageFault
 from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.config.load import load_config
 from gpu_oci_hook.errors import Fault
@@ -36,6 +38,16 @@ class _NullLock(state_dir.StateLock):
         return self
 
 
+def require_config_file(config_path: str) -> None:
+    """Check that the file of --config exists, also where the default one may be missing.
+
+    Raises:
+        Fault: it does not.
+    """
+    if config_path and not os.path.lexists(config_path):
+        raise Fault("no such file", where=f"--config {config_path}")
+
+
 def load_command_config(config_path: str, root: str, driver_root: str, *, warn: bool = True) -> Config:
     """Load the configuration of a command and override its roots.
 
@@ -47,9 +59,8 @@ def load_command_config(config_path: str, root: str, driver_root: str, *, warn: 
     Raises:
         Fault: the file or a root is missing, or the file is invalid.
     """
+    require_config_file(config_path)
     settings = load_config(config_path)
-    if config_path and not settings.path:
-        raise Fault("no such file", where=f"--config {config_path}")
     for warning in settings.warnings if warn else ():
         print_warning(warning)
     if root:
@@ -62,7 +73,7 @@ def load_command_config(config_path: str, root: str, driver_root: str, *, warn: 
     if driver_root:
         if not driver_root.startswith("/"):
             hint = "Give its path as seen from the host root"
-            raise Fault("the driver root is not an absolute path", where=driver_root, hint=hint)
+            raise UsageFault("not an absolute path", where=f"--driver-root {driver_root}", hint=hint)
         host = Host(settings.root)
         status = host.stat_path(driver_root)
         if status is None or not stat.S_ISDIR(status.st_mode):

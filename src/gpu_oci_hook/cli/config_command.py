@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import click
 
+from gpu_oci_hook.cli.command_config import require_config_file
 from gpu_oci_hook.cli.common_options import config_option, format_option, quiet_option, strict_option
 from gpu_oci_hook.cli.config_host_check import check_config_against_host
 from gpu_oci_hook.cli.lazy_group import SuggestingGroup
@@ -47,6 +48,7 @@ def show(form: str, config_path: str) -> None:
 
     The text form is itself a config file.
     """
+    require_config_file(config_path)
     path = config_path or find_config_path()
     data = read_named_config(path)
     values, warnings = _list_config_values(data, path)

@@ -25,6 +25,7 @@ from gpu_oci_hook.cli.launchers import (
     render_launcher,
 )
 from gpu_oci_hook.cli.printing import print_progress, print_warning
+from gpu_oci_hook.cli.usage_errors import UsageFault
 from gpu_oci_hook.errors import Fault, describe_os_error
 from gpu_oci_hook.files.read_regular import read_regular_head
 from gpu_oci_hook.files.replace import remove_stale_temporaries, replace_file, replace_file_at, replace_symlink_at
@@ -50,7 +51,7 @@ def install(prefix: str, *, aliases: bool, force: bool) -> None:
     gpu-oci-hook did not write, nothing is written.
     """
     if not prefix:
-        raise Fault("--prefix is empty", hint="Name a directory, or leave the option out")
+        raise UsageFault("--prefix is empty", hint="Name a directory, or leave the option out")
     directory = Path(prefix).absolute() / "bin"
     for path in (Path(prefix), directory):
         if path.exists() and not path.is_dir():

@@ -11,10 +11,11 @@ import click
 
 from gpu_oci_hook.cli.common_options import format_option, quiet_option
 from gpu_oci_hook.cli.printing import DATA_FORMS, print_data, print_progress, print_warning
+from gpu_oci_hook.cli.usage_errors import raise_usage_faults
 from gpu_oci_hook.formats.architectures import HOST_ARCHITECTURES
 from gpu_oci_hook.formats.toml_values import format_toml
 from gpu_oci_hook.simulate.feature_files import FEATURES
-from gpu_oci_hook.simulate.host_tree import DESKTOP_LAYOUTS, LAYOUTS, SimulatedHost, build_host
+from gpu_oci_hook.simulate.host_tree import DESKTOP_LAYOUTS, LAYOUTS, SimulatedHost, build_host, check_arguments
 
 
 @click.command()
@@ -66,6 +67,9 @@ def simulate(
     `gpu-oci-hook list --root DIRECTORY`. Run as root, it creates real device nodes. A directory with other content is
     refused; an earlier simulated host is rebuilt.
     """
+    optional_devices = tuple(features.replace(",", " ").split())
+    with raise_usage_faults():
+        check_arguments(layout, driver, gpus, model, arch or "", mig, imex, optional_devices)
     path = str(Path(directory).absolute())
     report = build_host(
         path,
@@ -76,7 +80,7 @@ def simulate(
         arch=arch or "",
         mig=mig,
         imex=imex,
-        features=tuple(features.replace(",", " ").split()),
+        features=optional_devices,
     )
     if form in DATA_FORMS:
         print_data(form, "simulate", _describe_report(path, report))

@@ -60,7 +60,7 @@ def read_named_config(path: str) -> bytes | None:
                 where=path,
                 hint="Create it, or unset the variable",
             )
-        raise Fault("there is no such file", where=path)
+        raise Fault("no such file", where=path)
     return data
 
 

@@ -81,8 +81,8 @@ def find_low_level_runtime(candidates: tuple[str, ...]) -> str:
     Raises:
         Fault: there is none; lists names and directories.
     """
-    directories = [directory for directory in os.environ.get("PATH", "").split(":") if directory.startswith("/")]
-    directories += [directory for directory in STANDARD_DIRECTORIES if directory not in directories]
+    searched = [directory for directory in os.environ.get("PATH", "").split(":") if directory.startswith("/")]
+    directories = list(dict.fromkeys([*searched, *STANDARD_DIRECTORIES]))
     where, hint = f"{find_config_path()}: [runtime] low-level", "Install runc or crun, or set the absolute path of one"
     engines = list_engine_programs(candidates)
     own_copies = 0

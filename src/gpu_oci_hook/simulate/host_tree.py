@@ -106,7 +106,7 @@ def build_host(
         Fault: an argument is invalid, the directory contains other files, or writing fails.
     """
     machine = arch or _choose_architecture()
-    _check_arguments(layout, driver, gpus, model, machine, mig, imex, features)
+    check_arguments(layout, driver, gpus, model, machine, mig, imex, features)
     root = Path(directory)
     try:
         _claim_directory(root)
@@ -132,7 +132,7 @@ def _choose_architecture() -> str:
     return machine if machine in HOST_ARCHITECTURES else "x86_64"
 
 
-def _check_arguments(
+def check_arguments(
     layout: str,
     driver: str,
     gpus: int,
@@ -142,7 +142,7 @@ def _check_arguments(
     imex: int,
     features: tuple[str, ...],
 ) -> None:
-    """Check the arguments of `build_host`.
+    """Check the arguments of `build_host` that are right or wrong whatever the machine.
 
     Raises:
         Fault: one of them is invalid.
@@ -165,10 +165,12 @@ def _check_arguments(
         )
     if not model.strip() or not model.isprintable() or len(model) > 200:
         raise Fault(f"{model!r} cannot be the name of a GPU", hint="Give at most 200 printable characters")
-    if arch not in HOST_ARCHITECTURES:
+    if arch and arch not in HOST_ARCHITECTURES:
         raise Fault(
             f"cannot simulate a machine of architecture {arch!r}", hint=f"Use one of {', '.join(HOST_ARCHITECTURES)}"
         )
+    if layout not in BOARD_LAYOUTS:
+        build_simulated_gpus(gpus, model, mig)
 
 
 def _build_desktop(module: KernelFiles, root: Path, layout: str, *, loader_cache: bool) -> SimulatedHost:
