@@ -63,7 +63,7 @@ INJECTION = CREATE | {
 INJECTION |= modules(
     """
     shim.code_bundle
-    inject.pipeline inject.gather inject.requirements inject.device_links
+    inject.pipeline inject.gather inject.optional_items inject.requirements inject.device_links
     plan.build plan.devices plan.driver_params plan.files plan.library_mounts plan.layout plan.links
     plan.loader_files plan.mounting
     container.image container.injection_record container.rootfs_edits container.spec_edits

@@ -2,7 +2,7 @@
  * NVML's symbols without NVIDIA: answers out of the file "nvml-double" beside this library. For tests.
  *
  * The file, one record a line:
- *   mode normal|sleep|crash|chatter|orphan|lost|latin-name|latin-uuid|endless|lie-uuid|lie-gpu|lie-count|lie-twice|lie-ids
+ *   mode normal|sleep|crash|chatter|orphan|lost|latin-name|latin-uuid|endless|lie-uuid|lie-gpu|lie-count|lie-twice|lie-ids|gfx
  *   driver 550.163.01
  *   gpu PCI UUID MINOR MIGMODE MEMORY MODEL...
  *   mig GPU-INDEX GI CI UUID
@@ -182,6 +182,11 @@ int nvmlDeviceGetName(struct device *device, char *name, unsigned length)
 {
     if (is("latin-name"))
         return text("Quadro\xae", name, length);
+    if (device->mig && is("gfx") && device->gi == 7) {
+        char full[256];
+        snprintf(full, sizeof full, "%s MIG 1g.24gb+gfx", gpus[device->parent].model);
+        return text(full, name, length);
+    }
     return text(device->mig ? gpus[device->parent].model : device->model, name, length);
 }
 

@@ -14,7 +14,7 @@ from gpu_oci_hook.simulate import host_tree, kernel
 SOURCE = Path(__file__).with_name("nvml_double.c")
 MODES = (
     "normal", "sleep", "crash", "chatter", "orphan", "lost", "latin-name", "latin-uuid", "endless", "lie-uuid",
-    "lie-gpu", "lie-count", "lie-twice", "lie-ids",
+    "lie-gpu", "lie-count", "lie-twice", "lie-ids", "gfx",
 )  # fmt: skip
 
 

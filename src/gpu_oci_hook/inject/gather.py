@@ -16,7 +16,6 @@ from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.files.user_namespace import is_process_in_user_namespace
 from gpu_oci_hook.formats.oci import can_make_writable
 from gpu_oci_hook.host.device_nodes import (
-    CONTROL_NODES,
     find_uncreated_nodes,
     read_device_majors,
     read_module_parameters,
@@ -26,12 +25,11 @@ from gpu_oci_hook.host.device_nodes import (
 from gpu_oci_hook.host.driver.inventory_cache import load_inventory
 from gpu_oci_hook.host.gpus import read_driver_version, read_machine_gpus
 from gpu_oci_hook.host.mig.capability_files import read_mig_enabled_gpus
-from gpu_oci_hook.model.optional_devices import OptionalItems
+from gpu_oci_hook.inject.optional_items import gather_optional_items
 from gpu_oci_hook.model.outcome import ChosenDevices
 from gpu_oci_hook.model.plan_input import ContainerFacts, PlanInput
 from gpu_oci_hook.plan.build import MOUNT_PROGRAM
 from gpu_oci_hook.plan.driver_params import DRIVER_PARAMS, DRIVER_PARAMS_LIMIT
-from gpu_oci_hook.request.capabilities import add_implied_capabilities
 from gpu_oci_hook.request.selectors import has_all_selector, is_mig_selector, resolve_gpus
 
 TYPE_CHECKING = False
@@ -232,7 +230,7 @@ def gather_plan_input(
         for gpu, _ in chosen.gpus
         if gpu.minor >= 0
     }
-    items = _gather_optional_items(machine, request, chosen, inventory)
+    items = gather_optional_items(machine, request, chosen, inventory)
     if platform is not None:
         node_paths = {node.path for node in gpu_nodes.values()}
         node_paths.update([node.path for node, _ in (*items.nodes, *items.best_effort_nodes)])
@@ -302,57 +300,6 @@ def _read_visible_params(host: Host) -> bytes | None:
         return host.read_file(DRIVER_PARAMS, DRIVER_PARAMS_LIMIT)
     except Fault:
         return None
-
-
-def _gather_optional_items(
-    machine: Machine, request: Request, chosen: ChosenDevices, inventory: Inventory
-) -> OptionalItems:
-    """Gather the optional nodes and files; each kind's module is imported only when the request needs it."""
-    items = OptionalItems()
-    host, problems = machine.host, machine.problems
-    gpus = [gpu for gpu, _ in chosen.gpus]
-    if chosen.all_mig_devices is not None:
-        from gpu_oci_hook.host.mig.mig_nodes import add_mig_nodes
-
-        node_context = (machine.majors, machine.module_params, problems)
-        add_mig_nodes(items, chosen.all_mig_devices, chosen.mig_devices, request.mig_rights, gpus, node_context)
-    if "graphics" in request.capabilities or "display" in request.capabilities:
-        from gpu_oci_hook.host.optional.graphics import add_graphics_items
-
-        # A MIG device brings no right to its GPU's display and graphics. A GPU without an address has its own lists.
-        drawing = {gpu.index: gpu for gpu in gpus if gpu.pci and gpu.index not in chosen.mig_parents}
-        add_graphics_items(items, host, list(drawing.values()), [gpu for gpu in machine.gpus if gpu.pci], problems)
-    if request.features or request.imex_channels:
-        from gpu_oci_hook.host.optional.features import add_features
-
-        add_features(items, host, machine.driver_host, machine.majors, request.features, request.imex_channels)
-    if request.management_origin:
-        from gpu_oci_hook.host.optional.management import add_management_nodes
-
-        taken_paths = {f"/dev/nvidia{gpu.minor}" for gpu in gpus} | {path for path, _, _, _ in CONTROL_NODES}
-        add_management_nodes(items, host, machine.majors, taken_paths, request.management_origin)
-    config = machine.config
-    if _needs_mps_directories(request, config):
-        from gpu_oci_hook.host.optional.mps import add_mps_directories
-
-        add_mps_directories(items, host, request, config, inventory)
-    if config.extra or config.remove:
-        from gpu_oci_hook.host.optional.user_files import add_user_files, exclude_driver_files
-
-        add_user_files(items, host, config, add_implied_capabilities(request.capabilities))
-        exclude_driver_files(items, config, inventory)
-    return items
-
-
-def _needs_mps_directories(request: Request, config: Config) -> bool:
-    """Tell whether the container or the configuration names a directory of an MPS daemon."""
-    return bool(
-        config.mps_pipe_directory
-        or config.mps_log_directory
-        or config.mps_shm
-        or "CUDA_MPS_PIPE_DIRECTORY" in request.environment
-        or "CUDA_MPS_LOG_DIRECTORY" in request.environment
-    )
 
 
 def _lacks_kernel_module(majors: DeviceMajors, request: Request) -> bool:

@@ -14,7 +14,9 @@ if TYPE_CHECKING:
     from gpu_oci_hook.config.keys import Config
     from gpu_oci_hook.host.root import Host
     from gpu_oci_hook.inject.gather import Machine
-    from gpu_oci_hook.model.machine import Cache
+    from gpu_oci_hook.model.machine import Cache, Gpu
+    from gpu_oci_hook.model.optional_devices import OptionalItems
+    from gpu_oci_hook.model.outcome import ChosenDevices
     from gpu_oci_hook.model.request import DeviceRequest
 
 
@@ -61,3 +63,29 @@ def identify_machine_gpus(machine: Machine) -> None:
     identify_gpus(
         machine.gpus, version, cache, lambda: locate_nvml_library(machine.host, machine.config, version, cache)
     )
+
+
+def add_drawing_mig_parents(drawing: dict[int, Gpu], chosen: ChosenDevices, items: OptionalItems) -> None:
+    """Add the GPUs of those chosen MIG devices that can draw.
+
+    Only the RTX PRO models have such MIG devices. If NVML, which knows them, fails, the DRM nodes are withheld.
+
+    Arguments:
+        drawing: the GPUs whose DRM nodes are injected, by index.
+        items: takes what is withheld.
+    """
+    from gpu_oci_hook.host.mig.graphics_devices import list_graphics_devices
+
+    for device, origin in chosen.mig_devices:
+        gpu = device.gpu
+        if "RTX" not in gpu.model or chosen.all_mig_devices is None:
+            continue
+        try:
+            can_draw = (device.gi, device.ci) in list_graphics_devices(chosen.all_mig_devices, gpu)
+        except Fault as fault:
+            reason = f"only NVML knows whether MIG device {device.name} can draw ({origin}), and it fails: {fault.what}"
+            items.withheld.append(("device", f"DRM nodes of MIG device {device.name}", reason))
+            items.warnings.append(f"DRM nodes are left out: {reason}")
+            return
+        if can_draw:
+            drawing[gpu.index] = gpu

@@ -66,6 +66,8 @@ class MigDevices:
         self.cache = cache
         self.find_library = find_library
         self.timeout = timeout
+        # (gi, ci) of the devices that can draw, by GPU index; `graphics_devices` fills it in.
+        self.graphics_devices: dict[int, frozenset[tuple[int, int]]] = {}
         self._devices_by_gpu: dict[int, list[MigDevice]] = {}
         self._cached_identities: CachedIdentities | None = None
         # The cache's content when it was last read, and a content that is not to be used again.

@@ -34,6 +34,9 @@ BRAND_NAMES = (
 
 _MAX_MIG_DEVICES = 64  # of one GPU: the hardware has up to 8 GPU instances with up to 8 compute instances each
 
+# In the name of a MIG device whose profile includes graphics: "NVIDIA RTX PRO 6000 ... MIG 1g.24gb+gfx".
+_GRAPHICS_PROFILE = "+gfx"
+
 # The child gets its import path as an argument: -I ignores PYTHONPATH and the current directory, and the launcher's
 # interpreter has no site-packages. Our package comes first, and pynvml is found in one of the others.
 _CHILD_CODE = (
@@ -49,12 +52,13 @@ class NvmlGpu:
         uuid, name: as NVML writes them.
         memory: bytes.
         compute_capability: such as "8.0".
+        graphics_devices: (gi, ci) of those MIG devices that can draw (a profile with "+gfx").
         mig_devices: (gi, ci, UUID) of its MIG devices, in the order of NVML's index.
         mig_mode: it is in MIG mode, with or without MIG devices.
         error: why NVML does not know this GPU, such as "GPU is lost". Everything else is empty then.
     """
 
-    __slots__ = ("compute_capability", "error", "memory", "mig_devices", "mig_mode", "name", "uuid")
+    __slots__ = ("compute_capability", "error", "graphics_devices", "memory", "mig_devices", "mig_mode", "name", "uuid")
 
     def __init__(
         self,
@@ -64,9 +68,11 @@ class NvmlGpu:
         memory: int | None = None,
         compute_capability: str = "",
         mig_devices: list[tuple[int, int, str]],
+        graphics_devices: list[tuple[int, int]] | None = None,
         mig_mode: bool = False,
         error: str = "",
     ) -> None:
+        self.graphics_devices = graphics_devices or []
         self.mig_mode = mig_mode
         self.error = error
         self.uuid = uuid
@@ -153,6 +159,7 @@ def query_nvml_gpus(addresses: Sequence[str], *, timeout: float = 10.0, library:
                 memory=None if table["memory"] is None else int(table["memory"]),
                 compute_capability=str(table["arch"]),
                 mig_devices=[(int(gi), int(ci), str(uuid)) for gi, ci, uuid in table["mig"]],
+                graphics_devices=[(int(gi), int(ci)) for gi, ci in table["graphics"]],
                 mig_mode=table["mig_mode"] is True,
             )
             for table in json.loads(answer)
@@ -295,6 +302,7 @@ def _query_gpu(nvml: object, error: type[Exception], pci: str) -> dict[str, obje
     }
     mode = try_call_nvml("nvmlDeviceGetMigMode", handle)  # most GPUs do not support it
     devices: list[tuple[object, object, str]] = []
+    graphics: list[tuple[object, object]] = []
     if isinstance(mode, (tuple, list)) and mode and mode[0] == 1:
         count = call_nvml("nvmlDeviceGetMaxMigDeviceCount", handle)
         for index in range(min(count, _MAX_MIG_DEVICES) if isinstance(count, int) else 0):
@@ -306,7 +314,10 @@ def _query_gpu(nvml: object, error: type[Exception], pci: str) -> dict[str, obje
                 call_nvml("nvmlDeviceGetComputeInstanceId", device),
             )
             devices.append((gi, ci, _to_text(call_nvml("nvmlDeviceGetUUID", device))))
+            if _GRAPHICS_PROFILE in _to_text(try_call_nvml("nvmlDeviceGetName", device) or ""):
+                graphics.append((gi, ci))
     properties["mig"] = devices
+    properties["graphics"] = graphics
     properties["mig_mode"] = isinstance(mode, (tuple, list)) and bool(mode) and mode[0] == 1
     return properties
 
