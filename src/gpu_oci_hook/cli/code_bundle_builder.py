@@ -36,8 +36,8 @@ BUNDLED_MODULES = (
     "host.driver", "host.driver.inventory_cache", "host.gpus", "host.mig", "host.mig.capability_files",
     "host.optional", "host.optional.graphics", "host.root", "inject", "inject.device_links", "inject.gather",
     "inject.optional_items", "inject.pipeline", "model", "model.edits", "model.file_edits", "model.machine",
-    "model.optional_devices", "model.outcome", "model.plan_input", "model.request", "plan", "plan.build", "plan.devices",
-    "plan.driver_params", "plan.files",
+    "model.optional_devices", "model.outcome", "model.plan_input", "model.request", "plan", "plan.build",
+    "plan.devices", "plan.driver_params", "plan.files",
     "plan.layout", "plan.library_mounts", "plan.links", "plan.loader_files", "plan.mounting", "request",
     "request.capabilities", "request.environment", "request.read", "request.selectors",
 )  # fmt: skip
