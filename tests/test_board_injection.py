@@ -165,6 +165,38 @@ def test_without_libdxcore_nothing_starts(wsl: Path, tmp_path: Path) -> None:
     assert "libdxcore.so is missing" in refused(make_bundle(tmp_path / "b", container_spec(ALL)), host_config(wsl))
 
 
+@pytest.mark.parametrize(
+    ("directory", "env", "wins", "reason"),
+    [
+        ("cuda-13.2/compat_orin", "", True, "compat for CUDA 13.2 is newer than the board's CUDA 12.6"),
+        ("cuda-12.8/compat", "", True, "compat for CUDA 12.8 is newer"),
+        ("cuda-12.6/compat_orin", "", False, "compat for CUDA 12.6 is not newer than the board's CUDA 12.6"),
+        ("cuda-12.10/compat", "", True, "CUDA 12.10"),
+        ("cuda/compat_orin", "CUDA_VERSION=13.0.1", True, "CUDA 13.0"),
+        ("cuda/compat_orin", "", False, "CUDA version of /usr/local/cuda/compat_orin is unknown"),
+    ],
+)
+def test_compat_libraries_for_a_board_are_judged_by_their_directorys_cuda_version(
+    orin: Path, tmp_path: Path, directory: str, env: str, wins: bool, reason: str
+) -> None:
+    words = [env, "NVIDIA_DISABLE_REQUIRE=1"] if env else []
+    made = make_bundle(tmp_path / "bundle", container_spec(ALL, *words))
+    place = made / f"rootfs/usr/local/{directory}"
+    place.mkdir(parents=True)
+    (place / "libcuda.so.1.1").write_bytes(elf_builder.build_shared_object(soname="libcuda.so.1"))
+    (place / "libcuda.so.1").symlink_to("libcuda.so.1.1")
+    if not directory.startswith("cuda/"):
+        (made / "rootfs/usr/local/cuda").symlink_to(directory.partition("/")[0])
+    outcome = prepared(made, host_config(orin))
+    texts = [*withheld(outcome).values(), *[edit.reason for edit in outcome.plan.edits]]
+    assert any(reason in text for text in texts), texts
+    assert outcome.plan.find_libcuda is not None
+    choice = outcome.plan.find_libcuda()
+    assert choice.at_start is not None and choice.at_start.owner == ("image" if wins else "host")
+    inject_in_process(made, host_config(orin))
+    assert (cached(made)["libcuda.so.1"] == f"/usr/local/{directory}/libcuda.so.1") == wins
+
+
 @pytest.mark.parametrize("word", ["0", "all", "0,all", "0-0"])
 def test_windows_knows_no_choice_among_gpus(wsl: Path, tmp_path: Path, word: str) -> None:
     after = inject_in_process(

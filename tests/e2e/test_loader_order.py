@@ -6,14 +6,17 @@ other layouts in a few.
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from gpu_oci_hook.simulate import host_tree
 from support.e2e import machine
 from support.e2e.host import InstalledRuntime
+from support.e2e.images import TRIPLE
 from support.e2e.loader_cells import COMPAT, DRIVER, FAR, LAYOUTS, NEWER, OLDER, SITUATIONS, LoaderLab
 from support.e2e.requirements import require_programs
 
@@ -105,7 +108,24 @@ def test_the_other_libraries_of_a_compat_package_go_with_its_libcuda(lab: Loader
         shutil.copy2(root.library, compat / f"{name[:-2]}.{NEWER}")
         (compat / name).symlink_to(f"{name[:-2]}.{NEWER}")
     names = ("libcuda.so.1", "libcuda.so", "libnvidia-ptxjitcompiler.so.1", "libnvidia-ml.so.1")
-    answers = [lab.load_names(root, "data-centre", [name])[0] for name in names]
+    answers = [lab.load_names(root, lab.get_host("data-centre"), [name])[0] for name in names]
     compat_jit = f"{COMPAT}/libnvidia-ptxjitcompiler.so.{NEWER}"
     nvml = f"/usr/local/nvidia/lib64/libnvidia-ml.so.{DRIVER}"
     assert answers == [NEWER_COMPAT, NEWER_COMPAT, compat_jit, nvml]
+
+
+@pytest.mark.parametrize("way", ["shim", "hook"])
+def test_libraries_in_a_directory_that_a_board_mounts_as_a_whole_are_found(lab: LoaderLab, way: str) -> None:
+    host = lab.directory / "board"
+    if not host.exists():
+        host_tree.build_host(host, layout="jetson", arch=os.uname().machine)
+        directory = f"/usr/lib/{TRIPLE}/nvidia"
+        lists = host / "etc/nvidia-container-runtime/host-files-for-container.d"
+        (lists / "devices.csv").write_text((lists / "devices.csv").read_text() + f"dir, {directory}\n")
+    root = lab.build_root("debian", "nothing")
+    names = ["libcuda.so.1", "libnvidia-ml.so.1", "libnvidia-ptxjitcompiler.so.1"]
+    if way == "shim":
+        found = [lab.load_names(root, host, [name])[0] for name in names]
+    else:
+        found = [lab.run_with_hook(root, host, ["/loaded", name])[0] for name in names]
+    assert [path.rpartition("/")[0] for path in found] == [f"/usr/lib/{TRIPLE}/nvidia"] * len(names), found

@@ -78,7 +78,7 @@ def test_a_value_may_follow_an_equals_sign() -> None:
 @pytest.mark.parametrize(
     ("words", "text"),
     [
-        (["--nope"], "--nope: unknown flag. Use one of --check-requirements, "),
+        (["--nope"], "--nope: unknown flag. Use one of --board-compat, "),
         (["x"], 'command line: "x" is not a flag'),
         ([""], 'command line: "" is not a flag'),
         (["--"], 'command line: "--" is not a flag'),

@@ -164,6 +164,26 @@ def test_a_compat_directory_elsewhere_is_looked_at(tmp_path: Path, host: Path) -
     assert scene.read_ld_cache()["libcuda.so.1"] == f"{OWN}/libcuda.so.1"
 
 
+@pytest.mark.parametrize(("board_cuda", "wins"), [("12.6", True), ("13.2", False)])
+def test_compat_libraries_of_a_board_are_judged_by_their_directory(
+    nvidia_scene: NvidiaHookScene, board_cuda: str, wins: bool
+) -> None:
+    scene = nvidia_scene
+    place = scene.root / "usr/local/cuda-13.2/compat_orin"
+    place.mkdir(parents=True)
+    (scene.root / "usr/local/cuda").symlink_to("cuda-13.2")
+    (place / "libcuda.so.1.1").write_bytes(b"\x7fELF")
+    (place / "libcuda.so.1").symlink_to("libcuda.so.1.1")
+    scene.finish_bundle()
+    config = read_spec(scene.bundle)
+    args = next(hook["args"] for hook in config["hooks"]["createContainer"] if "enable-cuda-compat" in hook["args"])
+    args[2:] = [f"--host-cuda-version={board_cuda}", "--cuda-compat-container-root=/usr/local/cuda/compat_orin"]
+    write_spec(scene.bundle, config)
+    scene.run_nvidia_hooks()
+    expected = "/usr/local/cuda-13.2/compat_orin" if wins else OWN
+    assert scene.read_ld_cache()["libcuda.so.1"] == f"{expected}/libcuda.so.1"
+
+
 def test_the_state_may_be_a_file(nvidia_scene: NvidiaHookScene, tmp_path: Path) -> None:
     (tmp_path / "state").write_text(json.dumps({"bundle": str(nvidia_scene.bundle)}))
     done = nvidia_scene.run_nvidia_hook(

@@ -16,6 +16,7 @@ from gpu_oci_hook.formats.driver_version import is_driver_version, make_version_
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Literal
 
     from gpu_oci_hook.files.rootfs import Rootfs
@@ -26,6 +27,7 @@ LD_CACHE = "/etc/ld.so.cache"
 LD_CONF = "/etc/ld.so.conf"
 LD_CONF_DIRECTORY = "/etc/ld.so.conf.d"
 COMPAT_DIRECTORY = "/usr/local/cuda/compat"
+BOARD_LIBCUDA_VERSION = "1.1"
 LD_CACHE_LIMIT = 16 << 20  # a cache of 5000 libraries has 0.5 MiB
 MUSL_PATH_LIMIT = 64 << 10
 LD_CONF_LIMIT = 256 << 10
@@ -218,7 +220,24 @@ def _find_creatable_directory(rootfs: Rootfs, path: str) -> str | None:
     return resolved if rootfs.stat_path(resolved) is None and not _is_runtime_mount(resolved) else None
 
 
-def _find_compat(rootfs: Rootfs, path: str) -> tuple[str, tuple[tuple[str, str], ...], tuple[str, ...]]:
+def find_board_compat(image: Image, rootfs: Rootfs, compat_roots: Iterable[str]) -> None:
+    """Replace the image's compat libraries by those for a Tegra board, if it has any.
+
+    Their libcuda has the version 1.1 on all boards.
+
+    Arguments:
+        compat_roots: the directories to look in, in order.
+    """
+    for path in compat_roots:
+        directory, libcudas, names = _find_compat(rootfs, path, BOARD_LIBCUDA_VERSION)
+        if libcudas:
+            image.compat_dir, image.compat_libcudas, image.compat_names = directory, libcudas, names
+            return
+
+
+def _find_compat(
+    rootfs: Rootfs, path: str, board_version: str = ""
+) -> tuple[str, tuple[tuple[str, str], ...], tuple[str, ...]]:
     """Return (compat directory, its libcudas, its libraries' names); see `Image`."""
     try:
         directory = rootfs.open_directory(path, create=False)
@@ -228,7 +247,7 @@ def _find_compat(rootfs: Rootfs, path: str) -> tuple[str, tuple[tuple[str, str],
     libcudas = []
     for name in names:
         version = name.removeprefix("libcuda.so.")
-        if version != name and is_driver_version(version):
+        if version != name and (version == board_version if board_version else is_driver_version(version)):
             info = directory.stat_name(name)
             # An empty file is a mount point that an earlier container has left.
             if info is not None and stat.S_ISREG(info.st_mode) and info.st_size:

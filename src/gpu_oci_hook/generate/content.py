@@ -19,8 +19,9 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from gpu_oci_hook.container.image import Image
+from gpu_oci_hook.container.image import LD_CACHE, Image
 from gpu_oci_hook.formats.architectures import ARCHITECTURES, ARCHITECTURES_32BIT
+from gpu_oci_hook.formats.ldcache import parse_ld_cache
 from gpu_oci_hook.hook.arguments import HookArguments
 from gpu_oci_hook.model.edits import AddDeviceNode, AddDeviceRule, AddGroup, AddMount, Plan, SetEnvVariable
 from gpu_oci_hook.model.file_edits import AddFile, AddLink, PrepareDirectory
@@ -116,6 +117,8 @@ class SpecContent:
         sockets: (path on the host, path in the container) of daemons' sockets and directories, which the hook mounts.
         folders: directories for the loader.
         folders32: the same for 32-bit libraries.
+        libraries: (path, name) of libraries that the loader must find and that no mount or link in a folder has by
+            that name: they lie in a directory that is mounted as a whole.
     """
 
     nodes: dict[str, ContainerEdits] = field(default_factory=dict)
@@ -128,6 +131,7 @@ class SpecContent:
     sockets: list[tuple[str, str]] = field(default_factory=list)
     folders: list[str] = field(default_factory=list)
     folders32: list[str] = field(default_factory=list)
+    libraries: list[tuple[str, str]] = field(default_factory=list)
 
     def subtract_content(self, other: SpecContent) -> SpecContent:
         """Return the nodes, mounts, groups and variables that the other content lacks."""
@@ -155,6 +159,7 @@ class SpecContent:
         arguments.links, arguments.plugins, arguments.plugins32 = self.links, self.plugins, self.plugins32
         arguments.sockets = self.sockets
         arguments.folders, arguments.folders32 = self.folders, self.folders32
+        arguments.libraries = self.libraries
         return arguments
 
     def replace_links_by_mounts(self) -> list[str]:
@@ -200,6 +205,8 @@ class ContentBuilder:
         self._nodes: list[AddDeviceNode] = []
         self._access: dict[tuple[int, int], str] = {}
         self._loader_directories: list[str] = []
+        self._cached_paths: list[tuple[str, str]] = []
+        self._arch = plan_input.container.image.arch
         self._directories32: set[str] = set()
 
     def add_node(self, edit: AddDeviceNode) -> None:
@@ -252,10 +259,14 @@ class ContentBuilder:
         self._content.links.append((edit.target, edit.path))
 
     def add_file(self, edit: AddFile) -> None:
-        """Take the loader's directories from its drop-in; the hook generates the files."""
+        """Take the loader's directories and libraries from its files; the hook generates the files."""
         if edit.path == LD_CONF_DROP_IN:
             lines = edit.content.decode().splitlines()
             self._loader_directories = [line for line in lines if not line.startswith("#")]
+        elif edit.path == LD_CACHE and self._arch in ARCHITECTURES:
+            flags = ARCHITECTURES[self._arch].cache_flags
+            entries = parse_ld_cache(edit.content).entries
+            self._cached_paths = [(entry.path, entry.name) for entry in entries if entry.flags == flags]
 
     def build(self) -> SpecContent:
         """Return the content."""
@@ -265,6 +276,11 @@ class ContentBuilder:
             content.nodes[node.path] = build_node_entry(node, self._node_sources[node.path], access)
         for directory in self._loader_directories:
             (content.folders32 if directory in self._directories32 else content.folders).append(directory)
+        found = {*content.mounts, *[path for _, path in content.links]}
+        for path, name in sorted(self._cached_paths):
+            folder = path.rpartition("/")[0]
+            if folder not in content.folders or f"{folder}/{name}" not in found:
+                content.libraries.append((path, name))
         return content
 
 

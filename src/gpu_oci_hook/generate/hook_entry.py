@@ -40,6 +40,9 @@ def build_hook_arguments(
     arguments = content.to_hook_arguments()
     arguments.driver_version = facts.driver_version
     arguments.cuda_compat = config.cuda_compat if "compute" in facts.implied_by else "never"
+    if platform is not None:
+        directories, arguments.board_cuda = platform.get_cuda_compat(facts.gpus)
+        arguments.board_compat = list(directories)
     arguments.root = config.root
     arguments.requirements = not config.disable_require
     arguments.log = options.hook_log or config.log_file

@@ -18,11 +18,18 @@ LINK_SEPARATOR = "::"
 COMPAT_POLICIES = ("auto", "always", "never")
 
 # (flag, attribute) in the order in which `to_command_line` writes them: pairs, lists, texts, switches.
-_LINK_FLAGS = (("link", "links"), ("plugin", "plugins"), ("plugin32", "plugins32"), ("socket", "sockets"))
-_LIST_FLAGS = (("folder", "folders"), ("folder32", "folders32"))
+_LINK_FLAGS = (
+    ("link", "links"),
+    ("plugin", "plugins"),
+    ("plugin32", "plugins32"),
+    ("library", "libraries"),
+    ("socket", "sockets"),
+)
+_LIST_FLAGS = (("folder", "folders"), ("folder32", "folders32"), ("board-compat", "board_compat"))
 _TEXT_FLAGS = (
     ("driver-version", "driver_version"),
     ("cuda-compat", "cuda_compat"),
+    ("board-cuda", "board_cuda"),
     ("root", "root"),
     ("log", "log"),
     ("made-from", "made_from"),
@@ -51,8 +58,11 @@ class HookArguments:
         sockets: (path on the host, path in the container) of sockets and directories of daemons, mounted if they exist.
         folders: directories of the container whose mounted libraries its loader must find, highest priority first.
         folders32: the same for 32-bit libraries.
+        libraries: (path, name) of further libraries that the loader must find, by that name.
         driver_version: the host's driver version when the file was generated; "" if it was unknown.
         cuda_compat: "auto", "always" or "never", as `[inject] cuda-compat`.
+        board_cuda: the CUDA version of a Tegra board; "" for other machines.
+        board_compat: directories of an image with compat libraries for that board.
         root: the host's root directory, as `[host] root`.
         hide_device_files: set `ModifyDeviceFiles: 0` in the container's `/proc/driver/nvidia/params`.
         egl_profile: write an application profile that makes EGL list only the container's GPUs.
@@ -65,9 +75,9 @@ class HookArguments:
     """
 
     __slots__ = (
-        "cuda_compat", "driver_version", "drm_links", "egl_profile", "folders", "folders32", "hide_device_files",
-        "incomplete", "links", "log", "made_by", "made_from", "plugins", "plugins32", "requirements", "root",
-        "sockets",
+        "board_compat", "board_cuda", "cuda_compat", "driver_version", "drm_links", "egl_profile", "folders",
+        "folders32", "hide_device_files", "incomplete", "libraries", "links", "log", "made_by", "made_from",
+        "plugins", "plugins32", "requirements", "root", "sockets",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -77,8 +87,11 @@ class HookArguments:
         self.sockets: list[tuple[str, str]] = []
         self.folders: list[str] = []
         self.folders32: list[str] = []
+        self.libraries: list[tuple[str, str]] = []
         self.driver_version = ""
         self.cuda_compat = "auto"
+        self.board_cuda = ""
+        self.board_compat: list[str] = []
         self.root = "/"
         self.hide_device_files = False
         self.egl_profile = False
@@ -118,7 +131,7 @@ def parse_hook_arguments(command_line: list[str]) -> HookArguments:
         Fault: an unknown flag, a flag without its value, a relative path, or an invalid link.
     """
     arguments = HookArguments()
-    texts, switches = dict(_TEXT_FLAGS), dict(_SWITCH_FLAGS)
+    texts, switches, lists = dict(_TEXT_FLAGS), dict(_SWITCH_FLAGS), dict(_LIST_FLAGS)
     for flag, value in parse_flags(command_line, _FLAGS_WITH_VALUE, _FLAGS_WITHOUT_VALUE):
         if flag == "link":
             target, path = parse_link_flag(flag, value)
@@ -128,14 +141,15 @@ def parse_hook_arguments(command_line: list[str]) -> HookArguments:
         elif flag == "socket":
             source, path = parse_link_flag(flag, value)
             arguments.sockets.append((require_absolute_path(flag, source), require_absolute_path(flag, path)))
+        elif flag == "library":
+            path, name = parse_link_flag(flag, value)
+            arguments.libraries.append((require_absolute_path(flag, path), name))
         elif flag == "plugin32":
             arguments.plugins32.append(_parse_plugin_flag(flag, value))
         elif flag in switches:
             setattr(arguments, switches[flag], value == "true")
-        elif flag == "folder":
-            arguments.folders.append(require_absolute_path(flag, value))
-        elif flag == "folder32":
-            arguments.folders32.append(require_absolute_path(flag, value))
+        elif flag in lists:
+            getattr(arguments, lists[flag]).append(require_absolute_path(flag, value))
         else:
             setattr(arguments, texts[flag], require_absolute_path(flag, value) if flag in _PATH_FLAGS else value)
     if arguments.cuda_compat not in COMPAT_POLICIES:

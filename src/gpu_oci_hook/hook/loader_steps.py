@@ -29,9 +29,13 @@ def run_library_steps(container: Container, arguments: HookArguments, arch: str)
     Arguments:
         arch: the machine's architecture, as `uname -m` prints it.
     """
-    compat = choose_compat_library(
-        container, arch, arguments.driver_version, arguments.cuda_compat, arguments.root
-    )  # before the links: it decides where some of them lead
+    # Before the links: it decides where some of them lead.
+    if arguments.board_compat:
+        compat = choose_board_compat(
+            container, arch, arguments.board_cuda, arguments.cuda_compat, arguments.board_compat
+        )
+    else:
+        compat = choose_compat_library(container, arch, arguments.driver_version, arguments.cuda_compat, arguments.root)
     search = start_library_search(container, arch)
     search.compat_directory = compat.directory if compat else ""
     create_links(
@@ -40,7 +44,7 @@ def run_library_steps(container: Container, arguments: HookArguments, arch: str)
     arch32 = ARCHITECTURES[arch].arch32 if arch in ARCHITECTURES else ""
     folders = [(folder, arch) for folder in arguments.folders]
     folders += [(folder, arch32) for folder in arguments.folders32 if arch32]
-    if not folders:
+    if not folders and not arguments.libraries:
         return
     image = container.inspect_image(arch)
     links: list[tuple[str, str]] = []
@@ -57,6 +61,8 @@ def run_library_steps(container: Container, arguments: HookArguments, arch: str)
             search.add_library(name, own_mount or f"{folder}/{name}", folder_arch, own_mount=bool(own_mount))
         chosen = search.choose_image_links(names, image_directory)
         links += [(f"{folder}/{name}", f"{image_directory}/{name}") for name, _ in chosen]
+    for path, name in arguments.libraries:
+        search.add_library(name, path, arch)
     plugin_links = {image.library_dir32: arguments.plugins32}
     plugin_links[image.library_dir] = arguments.plugins + plugin_links.get(image.library_dir, [])
     for image_directory, plugins in plugin_links.items():
@@ -116,16 +122,42 @@ def choose_compat_library(
     )
 
 
+def choose_board_compat(
+    container: Container, arch: str, board_cuda: str, policy: str, compat_roots: list[str]
+) -> CompatDecision | None:
+    """Decide whether the image's CUDA compat libraries for a Tegra board win; None if it has none.
+
+    Arguments:
+        board_cuda: the CUDA version of the board's libcuda.
+        compat_roots: the image's directories to look in, in order.
+    """
+    from gpu_oci_hook.container.image import BOARD_LIBCUDA_VERSION, find_board_compat
+
+    image = container.inspect_image(arch)
+    find_board_compat(image, container.rootfs, compat_roots)
+    if not image.compat_libcudas or image.compat_libcudas[0][1] != BOARD_LIBCUDA_VERSION:
+        return None
+    from gpu_oci_hook.plan.compat import decide_board_compat
+
+    return decide_board_compat(image.compat_dir, read_env_variable(container, "CUDA_VERSION"), board_cuda, policy)
+
+
+def read_env_variable(container: Container, name: str) -> str:
+    """Return a variable of the container's process, "" if it is not set; of repeated entries the last counts."""
+    value = ""
+    for entry in get_list(container.spec, "process", "env"):
+        if isinstance(entry, str) and entry.startswith(f"{name}="):
+            value = entry.partition("=")[2]
+    return value
+
+
 def report_libcuda(
     container: Container, search: LibrarySearch, compat: CompatDecision | None, driver_version: str
 ) -> None:
     """Note it if the container's programs will load another libcuda than the one that the loader's files put first."""
     if not search.find_cached_path(LIBCUDA):
         return
-    search_path = ""
-    for entry in get_list(container.spec, "process", "env"):
-        if isinstance(entry, str) and entry.startswith("LD_LIBRARY_PATH="):
-            search_path = entry.partition("=")[2]
+    search_path = read_env_variable(container, "LD_LIBRARY_PATH")
     if compat is None and not search.may_be_overruled(search_path):
         return
     from gpu_oci_hook.plan.libcuda_search import LoaderInputs, find_libcuda

@@ -26,6 +26,7 @@ from gpu_oci_hook.hook.arguments import parse_flags, parse_link_flag
 from gpu_oci_hook.hook.called_container import drain_state, read_container
 from gpu_oci_hook.hook.link_steps import create_links, list_mount_destinations
 from gpu_oci_hook.hook.loader_steps import (
+    choose_board_compat,
     choose_compat_library,
     report_libcuda,
     start_library_search,
@@ -259,12 +260,17 @@ def _find_hook_flags(container: Container, name: str) -> list[Flags]:
 def _choose_compat_from_flags(container: Container, flags: Flags) -> CompatDecision | None:
     """Decide whether the image's compat libraries win; see `loader_steps.choose_compat_library`.
 
-    Only the driver version counts. The name of a compat library does not show its CUDA version.
+    The host's CUDA version alone is that of a Tegra board.
     """
     version = _get_last_value(flags, "host-driver-version")
-    if not version:
-        return None
     compat_root = _get_last_value(flags, "cuda-compat-container-root") or DEFAULT_COMPAT_ROOT
+    if not version:
+        board_cuda = _get_last_value(flags, "host-cuda-version")
+        return (
+            choose_board_compat(container, os.uname().machine, board_cuda, "auto", [compat_root])
+            if board_cuda
+            else None
+        )
     return choose_compat_library(container, os.uname().machine, version, "auto", HOST_ROOT, compat_root)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 
-from gpu_oci_hook.container.image import inspect_image
+from gpu_oci_hook.container.image import find_board_compat, inspect_image
 from gpu_oci_hook.container.rootfs_edits import GENERATED_DIR
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files import state_dir
@@ -254,10 +254,14 @@ def gather_plan_input(
 
 
 def gather_container_facts(
-    spec: dict[str, object], bundle: str, rootfs: Rootfs, host: Host, chosen: ChosenDevices
+    spec: dict[str, object], bundle: str, rootfs: Rootfs, machine: Machine, chosen: ChosenDevices
 ) -> ContainerFacts:
     """Look at the container's image, and at what this process can do for it."""
-    image = inspect_image(rootfs, host.machine)
+    image = inspect_image(rootfs, machine.host.machine)
+    board_cuda = ""
+    if machine.platform is not None:
+        compat_roots, board_cuda = machine.platform.get_cuda_compat([gpu for gpu, _ in chosen.gpus])
+        find_board_compat(image, rootfs, compat_roots)
     datacenter_only = False
     if image.compat_libcudas:
         from gpu_oci_hook.host.model_tables import is_datacenter_gpu
@@ -273,9 +277,10 @@ def gather_container_facts(
         generated_dir=generated_dir,
         shared_dir=_choose_shared_directory(spec, in_user_namespace=in_user_namespace) or generated_dir,
         process_in_user_namespace=in_user_namespace,
-        driver_params=_read_visible_params(host),
+        driver_params=_read_visible_params(machine.host),
         has_mount_program=os.path.exists(MOUNT_PROGRAM),
         datacenter_only=datacenter_only,
+        board_cuda=board_cuda,
     )
 
 

@@ -286,7 +286,7 @@ def _plan_driver(
     """Build the plan of a container that gets the driver, with the edits of CDI files at its end."""
     rootfs = Rootfs(read_rootfs_path(spec, bundle), follow=False)
     refuse_host_root(rootfs)
-    container = gather_container_facts(spec, bundle, rootfs, machine.host, chosen)
+    container = gather_container_facts(spec, bundle, rootfs, machine, chosen)
     plan = build_plan(gather_plan_input(machine, request, chosen, inventory, container))
     plan.warnings += [text for text in warnings if text not in plan.warnings]
     plan.warnings += [*machine.problems, *inventory.problems]

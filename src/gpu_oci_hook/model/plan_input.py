@@ -66,9 +66,11 @@ class ContainerFacts:
         driver_params: the host's /proc/driver/nvidia/params if containers will see that file, else None.
         has_mount_program: whether the host has the program `mount`, which a hook runs.
         datacenter_only: all chosen GPUs are data-centre GPUs; only read for an image with CUDA compat libraries.
+        board_cuda: the CUDA version of a Tegra board, by which compat libraries are judged there; "" elsewhere.
     """
 
     __slots__ = (
+        "board_cuda",
         "datacenter_only",
         "driver_params",
         "generated_dir",
@@ -94,6 +96,7 @@ class ContainerFacts:
         driver_params: bytes | None,
         has_mount_program: bool,
         datacenter_only: bool,
+        board_cuda: str = "",
     ) -> None:
         self.spec = spec
         self.image = image
@@ -105,6 +108,7 @@ class ContainerFacts:
         self.driver_params = driver_params
         self.has_mount_program = has_mount_program
         self.datacenter_only = datacenter_only
+        self.board_cuda = board_cuda
 
 
 class PlanInput:

@@ -95,6 +95,32 @@ def decide_cuda_compat(
     )
 
 
+def decide_board_compat(compat_dir: str, environment_version: str, host_cuda: str, policy: str) -> CompatDecision:
+    """Compare the CUDA version of the image's compat directory with that of a Tegra board.
+
+    A board's libcuda has no version in its name. NVIDIA's packages have theirs in the directory, as in
+    /usr/local/cuda-13.2/compat_orin (facts: cuda-compat-boards).
+
+    Arguments:
+        compat_dir: the directory without links.
+        environment_version: the container's CUDA_VERSION, for a directory without a version; "" if it is not set.
+        host_cuda: the CUDA version of the board's libcuda; "" if it is unknown.
+        policy: `[inject] cuda-compat`.
+    """
+    if policy == "never":
+        return CompatDecision("", '[inject] cuda-compat is "never"')
+    if policy == "always":
+        return CompatDecision(compat_dir, '[inject] cuda-compat is "always"')
+    names = [part.removeprefix("cuda-") for part in compat_dir.split("/") if part.startswith("cuda-")]
+    version = names[0] if names else ".".join(environment_version.split(".")[:2])
+    if not version.replace(".", "").isdigit() or not host_cuda:
+        unknown = f"the CUDA version of {compat_dir}" if host_cuda else "the board's CUDA version"
+        return CompatDecision("", f"{unknown} is unknown, so the board's own libcuda is used")
+    if compare_versions(version, host_cuda) > 0:
+        return CompatDecision(compat_dir, f"compat for CUDA {version} is newer than the board's CUDA {host_cuda}")
+    return CompatDecision("", f"compat for CUDA {version} is not newer than the board's CUDA {host_cuda}")
+
+
 def list_compat_branches(compat_branch: int) -> tuple[list[int], bool]:
     """Return the driver branches on which compat libraries of a branch work, and whether they are in the table.
 

@@ -5,6 +5,7 @@ Import budget: GPU container.
 
 from __future__ import annotations
 
+from gpu_oci_hook.container.image import BOARD_LIBCUDA_VERSION
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.formats.architectures import ARCHITECTURES_32BIT
@@ -152,13 +153,21 @@ def _add_image_links(
 
 def _resolve_compat_preference(plan_input: PlanInput, plan: Plan, layout: Layout) -> CompatDecision:
     """Decide whether the image's compat libraries come first; withhold them with the reason if not."""
-    from gpu_oci_hook.plan.compat import CompatDecision, decide_cuda_compat  # few images have any
+    # Few images have any.
+    from gpu_oci_hook.plan.compat import CompatDecision, decide_board_compat, decide_cuda_compat
 
     image = plan_input.container.image
     if "compute" not in add_implied_capabilities(plan_input.request.capabilities):
         decision = CompatDecision("", explain_missing_capability("compute"))
     elif layout.classify_path(image.compat_dir) != "image":
         decision = CompatDecision("", f"{image.compat_dir} lies in a mount of the container")
+    elif image.compat_libcudas[0][1] == BOARD_LIBCUDA_VERSION:
+        decision = decide_board_compat(
+            image.compat_dir,
+            plan_input.request.environment.get("CUDA_VERSION", ""),
+            plan_input.container.board_cuda,
+            plan_input.config.cuda_compat,
+        )
     else:
         decision = decide_cuda_compat(
             image.compat_libcudas,

@@ -328,7 +328,7 @@ class LoaderLab:
     def run_cell(self, layout: str, situation: str, gpu: str) -> CellResult:
         """Run one cell."""
         root = self.build_root(layout, situation)
-        bare_runtime, wrapper = self._prepare_runtime(root, gpu)
+        bare_runtime, wrapper = self._prepare_runtime(root, self.get_host(gpu))
         script = "/loaded libcuda.so.1; ldconfig 2>&1 | sed 's/^/ldconfig: /'; /loaded libcuda.so.1"
         request = ContainerRequest(["/bin/sh", "-c", script], ["NVIDIA_VISIBLE_DEVICES=0", *root.env])
         bundle = bare_runtime.bundle(request)
@@ -351,28 +351,33 @@ class LoaderLab:
             What is loaded at the start and after ldconfig.
         """
         root = self.build_root(layout, situation)
+        script = "/loaded libcuda.so.1; ldconfig >/dev/null 2>&1; /loaded libcuda.so.1"
+        loaded, loaded_later = self.run_with_hook(root, self.get_host(gpu), ["/bin/sh", "-c", script])
+        machine.remove_tree(root.path)
+        return loaded, loaded_later
+
+    def run_with_hook(self, root: Root, host: Path, args: list[str]) -> list[str]:
+        """Run a command in a container that has the edits of a CDI file for a host; return what it prints."""
         bare_runtime = BareRuntime("runc", "v1", "run")
         home = self.directory / f"home-{next(self._numbers)}"
         home.mkdir()
         bare_runtime.start(EngineHome(home, root.path, lambda name: Path(machine.find_program(name))))
-        script = "/loaded libcuda.so.1; ldconfig >/dev/null 2>&1; /loaded libcuda.so.1"
-        bundle = bare_runtime.bundle(ContainerRequest(["/bin/sh", "-c", script], root.env))
+        bundle = bare_runtime.bundle(ContainerRequest(args, root.env))
         spec = json.loads((bundle / "config.json").read_text())
-        add_cdi_device(spec, generate_cdi_file(self.runtime, self.get_host(gpu)), "0")
+        add_cdi_device(spec, generate_cdi_file(self.runtime, host), "0")
         (bundle / "config.json").write_text(json.dumps(spec))
-        loaded, loaded_later = bare_runtime.start_bundle(bundle).check().stdout.splitlines()
+        lines = bare_runtime.start_bundle(bundle).check().stdout.splitlines()
         machine.remove_tree(bundle)
-        machine.remove_tree(root.path)
-        return loaded, loaded_later
+        return lines
 
-    def load_names(self, root: Root, gpu: str, names: list[str]) -> list[str]:
+    def load_names(self, root: Root, host: Path, names: list[str]) -> list[str]:
         """Return the file that dlopen maps for each name in a container."""
-        bare_runtime, _ = self._prepare_runtime(root, gpu)
+        bare_runtime, _ = self._prepare_runtime(root, host)
         request = ContainerRequest(["/loaded", *names], ["NVIDIA_VISIBLE_DEVICES=0", *root.env])
         return bare_runtime.run(request).check().stdout.splitlines()
 
-    def _prepare_runtime(self, root: Root, gpu: str) -> tuple[BareRuntime, Path]:
-        wrapper = self.runtime.wrapper("runc", self.get_host(gpu))
+    def _prepare_runtime(self, root: Root, host: Path) -> tuple[BareRuntime, Path]:
+        wrapper = self.runtime.wrapper("runc", host)
         bare_runtime = BareRuntime("runc", "v1", "run")
         home = self.directory / f"home-{next(self._numbers)}"
         home.mkdir()

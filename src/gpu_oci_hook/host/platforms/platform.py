@@ -101,6 +101,13 @@ class Platform:
         """
         raise NotImplementedError
 
+    def get_cuda_compat(self, chosen: list[Gpu]) -> tuple[tuple[str, ...], str]:
+        """Return the directories of an image for the chosen GPUs' compat libraries, and the host's CUDA version.
+
+        Where there are none, compat libraries are judged by the driver's version.
+        """
+        return (), ""
+
     def report_list_lines(self) -> list[tuple[str, str, str, str]]:
         """Return (location, type, path, result) of each line of the board's lists; [] for a platform without lists."""
         return []

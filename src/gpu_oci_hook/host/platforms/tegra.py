@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 # The display's node of a Thor that has a discrete GPU too. No list names it (facts: thor-mixed-gpus).
 _THOR_DISPLAY_NODE = "/dev/nvidia2"
+# The compat libraries of a CUDA release for boards (facts: cuda-compat-boards).
+_ORIN_COMPAT_DIRECTORY, _COMPAT_DIRECTORY = "/usr/local/cuda/compat_orin", "/usr/local/cuda/compat"
 # L4T release of JetPack (major, minor) to the CUDA version of its libcuda (facts: l4t-cuda-versions).
 _CUDA_BY_L4T_RELEASE = (
     (32, 1, "10.0"), (32, 4, "10.2"), (34, 1, "11.4"), (35, 1, "11.4"), (36, 2, "12.2"), (36, 4, "12.6"),
@@ -142,6 +144,15 @@ class TegraPlatform(Platform):
             driver = ""
             exact, at_least = lookup_l4t_cuda_version(read_first_line(self.host, TEGRA_RELEASE_FILE))
         return HostProperties(label, cuda=exact, cuda_at_least=at_least, driver=driver, arch=arch, brand=brand)
+
+    def get_cuda_compat(self, chosen: list[Gpu]) -> tuple[tuple[str, ...], str]:
+        """Return the directories for the integrated GPU, and the CUDA version of the L4T release."""
+        integrated = [gpu for gpu in chosen if not self._is_discrete(gpu)]
+        if not integrated:
+            return (), ""
+        is_orin = any("orin" in gpu.model.lower() for gpu in integrated)
+        exact, at_least = lookup_l4t_cuda_version(read_first_line(self.host, TEGRA_RELEASE_FILE))
+        return (*((_ORIN_COMPAT_DIRECTORY,) if is_orin else ()), _COMPAT_DIRECTORY), exact or at_least
 
     def read_driver_identity(self) -> str:
         """Return the board's L4T release."""
