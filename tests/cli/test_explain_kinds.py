@@ -58,6 +58,33 @@ def test_a_bundle_that_was_not_started_by_the_runtime_has_nothing_of_the_plan(
     assert not found["complete"] and found["edits_present"] == 0 < found["edits_total"]
 
 
+def test_a_running_container_without_the_edits_would_get_them(
+    command: Command, host: Path, bundle: DebianBundle, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Bundle, "is_running", True)
+    bundle.request("NVIDIA_VISIBLE_DEVICES=0")
+    lines = explain(command, bundle, host).out.split("\n")
+    assert "started by gpu-oci-runtime, the container would get the driver and 1 of 2 GPUs" in lines
+    assert "config.json has none of this: it was not started by gpu-oci-runtime" in lines
+    assert "would be injected" in lines and "injected" not in lines
+    command("apply", "-b", bundle.path, "--root", host)
+    lines = explain(command, bundle, host).out.split("\n")
+    assert "the container gets the driver and 1 of 2 GPUs" in lines and "injected (already in config.json)" in lines
+
+
+def test_a_bundle_that_lost_its_device_rules_is_not_called_complete(
+    command: Command, host: Path, bundle: DebianBundle
+) -> None:
+    """`update` of some engines takes the rules away."""
+    bundle.request("NVIDIA_VISIBLE_DEVICES=0")
+    command("apply", "-b", bundle.path, "--root", host)
+    change(bundle, lambda spec: spec["linux"]["resources"].update(devices=[{"allow": False, "access": "rwm"}]))
+    out = explain(command, bundle, host).out
+    assert (
+        "\nconfig.json has all nodes, mounts and hooks of this, but not every device rule, group or variable\n" in out
+    )
+
+
 def test_a_bundle_that_the_runtime_has_filled_has_all_of_it(command: Command, host: Path, bundle: DebianBundle) -> None:
     bundle.request("NVIDIA_VISIBLE_DEVICES=0")
     command("apply", "-b", bundle.path, "--root", host)

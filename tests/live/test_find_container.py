@@ -180,3 +180,21 @@ def test_another_program_named_like_a_monitor_without_its_flags_counts_for_nothi
     machine.add_process(701, 1, ["containerd-shim-runc-v2", "-namespace"], Path("/"), "1")
     machine.add_process(702, 1, [], Path("/"), "1")
     assert [monitor.pid for monitor in monitors.list_monitors()] == [100, 200, 300]
+
+
+def test_a_bundle_that_only_the_monitor_sees_is_found_through_its_root(machine: Machine) -> None:
+    """Rootless docker has a /run of its own."""
+    hidden = "a1" + "0" * 62
+    root = machine.top / "proc/800/root"
+    machine.add_process(os.getpid(), 1, ["explain"], Path("/"), "1")
+    machine.add_process(
+        800, 1, ["containerd-shim-runc-v2", "-namespace", "moby", "-id", hidden], Path(f"/own/moby/{hidden}"), "8"
+    )
+    machine.add_bundle(root / "own/moby" / hidden, 801, [f"/data/containers/{hidden}/hosts"])
+    (root / "data/containers" / hidden).mkdir(parents=True)
+    (root / "data/containers" / hidden / "config.v2.json").write_text('{"Name": "/hidden"}')
+    machine.add_process(801, 800, ["sleep"], Path("/"), "81")
+    for reference in ("docker:hidden", f"containerd:moby/{hidden}"):
+        found = find_container.find_container(reference)
+        assert (found.bundle, found.monitor_pid) == (f"/own/moby/{hidden}", 800)
+    assert find_container.find_container_of_process(801).title == "docker container hidden (a10000000000), running"

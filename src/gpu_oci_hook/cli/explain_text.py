@@ -24,10 +24,10 @@ from gpu_oci_hook.request.selectors import format_ranges
 
 # By the value of "state" in the JSON form, with "cdi" for an injection without the NVIDIA driver.
 _STATE_TEXTS = {
-    "inject": "gets the driver",
-    "cdi": "gets the devices that CDI files define",
-    "nothing": "gets nothing and starts as with the low-level runtime alone",
-    "done": "gets nothing more: it has what an engine has injected",
+    "inject": "the driver",
+    "cdi": "the devices that CDI files define",
+    "nothing": "nothing and starts as with the low-level runtime alone",
+    "done": "nothing more: it has what an engine has injected",
 }
 # The names, for one and for several, of the kinds of withheld items that are counted and not named.
 _KIND_NAMES = {
@@ -49,7 +49,13 @@ def print_explanation(
         verbose: name each withheld driver file instead of counting them.
     """
     _print_request(bundle, outcome, settings)
-    print_line(f"the container {_summarize_outcome(outcome, presence)}")
+    lacks_edits = bundle.is_running and outcome.plan.state == "inject" and not presence.is_complete
+    if lacks_edits:
+        print_line(
+            f"started by gpu-oci-runtime, the container {_summarize_outcome(outcome, presence, verb='would get')}"
+        )
+    else:
+        print_line(f"the container {_summarize_outcome(outcome, presence)}")
     for line in _describe_presence(bundle, outcome, presence):
         print_line(line)
     if warnings:
@@ -62,7 +68,8 @@ def print_explanation(
         for line in outcome.plan.find_libcuda().describe():
             print_line(f"  {line}")
     if outcome.plan.edits:
-        _print_edits(outcome, settings, changed=not presence.is_complete)
+        heading = "would be injected" if lacks_edits else "injected"
+        _print_edits(outcome, settings, f"{heading} (already in config.json)" if presence.is_complete else heading)
     _print_found(presence)
     _print_withheld(bundle, outcome, settings, verbose=verbose)
 
@@ -74,6 +81,8 @@ def _describe_presence(bundle: Bundle, outcome: Outcome, presence: Presence) -> 
     if presence.present == 0:
         not_started = "it was not started by gpu-oci-runtime"
         return [f"config.json has none of this: {'' if bundle.is_running else 'if it runs already, '}{not_started}"]
+    if presence.present == presence.total:
+        return ["config.json has all nodes, mounts and hooks of this, but not every device rule, group or variable"]
     if presence.is_by_runtime:
         cause = "gpu-oci-runtime made it for another driver, request or configuration"
     else:
@@ -153,15 +162,16 @@ def _describe_requirement_check(request: Request, name: str, expression: str) ->
     return "met, except for unknown properties" if unknown_properties else "met"
 
 
-def _summarize_outcome(outcome: Outcome, presence: Presence) -> str:
+def _summarize_outcome(outcome: Outcome, presence: Presence, verb: str = "gets") -> str:
     state: str = outcome.plan.state
     if state in ("nothing", "done") and presence.evidence.injectors:
         return "gets nothing from gpu-oci-runtime; config.json has what was injected before (below)"
     if state == "inject" and not outcome.request.needs_driver:
         state = "cdi"
+    text = f"{verb} {_STATE_TEXTS[state]}"
     if state != "inject":
-        return _STATE_TEXTS[state]
-    parts = [_STATE_TEXTS[state]]
+        return text
+    parts = [text]
     whole_gpus, mig_devices = len(outcome.chosen_gpus) - len(outcome.mig_parents), outcome.chosen_mig_devices
     if whole_gpus or not mig_devices:
         parts.append(f"{whole_gpus} of {len(outcome.gpus)} GPU{'' if len(outcome.gpus) == 1 else 's'}")
@@ -192,11 +202,11 @@ def _print_devices(outcome: Outcome) -> None:
         print_table(("device", "file", "requested by"), outcome.cdi_devices)
 
 
-def _print_edits(outcome: Outcome, settings: Config, *, changed: bool) -> None:
+def _print_edits(outcome: Outcome, settings: Config, heading: str) -> None:
     if all(edit.kind.startswith("drop-") for edit in outcome.plan.edits):
         print_heading("changed")
     else:
-        print_heading("injected" if changed else "injected (already in config.json)")
+        print_heading(heading)
         print_line(f"  default mount options: {DEFAULT_MOUNT_OPTIONS}")
         if settings.root != "/":
             print_line(f"  default source: the same path below {settings.root}")

@@ -88,7 +88,7 @@ def find_container_of_process(pid: int) -> FoundContainer:
             bundle = _find_bundle_of_pod(monitor, mount_namespace) if monitor.namespace else monitor.bundle
             return FoundContainer(_describe_monitored(monitor, bundle), bundle, monitor.pid)
         # `podman exec` has a conmon of its own, which names the container but not its bundle.
-    same = [m for m in list_monitors() if _is_in_namespace(_read_init_pid(m.bundle), mount_namespace)]
+    same = [m for m in list_monitors() if _is_in_namespace(_read_init_pid(m.root + m.bundle), mount_namespace)]
     if same:
         return FoundContainer(_describe_monitored(same[0], same[0].bundle), same[0].bundle, same[0].pid)
     for title, bundle, init_pid in _list_runtime_states():
@@ -104,14 +104,13 @@ def find_container_of_process(pid: int) -> FoundContainer:
 
 def _find_docker_container(name: str) -> FoundContainer:
     shims = [monitor for monitor in list_monitors() if monitor.namespace == DOCKER_NAMESPACE]
-    names = {monitor.pid: _read_docker_name(monitor.bundle, monitor.container_id) for monitor in shims}
+    names = {shim.pid: _read_docker_name(shim, shim.bundle, shim.container_id) for shim in shims}
     matching = [m for m in shims if names[m.pid] == name] or [m for m in shims if m.container_id.startswith(name)]
     if not matching:
         container_id = _ask_engine(["docker", "inspect", "--type", "container", "--format", "{{.Id}}", name])
         matching = [m for m in shims if container_id and m.container_id == container_id]
     if not matching:
         stopped = _find_stopped_docker_container(name)
-        known = ", ".join(sorted(filter(None, names.values())))
         raise Fault(
             f"docker's container {stopped} is not running, and docker keeps a bundle only while it runs"
             if stopped
@@ -119,9 +118,7 @@ def _find_docker_container(name: str) -> FoundContainer:
             where=f"docker:{name}",
             hint="Start it, or ask with its environment: explain --env NVIDIA_VISIBLE_DEVICES=0"
             if stopped
-            else f"Running: {clip_text(known, 1000)}"
-            if known
-            else "No container of docker is running that this user may look at",
+            else _suggest_running(names.values(), "No container of docker runs on this machine"),
         )
     monitor = _pick_single(matching, f"docker:{name}")
     title = f"docker container {names[monitor.pid] or name} ({monitor.container_id[:12]}), running"
@@ -139,11 +136,10 @@ def _find_podman_container(name: str) -> FoundContainer:
     bundle = next((bundle for storage in storages for bundle in _find_podman_bundles(storage, name)), "")
     bundle = bundle or _ask_engine(["podman", "inspect", "--format", "{{.OCIConfigPath}}", name])
     if not bundle:
-        known = ", ".join(sorted(monitor.name for monitor in conmons if monitor.name))
         raise Fault(
             f"podman has no such container: no running {CONMON} names it, nor {' nor '.join(storages)}, nor podman",
             where=f"podman:{name}",
-            hint=f"Running: {clip_text(known, 1000)}" if known else "Ask as the user whose container it is",
+            hint=_suggest_running([conmon.name for conmon in conmons], "No container of podman runs on this machine"),
         )
     return FoundContainer(f"podman container {name}, not running", bundle, 0)
 
@@ -153,7 +149,7 @@ def _find_containerd_container(name: str) -> FoundContainer:
     bundles: dict[str, int] = {}
     for monitor in list_monitors():
         if monitor.namespace and (not namespace or monitor.namespace == namespace):
-            for bundle in _list_bundles(os.path.dirname(monitor.bundle)):
+            for bundle in _list_bundles(os.path.dirname(monitor.bundle), monitor.root):
                 bundles.setdefault(bundle, monitor.pid)
     for directory in _list_directories(CONTAINERD_STATE):
         if not namespace or os.path.basename(directory) == namespace:
@@ -168,9 +164,7 @@ def _find_containerd_container(name: str) -> FoundContainer:
         raise Fault(
             f"containerd runs no such container, neither below {CONTAINERD_STATE} nor beside a running shim's bundle",
             where=where,
-            hint=f"Running: {clip_text(', '.join(sorted(found)), 1000)}"
-            if found
-            else "Give NAMESPACE/ID as ctr -n NAMESPACE task list prints it; k8s.io is the kubelet's namespace",
+            hint=_suggest_running(found, "Give NAMESPACE/ID as `ctr -n NAMESPACE task list` prints it"),
         )
     if len(matching) > 1:
         raise Fault(
@@ -178,6 +172,14 @@ def _find_containerd_container(name: str) -> FoundContainer:
         )
     title = f"containerd container {os.path.basename(os.path.dirname(matching[0]))}/{os.path.basename(matching[0])}"
     return FoundContainer(f"{title}, running", matching[0], bundles[matching[0]])
+
+
+def _suggest_running(names: Iterable[str], otherwise: str) -> str:
+    """Return a hint that lists the running containers, or why none is known."""
+    known = ", ".join(sorted(filter(None, names)))
+    if known:
+        return f"Running: {clip_text(known, 1000)}"
+    return "Run explain as root: this user may not look at other users' containers" if os.geteuid() != 0 else otherwise
 
 
 def _pick_single(matching: list[Monitor], where: str) -> Monitor:
@@ -199,15 +201,15 @@ def _describe_monitored(monitor: Monitor, bundle: str) -> str:
         return f"container {monitor.name} ({monitor.container_id[:12]}) of {CONMON} {monitor.pid}, running"
     container_id = os.path.basename(bundle)
     if monitor.namespace == DOCKER_NAMESPACE:
-        name = _read_docker_name(bundle, container_id) or container_id
+        name = _read_docker_name(monitor, bundle, container_id) or container_id
         return f"docker container {name} ({container_id[:12]}), running"
     return f"containerd container {monitor.namespace}/{container_id}, running"
 
 
 def _find_bundle_of_pod(monitor: Monitor, mount_namespace: str) -> str:
     """Return the bundle of the shim's container whose first process has this mount namespace."""
-    for bundle in _list_bundles(os.path.dirname(monitor.bundle)):
-        if _is_in_namespace(_read_init_pid(bundle), mount_namespace):
+    for bundle in _list_bundles(os.path.dirname(monitor.bundle), monitor.root):
+        if _is_in_namespace(_read_init_pid(monitor.root + bundle), mount_namespace):
             return bundle
     return monitor.bundle
 
@@ -222,8 +224,14 @@ def _read_init_pid(bundle: str) -> int:
     return int(text) if text.isdigit() else 0
 
 
-def _list_bundles(directory: str) -> list[str]:
-    return [path for path in _list_directories(directory) if os.path.exists(f"{path}/config.json")]
+def _list_bundles(directory: str, root: str = "") -> list[str]:
+    """List the bundles in a directory.
+
+    Arguments:
+        root: a directory before its path, and not before the paths that are returned; see `Monitor.root`.
+    """
+    paths = [path for path in _list_directories(root + directory) if os.path.exists(f"{path}/config.json")]
+    return [path.removeprefix(root) for path in paths]
 
 
 def _list_directories(path: str) -> list[str]:
@@ -233,12 +241,12 @@ def _list_directories(path: str) -> list[str]:
         return []
 
 
-def _read_docker_name(bundle: str, container_id: str) -> str:
+def _read_docker_name(shim: Monitor, bundle: str, container_id: str) -> str:
     """Return the name of a running container of docker: its mounts lead to docker's own file about it."""
-    for mount in get_list(_read_json(f"{bundle}/config.json"), "mounts"):
+    for mount in get_list(_read_json(f"{shim.root}{bundle}/config.json"), "mounts"):
         directory = os.path.dirname(get_text(mount, "source"))
         if directory.endswith(f"/containers/{container_id}"):
-            return get_text(_read_json(f"{directory}/config.v2.json"), "Name").removeprefix("/")
+            return get_text(_read_json(f"{shim.root}{directory}/config.v2.json"), "Name").removeprefix("/")
     return get_text(_read_json(f"{DOCKER_CONTAINERS}/{container_id}/config.v2.json"), "Name").removeprefix("/")
 
 

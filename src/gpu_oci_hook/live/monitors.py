@@ -30,7 +30,7 @@ class Monitor(NamedTuple):
         namespace: containerd's namespace; "" for conmon.
         container_id: the container's id; with a shim for a whole pod, its first container's.
         name: the container's name; "" if the monitor does not know it.
-        bundle: the container's bundle.
+        bundle: the container's bundle, as the monitor sees it.
     """
 
     pid: int
@@ -39,6 +39,13 @@ class Monitor(NamedTuple):
     container_id: str
     name: str
     bundle: str
+
+    @property
+    def root(self) -> str:
+        """The directory below which this process sees the monitor's files; "" if both see the same."""
+        own = read_namespace_id(os.getpid(), "mnt")
+        is_same = not own or read_namespace_id(self.pid, "mnt") == own
+        return "" if is_same else f"{PROC}/{self.pid}/root"
 
 
 def list_monitors() -> list[Monitor]:
