@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 MAX_LINKS = 40  # as the kernel: path_resolution(7)
 MAX_STEPS = 20000  # a hostile link could make the walk take minutes
 MAX_CACHED_DIRECTORIES = 64  # held directories, and as many missing ones
+MAX_CACHED_SHORT_OF_DESCRIPTORS = 2  # once this process has run out of descriptors
 MAX_CACHED_DEPTH = 16  # components of the deepest directory that a walk caches
 
 
@@ -35,13 +36,14 @@ class PathWalker:
             It is called with the held directory, so that no other process can redirect the path after the check.
     """
 
-    __slots__ = ("_cached", "_missing", "_mount_id", "_root_fd", "write_guard")
+    __slots__ = ("_cached", "_max_cached", "_missing", "_mount_id", "_root_fd", "write_guard")
 
     def __init__(self, fd: int) -> None:
         self._root_fd = fd
         self._cached: dict[str, Directory] = {}
         # Of missing directories: the last component that exists, and the missing ones after it.
         self._missing: dict[str, tuple[Directory, list[str]]] = {}
+        self._max_cached = MAX_CACHED_DIRECTORIES
         self._mount_id: bytes | None = None
         self.write_guard: Callable[[Directory], bool] | None = None
 
@@ -108,7 +110,7 @@ class PathWalker:
             directory, missing = self.walk_path(path, create=create)
             if missing:
                 # Each one needs a descriptor, and a spec can have thousands of mounts.
-                if len(self._missing) >= MAX_CACHED_DIRECTORIES:
+                if len(self._missing) >= self._max_cached:
                     self._missing.clear()
                 self._missing[path] = directory, missing
                 raise make_os_error(errno.ENOENT)
@@ -118,7 +120,7 @@ class PathWalker:
         return directory
 
     def _cache_directory(self, path: str, directory: Directory) -> None:
-        if len(self._cached) >= MAX_CACHED_DIRECTORIES:
+        if len(self._cached) >= self._max_cached:
             self.drop_cached()
         self._cached[path] = directory
 
@@ -140,6 +142,7 @@ class PathWalker:
             if error.errno != errno.EMFILE:
                 raise
         self.drop_cached()
+        self._max_cached = MAX_CACHED_SHORT_OF_DESCRIPTORS
         return self._walk_path(path, create=create)
 
     def _walk_path(self, path: str, *, create: bool = False) -> tuple[Directory, list[str]]:

@@ -298,11 +298,13 @@ class Rootfs:
             except OSError as error:
                 # overlayfs has O_TMPFILE since Linux 6.3; EISDIR: file systems without it
                 if error.errno not in (errno.EOPNOTSUPP, errno.EISDIR):
-                    return error.errno in _DISK_FULL
+                    raise
                 name = make_temporary_name()
                 os.close(os.open(name, CREATE_FLAGS, 0o600, dir_fd=self._fd))
                 os.unlink(name, dir_fd=self._fd)
         except OSError as error:
+            if error.errno == errno.EMFILE:  # says nothing about the root
+                raise make_os_fault("cannot be tried for writing", self.path, error) from error
             return error.errno in _DISK_FULL
         return True
 

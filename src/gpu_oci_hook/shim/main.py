@@ -238,6 +238,14 @@ def exec_runtime(path: str, arguments: list[str]) -> None:
     posix.execv(path, [path, *arguments])
 
 
+def _open_reserve() -> int:
+    """Open a descriptor that is closed before a failure is reported: there may be no other one left."""
+    try:
+        return posix.open("/", posix.O_PATH | posix.O_CLOEXEC)
+    except OSError:
+        return -1
+
+
 def main() -> None:
     """Run one call of an engine; return only without a low-level runtime that could be asked for its version."""
     gc.disable()  # a process of 20 ms has nothing to collect, and the collector would cost one of them
@@ -245,6 +253,7 @@ def main() -> None:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # Ctrl-C ends this program as it ends runc, without a traceback
     arguments = sys.argv[1:]
     call = CommandLine(arguments)
+    reserve = _open_reserve()
     try:
         if state_dir.get_environment_variable(LOOP_GUARD_VARIABLE) == str(posix.getpid()):
             raise _make_loop_fault()
@@ -278,6 +287,8 @@ def main() -> None:
                 )
         exec_runtime(entry[1], arguments)
     except Exception as error:
+        if reserve >= 0:
+            posix.close(reserve)
         from gpu_oci_hook.reporting.failure import report_failure
 
         report_failure(error, call.log_path, call.log_format)
