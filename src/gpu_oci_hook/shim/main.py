@@ -238,10 +238,10 @@ def exec_runtime(path: str, arguments: list[str]) -> None:
     posix.execv(path, [path, *arguments])
 
 
-def _open_reserve() -> int:
-    """Open a descriptor that is closed before a failure is reported: there may be no other one left."""
+def _reserve_descriptor() -> int:
+    """Take a descriptor that is closed before a failure is reported: there may be no other one left."""
     try:
-        return posix.open("/", posix.O_PATH | posix.O_CLOEXEC)
+        return posix.dup(2)  # not inherited
     except OSError:
         return -1
 
@@ -253,7 +253,7 @@ def main() -> None:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)  # Ctrl-C ends this program as it ends runc, without a traceback
     arguments = sys.argv[1:]
     call = CommandLine(arguments)
-    reserve = _open_reserve()
+    reserve = -1
     try:
         if state_dir.get_environment_variable(LOOP_GUARD_VARIABLE) == str(posix.getpid()):
             raise _make_loop_fault()
@@ -275,6 +275,7 @@ def main() -> None:
                 from gpu_oci_hook.shim.code_bundle import use_code_bundle
 
                 use_code_bundle()
+                reserve = _reserve_descriptor()
                 from gpu_oci_hook.inject.pipeline import inject_gpus
 
                 inject_gpus(
