@@ -239,7 +239,7 @@ def test_an_engine_without_a_version_is_the_installed_one_and_what_was_read_is_s
     [
         ("#!/bin/sh\necho podman\n", 0o755, "{} --version prints no version"),
         ("#!/bin/sh\nexec /bin/sleep 9\n", 0o755, "{} --version did not end within 0.2 seconds"),
-        ("#!/bin/sh\necho 4.3.1\n", 0o777, "{} can be written by every user, so it is not run"),
+        ("#!/bin/sh\necho 4.3.1\n", 0o777, "{0} can be written by every user, so {0} is not run"),
         ("", 0o644, "podman was not found in /nowhere, {.parent}"),
     ],
 )
@@ -253,6 +253,15 @@ def test_an_installed_engine_that_cannot_be_asked_is_a_failure_with_a_way_out(
     hint = "Name the version as well, such as --target podman-4.1"
     assert (answer.status, answer.out) == (1, "")
     assert answer.err == f"gpu-oci-hook: --target podman: {problem.format(fake_podman)}. {hint}\n"
+
+
+def test_an_installed_engine_that_reads_no_cdi_files_is_a_failure_of_this_host(
+    command: Command, fake_podman: Path
+) -> None:
+    fake_podman.write_text("#!/bin/sh\necho podman version 3.4.4\n")
+    answer = command("cdi", "validate", "--no-host", "--target", "podman", "x.yaml", "-q")
+    problem = "podman 3.4.4 does not read CDI files. podman reads them from version 4.1 on"
+    assert (answer.status, answer.err) == (1, f"gpu-oci-hook: --target podman: {problem}\n")
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,15 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 import yaml
 
 from gpu_oci_hook import VERSION, cli
+from gpu_oci_hook.cli.root_command import root_command
 from gpu_oci_hook.errors import Fault
 from support.command_line import Command, read_json
 
@@ -150,6 +153,35 @@ def test_quiet_leaves_out_warnings_and_progress_and_keeps_results(command: Comma
     assert "zzz" in loud.err and (quiet.err, quiet.out) == ("", loud.out)
     simulated = command("simulate", str(tmp_path / "host"), "--quiet")
     assert (simulated.status, simulated.out, simulated.err) == (0, "", "")
+
+
+def list_commands(group: click.Group, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    """Every command that the help shows, with the words that call it."""
+    context = click.Context(group)
+    for name in group.list_commands(context):
+        command = group.get_command(context, name)
+        assert command is not None
+        if isinstance(command, click.Group):
+            yield from list_commands(command, (*words, name))
+        else:
+            yield (*words, name), command
+
+
+COMMANDS = dict(list_commands(root_command))
+
+
+@pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
+def test_every_command_has_the_common_options_with_the_same_meaning(words: tuple[str, ...]) -> None:
+    options = {name: param for param in COMMANDS[words].params for name in param.opts}
+    if words != ("config", "default"):
+        assert options["-q"] is options["--quiet"]
+    assert options.get("-v") is options.get("--verbose")
+    writes_file = words in (("cdi", "generate"), ("cdi", "refresh"))
+    if "--format" in options and not writes_file:
+        assert options["-o"] is options["--output"] is options["--format"]
+        choices = options["-o"].type
+        assert isinstance(choices, click.Choice) and tuple(choices.choices[:3]) == ("text", "json", "yaml")
+    assert COMMANDS[words].help
 
 
 def test_output_in_a_pipe_and_with_no_color_has_no_escape_sequences(tmp_path: Path) -> None:

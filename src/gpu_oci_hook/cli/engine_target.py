@@ -8,11 +8,12 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import click
 
-from gpu_oci_hook.cdi.spec.versions import load_engine_versions
+from gpu_oci_hook.cdi.spec.versions import find_engine_max_version, load_engine_versions
 from gpu_oci_hook.cli.printing import print_note
 from gpu_oci_hook.cli.usage_errors import UsageFault
 from gpu_oci_hook.errors import Fault, describe_os_error
@@ -38,7 +39,12 @@ class EngineTarget(click.ParamType):  # type: ignore[type-arg]  # generic since 
             return str(value)
         path, version = read_installed_version(engine)
         print_note(f"--target {value}: {engine} {version} is installed here (from {path} --version)")
-        return f"{engine}-{version}"
+        target = f"{engine}-{version}"
+        try:
+            find_engine_max_version(target)
+        except Fault as fault:  # not a usage fault: on another host this command line is right
+            raise Fault(fault.what, where=f"--target {value}", hint=fault.hint) from fault
+        return target
 
 
 def read_installed_version(engine: str) -> tuple[str, str]:
@@ -55,9 +61,13 @@ def read_installed_version(engine: str) -> tuple[str, str]:
     if not path:
         where = ", ".join(STANDARD_DIRECTORIES)
         raise Fault(f"{program} was not found in {where}", where=f"--target {engine}", hint=hint)
-    access = describe_foreign_access(os.stat(path), every_user=True, root_group=False)
-    if access:
-        raise Fault(f"{path} {access}, so it is not run", where=f"--target {engine}", hint=hint)
+    real = Path(path).resolve()
+    for part in (real, *real.parents):
+        access = describe_foreign_access(
+            part.stat(), every_user=True, root_group=part != real, sticky_parent=part != real
+        )
+        if access:
+            raise Fault(f"{part} {access}, so {path} is not run", where=f"--target {engine}", hint=hint)
     try:
         run = subprocess.run(
             [path, "--version"],
