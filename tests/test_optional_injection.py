@@ -227,7 +227,7 @@ def test_a_feature_that_the_host_lacks_is_an_error_that_says_what_is_missing_and
 ) -> None:
     with pytest.raises(Fault) as caught:
         given(tmp_path, host_config(bare), GPU0, f"NVIDIA_{feature.upper()}=enabled")
-    assert missing in str(caught.value) and "This host has none of gds, mofed" in str(caught.value)
+    assert missing in str(caught.value) and "This host has none of the optional devices gds, mofed" in str(caught.value)
     other = "gdrcopy" if feature != "gdrcopy" else "gds"
     host_tree.build_host(tmp_path / "h", features=(other,))
     with pytest.raises(Fault, match=f"This host has {other} \\({next(iter(NODES[other]))}"):

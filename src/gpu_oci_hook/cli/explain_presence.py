@@ -56,11 +56,12 @@ def compare_with_spec(bundle: Bundle, planned_spec: dict[str, Any], outcome: Out
         planned_spec: the config.json with the plan's edits.
     """
     spec = bundle.spec
-    nodes = {
+    # Lists, since values of a wrong type cannot be members of a set.
+    nodes = [
         tuple(get_member(node, key) for key in ("path", "type", "major", "minor"))
         for node in get_list(spec, "linux", "devices")
-    }
-    mounts = {(get_member(mount, "source"), get_member(mount, "destination")) for mount in get_list(spec, "mounts")}
+    ]
+    mounts = [(get_member(mount, "source"), get_member(mount, "destination")) for mount in get_list(spec, "mounts")]
     planned: set[tuple[str, str]] = set()
     present = total = 0
     for edit in outcome.plan.edits:
