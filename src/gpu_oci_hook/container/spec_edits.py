@@ -46,6 +46,7 @@ def apply_to_spec(spec: Object, edits: Iterable[Edit]) -> None:
     editor = SpecEditor(spec)
     for edit in edits:
         edit.apply_to_spec(editor)
+    editor.finish()
 
 
 class SpecEditor:
@@ -54,7 +55,9 @@ class SpecEditor:
     Device nodes, device rules and mounts are indexed once: a machine with MIG devices brings hundreds.
     """
 
-    __slots__ = ("_allowed", "_cdi", "_denied", "_destinations", "_node_positions", "_rules", "spec")
+    __slots__ = (
+        "_allowed", "_cdi", "_denied", "_destinations", "_env", "_env_positions", "_node_positions", "_rules", "spec",
+    )  # fmt: skip
 
     def __init__(self, spec: Object) -> None:
         self.spec = spec
@@ -64,7 +67,14 @@ class SpecEditor:
         self._allowed: dict[tuple[object, object, object], list[tuple[int, str]]] = {}
         self._denied: list[DenyRule] = []
         self._destinations: set[object] | None = None
+        self._env: list[object] = []
+        self._env_positions: dict[str, int] | None = None
         self._cdi: CdiSpecEditor | None = None
+
+    def finish(self) -> None:
+        """Finish what edits of CDI files have begun."""
+        if self._cdi is not None:
+            self._cdi.finish()
 
     @property
     def cdi(self) -> CdiSpecEditor:
@@ -173,16 +183,20 @@ class SpecEditor:
 
     def set_env(self, edit: SetEnvVariable) -> None:
         """Set a variable in the environment of the process."""
-        entries = ensure_list(ensure_object(self.spec, "process"), "env")
+        if self._env_positions is None:
+            self._env = ensure_list(ensure_object(self.spec, "process"), "env")
+            self._env_positions = {
+                entry.partition("=")[0]: position  # of repeated entries the last one counts
+                for position, entry in enumerate(self._env)
+                if isinstance(entry, str) and "=" in entry
+            }
         new_entry = f"{edit.name}={edit.value}"
-        prefix = f"{edit.name}="
-        positions = [
-            position for position, entry in enumerate(entries) if isinstance(entry, str) and entry.startswith(prefix)
-        ]
-        if positions:
-            entries[positions[-1]] = new_entry  # of repeated entries the last one counts
+        position = self._env_positions.get(edit.name)
+        if position is None:
+            self._env_positions[edit.name] = len(self._env)
+            self._env.append(new_entry)
         else:
-            entries.append(new_entry)
+            self._env[position] = new_entry
 
     def add_hook(self, edit: AddHook) -> None:
         """Add a hook to its stage."""
