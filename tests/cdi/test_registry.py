@@ -290,6 +290,69 @@ def test_other_directories_have_a_cache_of_their_own(tmp_path: Path, old: None) 
     assert len(cache.blobs) == 2
 
 
+@pytest.fixture
+def few_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The content of few bytes is kept."""
+    monkeypatch.setattr(scan, "KEPT_SIZE", 200)
+
+
+@pytest.fixture
+def read_files(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the files that are parsed."""
+    names: list[str] = []
+
+    def read(path: str, *more: Any) -> reading.SpecDocument:
+        names.append(Path(path).name)
+        return read_spec_file(path, *more)
+
+    monkeypatch.setattr(scan, "read_spec_file", read)
+    return names
+
+
+def write_old_files(root: Path) -> None:
+    for name in "abc":
+        large = make_spec(name, env=[f"{name}=1", "X=" + "x" * 300])
+        path = write_host_file(root, f"etc/cdi/{name}.json", large | {"containerEdits": {"env": ["C=" + name]}})
+        os.utime(path, (1, 1))
+
+
+def test_devices_of_files_that_are_not_kept_in_memory_resolve_all_the_same(
+    tmp_path: Path, old: None, few_kept: None, read_files: list[str]
+) -> None:
+    write_old_files(tmp_path)
+    cache = FakeCache(lockable=False)
+    first = make_registry(tmp_path, cache)
+    assert all(edits is None for _, _, edits in first._files)
+    read_files.clear()
+    for _ in range(2):
+        parts = make_registry(tmp_path, cache).resolve_devices([A])
+        assert [part.where for part in parts] == ["containerEdits", "devices[0].containerEdits"]
+        assert parts[0].edits == {"env": ["C=a"]} and parts[1].edits["env"][0] == "a=1"  # type: ignore[index]
+    assert read_files == ["a.json"], "the file that is used is parsed once"
+
+
+def test_a_change_of_one_file_does_not_read_the_large_ones_again(
+    tmp_path: Path, old: None, few_kept: None, read_files: list[str]
+) -> None:
+    write_old_files(tmp_path)
+    cache = FakeCache(lockable=False)
+    make_registry(tmp_path, cache)
+    assert sorted(read_files) == ["a.json", "b.json", "c.json"]
+    read_files.clear()
+    write_host_file(tmp_path, "etc/cdi/b.json", make_spec("other", env=["X=" + "y" * 300]))
+    assert make_registry(tmp_path, cache).list_device_names() == [A, "vendor.com/dev=other", "vendor.com/dev=c"]
+    assert read_files == ["b.json"]
+
+
+def test_the_files_of_a_directory_are_read_up_to_a_size(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(scan, "MAX_TOTAL_SIZE", 1 << 20)
+    for name in "abc":
+        write_host_file(tmp_path, f"etc/cdi/{name}.json", make_spec(name, env=["X=" + "x" * (500 << 10)]))
+    looked = scan.SpecScan(Host(str(tmp_path)), DIRECTORIES)
+    assert [file.is_valid for file in looked.files] == [True, True, False]
+    assert looked.files[2].errors[0].text == "is not read: the CDI files up to it have more than 1 MiB"
+
+
 def test_the_registry_itself_needs_neither_yaml_nor_the_checks() -> None:
     """The import of `registry` in a fresh interpreter; `test_imports` looks at a whole start."""
     import subprocess

@@ -13,8 +13,13 @@ import pytest
 from gpu_oci_hook.cdi import translate
 from gpu_oci_hook.cdi.resolved_edits import ResolvedEdits
 from gpu_oci_hook.container import cdi_spec_edits, spec_edits
+from gpu_oci_hook.container.cdi_spec_edits import has_cdi_edits
+from gpu_oci_hook.container.spec_edits import apply_to_spec
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.formats.oci import get_member
 from gpu_oci_hook.host.root import Host
+from gpu_oci_hook.model.cdi_edits import AddCdiDeviceNode, AddCdiHook, AddCdiMount, SortMounts
+from gpu_oci_hook.model.edits import Edit
 
 Spec = dict[str, Any]
 DENY = {"allow": False, "access": "rwm"}
@@ -390,3 +395,31 @@ def test_a_mount_that_no_runtime_makes_is_refused_with_its_place_and_the_word_th
 def test_a_mount_that_runtimes_make_goes_in_as_it_is(more: Spec) -> None:
     (made,) = apply_edits({}, {"mounts": [{"hostPath": "/nowhere/s", "containerPath": "/m", **more}]})["mounts"]
     assert made == {"destination": "/m", "source": "/nowhere/s", **more}
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["first", "again, in another order"])
+def test_thousands_of_edits_take_time_in_proportion(again: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted in looks at entries, not in seconds."""
+    count = 1000
+    edits: list[Edit] = [AddCdiMount(f"/s/{n}", f"/d/{n}", ("rbind",), "", "x") for n in range(count)]
+    edits += [AddCdiDeviceNode(f"/dev/{n}", "c", (1, n), None, (None, None), "x") for n in range(count)]
+    edits += [AddCdiHook("prestart", f"/h/{n}", (), ("A=b",), None, "x") for n in range(count)]
+    edits.append(SortMounts("x"))
+    spec: dict[str, Any] = {}
+    apply_to_spec(spec, edits)
+    if again:
+        edits = [*reversed(edits[:-1]), edits[-1]]
+    looks = 0
+
+    def look(value: object, *keys: str) -> object:
+        nonlocal looks
+        looks += 1
+        return get_member(value, *keys)
+
+    monkeypatch.setattr(cdi_spec_edits, "get_member", look)
+    target: dict[str, Any] = spec if again else {}
+    apply_to_spec(target, edits)
+    assert has_cdi_edits(target, edits)
+    assert looks < 20 * count
+    assert [len(target[key]) for key in ("mounts",)] == [count] and len(target["linux"]["devices"]) == count
+    assert len(target["hooks"]["prestart"]) == count
