@@ -94,6 +94,11 @@ def test_the_readme_shows_lines_that_explain_prints(tmp_path: Path, capsys: pyte
         position = found + len(part)
 
 
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.name)
+def test_no_page_has_marks_of_a_merge(path: Path) -> None:
+    assert not re.findall(r"^(?:<{7} |={7}$|>{7} ).*", path.read_text(), re.M)
+
+
 @pytest.mark.parametrize("path", SNIPPETS, ids=lambda path: f"{path.parent.name}/{path.name}")
 def test_a_page_shows_each_snippet_as_it_is(path: Path) -> None:
     language = "json" if path.suffix == ".json" else "toml"

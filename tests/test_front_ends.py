@@ -202,7 +202,7 @@ def test_a_front_ends_bundle_gets_what_the_page_says(name: str, host: SimulatedH
 
 def list_warnings(spec: Spec, config: Config, made: Path) -> list[str]:
     """Return the warnings of a start."""
-    return list(pipeline.prepare_injection(spec, config, str(made), StateCache()).warnings)
+    return list(pipeline.prepare_injection(spec, config, str(made), StateCache()).plan.warnings)
 
 
 @pytest.mark.usefixtures("isolated_state")

@@ -1,6 +1,6 @@
 """The recipes of docs/engines.md and docs/install.md, with the engines' real configuration files and paths.
 
-In a private mount namespace /etc, /usr/local, /opt and /run are overlays, and the product is installed as the page says.
+In a private mount namespace /etc, /usr/local, /opt and /run are overlays; the product is installed as the page says.
 """
 
 from __future__ import annotations
