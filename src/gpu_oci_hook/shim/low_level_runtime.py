@@ -14,7 +14,7 @@ from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.config.load import find_config_path, load_config
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files.read_regular import read_regular_head
-from gpu_oci_hook.files.state_dir import get_file_signature
+from gpu_oci_hook.files.state_dir import get_file_signature, read_state, write_state
 from gpu_oci_hook.formats.program_names import ENGINE_PROGRAMS, get_program_name, is_runtime_launcher
 
 TYPE_CHECKING = False
@@ -26,6 +26,9 @@ STANDARD_DIRECTORIES = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/
 
 # Cached combinations of configuration and PATH: engines differ in PATH, tests in the configuration.
 _MAX_CACHED_RUNTIMES = 16
+
+_USED_RUNTIMES_NAME = "used-runtimes"
+_MAX_USED_RUNTIMES = 8
 
 
 def resolve_runtime(path: str, entries: CachedRuntimes, base_triggers: tuple[bytes, ...]) -> CachedRuntime:
@@ -57,7 +60,8 @@ def resolve_runtime(path: str, entries: CachedRuntimes, base_triggers: tuple[byt
             candidates = (entries[key][1], *candidates)
     runtime = find_low_level_runtime(candidates)
     triggers = (*base_triggers, *words)
-    entry: CachedRuntime = (signature, runtime, get_file_signature(runtime), parsed, triggers)
+    earlier = _record_runtime(runtime)
+    entry: CachedRuntime = (signature, runtime, get_file_signature(runtime), parsed, triggers, earlier)
     if parsed is not None:
         entries.pop(key, None)
         entries[key] = entry
@@ -70,6 +74,20 @@ def _list_request_words(config: Config) -> list[bytes]:
     """List the words by which a config.json shows requests that the configuration adds."""
     prefixes = [f'"{prefix}'.encode() for prefix in config.annotation_prefixes]
     return [*prefixes, *[f"{name}=".encode() for name in config.device_variables]]
+
+
+def _record_runtime(runtime: str) -> tuple[str, ...]:
+    """Add a low-level runtime to the list of those used since boot; return the others, the last one first.
+
+    The list is apart from the cache, which a new version of this program does not read.
+    """
+    recorded = (read_state(_USED_RUNTIMES_NAME) or b"").split(b"\0")
+    programs = [os.fsdecode(program) for program in recorded if program]
+    if programs[-1:] != [runtime]:
+        programs = [program for program in programs if program != runtime] + [runtime]
+        content = b"\0".join(os.fsencode(program) for program in programs[-_MAX_USED_RUNTIMES:])
+        write_state(_USED_RUNTIMES_NAME, content)
+    return tuple(reversed(programs[:-1]))
 
 
 def find_low_level_runtime(candidates: tuple[str, ...]) -> str:

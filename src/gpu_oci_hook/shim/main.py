@@ -31,6 +31,8 @@ COMMANDS = frozenset(
         "mounts", "pause", "ps", "restore", "resume", "run", "spec", "start", "state", "update",
     )
 )  # fmt: skip
+# Commands that make a container, or concern none.
+CREATING_COMMANDS = frozenset(("", "create", "run", "restore", "features", "help", "info", "init", "list", "spec"))
 # Flags of create and run with a value. crun accepts every unambiguous beginning of a name (facts: crun-flags).
 CREATE_VALUE_FLAGS = ("bundle", "config", "console-socket", "pid-file", "pidfd-socket", "preserve-fds")
 CREATE_SHORT_FLAGS = {"b": "bundle", "f": "config"}
@@ -55,6 +57,8 @@ class CommandLine:
 
     Attributes:
         command: the first argument that is neither a flag nor a flag's value, or "" when there is none.
+        rest: the arguments after the command.
+        root: the directory with the low-level runtime's state, or "" for its default.
         log_path: the file in which the engine expects the reason of a failure, or "" when it names none.
         log_format: "json" or "text".
         bundle: the bundle's directory as written, or "" for the current directory.
@@ -63,7 +67,9 @@ class CommandLine:
         shows_version: the runtime is asked for its version.
     """
 
-    __slots__ = ("bundle", "command", "config_file", "container_id", "log_format", "log_path", "shows_version")
+    __slots__ = (
+        "bundle", "command", "config_file", "container_id", "log_format", "log_path", "rest", "root", "shows_version",
+    )  # fmt: skip
 
     def __init__(self, arguments: list[str]) -> None:
         self.command = ""
@@ -73,9 +79,10 @@ class CommandLine:
         self.config_file = "config.json"
         self.container_id = ""
         self.shows_version = False
-        rest = self._parse_global_flags(arguments)
+        self.root = ""
+        self.rest = self._parse_global_flags(arguments)
         if self.command in ("create", "run"):
-            self._parse_create_flags(rest)
+            self._parse_create_flags(self.rest)
 
     def _parse_global_flags(self, arguments: list[str]) -> list[str]:
         """Parse the flags before the command, and the command; return the arguments after it."""
@@ -101,6 +108,8 @@ class CommandLine:
                 self.log_path = value
             elif name == "log-format":
                 self.log_format = value
+            elif name in ("root", "r"):
+                self.root = value
             elif name in VERSION_FLAGS:
                 self.shows_version = True
         if at < len(arguments):
@@ -153,9 +162,9 @@ def _split_create_flag(argument: str) -> tuple[str, str | None]:
     return CREATE_SHORT_FLAGS.get(letters[:1], ""), letters[1:] or None
 
 
-# (signature of the config file, path of the low-level runtime, its signature, parsed configuration or None, triggers).
-# A tuple, because marshal writes it.
-CachedRuntime = tuple[tuple[int, ...], str, tuple[int, ...], object, tuple[bytes, ...]]
+# (signature of the config file, path of the low-level runtime, its signature, parsed configuration or None, triggers,
+# low-level runtimes used earlier). A tuple, because marshal writes it.
+CachedRuntime = tuple[tuple[int, ...], str, tuple[int, ...], object, tuple[bytes, ...], tuple[str, ...]]
 # Keys are (path of the config file, PATH).
 CachedRuntimes = dict[tuple[str, str | None], CachedRuntime]
 
@@ -171,7 +180,7 @@ def load_runtime() -> CachedRuntime:
     entry = entries.get((path, state_dir.get_environment_variable("PATH")))
     if (
         isinstance(entry, tuple)
-        and len(entry) == 5
+        and len(entry) == 6
         and entry[0] == get_file_signature(path)
         and entry[2] == get_file_signature(entry[1])
     ):
@@ -246,6 +255,21 @@ def _reserve_descriptor() -> int:
         return -1
 
 
+def _prepare_command(call: CommandLine, entry: CachedRuntime, arguments: list[str]) -> tuple[str, list[str]]:
+    """Return the low-level runtime for a command, and its arguments."""
+    program = entry[1]
+    if entry[5] and call.command not in CREATING_COMMANDS:  # containers of another runtime may still live
+        from gpu_oci_hook.shim.container_state import choose_program, find_container_id
+
+        program = choose_program(program, entry[5], call.root, find_container_id(call.command, call.rest))
+    if call.command == "update":
+        from gpu_oci_hook.shim.resource_update import keep_devices
+
+        kept = keep_devices(program, call.root, call.rest, entry[4])
+        arguments = [*arguments[: len(arguments) - len(call.rest)], *kept]
+    return program, arguments
+
+
 def main() -> None:
     """Run one call of an engine; return only without a low-level runtime that could be asked for its version."""
     gc.disable()  # a process of 20 ms has nothing to collect, and the collector would cost one of them
@@ -286,7 +310,8 @@ def main() -> None:
                     called_by_engine=bool(call.log_path),
                     container_id=call.container_id,
                 )
-        exec_runtime(entry[1], arguments)
+        program, arguments = _prepare_command(call, entry, arguments)
+        exec_runtime(program, arguments)
     except Exception as error:
         if reserve >= 0:
             posix.close(reserve)
