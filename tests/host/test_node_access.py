@@ -10,6 +10,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,7 @@ print("mig", *[ids for gpu in found.gpus for ids in list_mig_instance_ids(Host(s
 """
 
 
-def build(root: Path, gpus: int = 4, **options: list[str]) -> Path:
+def build(root: Path, gpus: int = 4, **options: Any) -> Path:
     """Build a host with real nodes; the first two GPUs have each other's minor."""
     report = host_tree.build_host(root, gpus=gpus, **options)
     if report.left_out:
@@ -106,8 +107,8 @@ def in_device_cgroup(tmp_path: Path) -> Iterator[Callable[..., list[str]]]:
     group = DEVICES_CGROUP / f"gpu-oci-hook-test-{uuid.uuid4().hex[:8]}"
     group.mkdir()
 
-    def read(root: Path, *rules: str) -> list[str]:
-        words = [sys.executable, "-c", IN_CGROUP, str(group), str(root), str(tmp_path / "cgroup-state"), *rules]
+    def read(root: Path, *rules: str, code: str = "") -> list[str]:
+        words = [sys.executable, "-c", IN_CGROUP + code, str(group), str(root), str(tmp_path / "cgroup-state"), *rules]
         return subprocess.run(words, check=True, capture_output=True, text=True, timeout=60).stdout.splitlines()
 
     yield read
@@ -140,6 +141,32 @@ def test_mig_devices_count_by_what_the_device_cgroup_allows_too(
     shutil.rmtree(root / "dev/nvidia-caps")
     assert list_mig_instance_ids(host, gpu) == every
     assert in_device_cgroup(root, "c 195:0 rw", *own)[-1] == f"mig ({gi}, {ci})"
+
+
+def test_optional_nodes_count_by_what_the_device_cgroup_allows_too(
+    tmp_path: Path, in_device_cgroup: Callable[..., list[str]]
+) -> None:
+    root = build(tmp_path / "host", 1, features=("gdrcopy",), imex=2)
+    code = """
+from gpu_oci_hook.host.device_nodes import read_device_majors
+from gpu_oci_hook.host.optional.features import find_feature, find_imex_channels
+from gpu_oci_hook.host.optional.graphics import add_graphics_items
+from gpu_oci_hook.model.optional_devices import OptionalItems
+host = Host(sys.argv[2])
+majors = read_device_majors(host)
+channels, absent = find_imex_channels(host, majors)
+feature = find_feature(host, host, majors, "gdrcopy")
+items = OptionalItems()
+add_graphics_items(items, host, found.gpus, found.gpus, [])
+print(list(channels), absent, [node.path for node in feature.nodes], feature.absent)
+print([node.path for node, _ in items.best_effort_nodes], [name for _, name, _ in items.withheld])
+"""
+    (root / ".gpu-oci-hook-simulate").unlink()
+    first, second = in_device_cgroup(root, "c 195:0 rw", "c 234:1 rw", "c 226:128 rw", code=code)[-2:]
+    assert first.startswith("[1] [('/dev/nvidia-caps-imex-channels/channel0', ")
+    assert "channel0 cannot be opened: the device cgroup of this container or session denies 234:0" in first
+    assert "[] [('/dev/gdrdrv', " in first and "denies 508:0" in first
+    assert second == "['/dev/dri/renderD128'] ['/dev/dri/card1']"
 
 
 def test_without_any_node_the_device_cgroup_decides(tmp_path: Path, in_device_cgroup: Callable[..., list[str]]) -> None:

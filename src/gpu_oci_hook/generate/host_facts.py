@@ -76,7 +76,7 @@ class HostFacts:
         self.driver_version = version or ""
         self.all_gpus = ChosenDevices([(gpu, "") for gpu in self.gpus])
         if "uuid" in options.name_strategies and any("?" in gpu.uuid for gpu in self.gpus):
-            self._identify_gpus(required=options.name_strategies == ("uuid",))
+            self._identify_gpus()
         self.inventory = gather_inventory(self.machine, self.request, self.all_gpus.gpus)
         if self.inventory.has_version_mismatch and config.version_mismatch == "fail":
             raise Fault(describe_version_mismatch(self.inventory))
@@ -84,17 +84,11 @@ class HostFacts:
         self.mig_enabled = read_mig_enabled_gpus(self.host, self.gpus)
         self.implied_by = add_implied_capabilities(self.request.capabilities)
 
-    def _identify_gpus(self, *, required: bool) -> None:
-        """Fill in the UUIDs that the driver does not know yet, or add a warning.
-
-        Raises:
-            Fault: the devices have no other name.
-        """
+    def _identify_gpus(self) -> None:
+        """Fill in the UUIDs that the driver does not know yet, or add a warning."""
         try:
             identify_machine_gpus(self.machine)
         except Fault as fault:
-            if required:
-                raise
             self.warnings.append(f"GPUs that were not used since boot are written without their UUIDs: {fault}")
 
     def list_mig_ids(self) -> list[tuple[int, int, int]]:

@@ -142,6 +142,11 @@ def find_unusable_nodes(host: Host, nodes: list[tuple[str, int, int]], *, mig: b
     return {}
 
 
+def explain_optional_node_access(host: Host, path: str, major: int, minor: int) -> str:
+    """Return why a container that gets this node here could not open it, "" if it could; see `find_unusable_nodes`."""
+    return find_unusable_nodes(host, [(path, major, minor)], mig=True).get(path, "")
+
+
 def _has_numbers(status: os.stat_result, major: int, minor: int) -> bool:
     """Tell whether a file is the character device of these numbers, or a plain file in its place."""
     if stat.S_ISCHR(status.st_mode):

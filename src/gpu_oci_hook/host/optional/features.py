@@ -12,7 +12,7 @@ import stat
 
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats.proc import parse_small_number
-from gpu_oci_hook.host.device_nodes import make_existing_node
+from gpu_oci_hook.host.device_nodes import explain_optional_node_access, make_existing_node
 from gpu_oci_hook.model.machine import DriverFile
 from gpu_oci_hook.request.selectors import format_ranges
 
@@ -141,6 +141,9 @@ def inspect_device_node(host: Host, majors: DeviceMajors, path: str, *modules: s
     # The verbs have a second major under the same name, which `majors_by_name` lacks (facts: uverbs-second-range).
     if majors.majors_by_name and owner not in modules and (owner or "infiniband_verbs" not in modules):
         return None, f"its number {major}:{minor} belongs to {owner or 'no module'}, so it is left from an earlier boot"
+    access = explain_optional_node_access(host, path, major, minor)
+    if access:
+        return None, access
     misc_owner = _read_misc_minors(host).get(minor, "") if owner == _MISC else ""
     if owner == _MISC and misc_owner != path.rpartition("/")[2]:
         misc_owner = misc_owner or "no device"

@@ -7,7 +7,11 @@ from __future__ import annotations
 
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats.proc import parse_small_number
-from gpu_oci_hook.host.device_nodes import ModuleParameters, resolve_device_node
+from gpu_oci_hook.host.device_nodes import (
+    ModuleParameters,
+    explain_optional_node_access,
+    resolve_device_node,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -67,6 +71,10 @@ def _add_drm_nodes(items: OptionalItems, host: Host, gpu: Gpu, problems: list[st
             items.withheld.append(("device", path, reason))
             continue
         node = resolve_device_node(host, path, DRM_MAJOR, minor, _DEFAULT_NODE_PARAMS, problems, hint=_STALE_NODE_HINT)
+        access = explain_optional_node_access(host, path, DRM_MAJOR, minor)
+        if access:
+            items.withheld.append(("device", path, access))
+            continue
         items.best_effort_nodes.append((node, f"draws on GPU {gpu.index} ({gpu.pci})"))
         items.links.append((*build_by_path_link(gpu, name), f"by-path link to a DRM node of GPU {gpu.index}"))
 
