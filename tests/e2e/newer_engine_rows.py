@@ -268,6 +268,12 @@ def test_docker_gpus(engine: Docker, options: list[str], index: int | None, inst
         check_gpu(done, installed, index)
 
 
+@columns(["podman run runc", "podman run crun", "podman run ours/crun"])
+def test_podman_gpus_is_an_index(engine: Podman, installed: host.SimulatedHost) -> None:
+    """podman 5 takes `--gpus 1` as the CDI name nvidia.com/gpu=1."""
+    check_gpu(engine.run(ContainerRequest(probe(installed), options=["--gpus", "1"])), installed, 1)
+
+
 # --- the CRI ----------------------------------------------------------------------------------------------------------
 
 

@@ -253,6 +253,19 @@ def test_devcontainer(way: str, docker: str, simulated: host.SimulatedHost, tmp_
             call("docker", "rm", "--force", name)
 
 
+# --- docker build without BuildKit ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("asked", ["all", "void"])
+def test_legacy_build(asked: str, docker: str, simulated: host.SimulatedHost, tmp_path: Path) -> None:
+    """Each RUN is a container of the default runtime, so the image's variable counts."""
+    (tmp_path / "Dockerfile").write_text(f"FROM {IMAGE}\nENV NVIDIA_VISIBLE_DEVICES={asked}\nRUN {json.dumps(PROBE)}\n")
+    program = find_program("docker")
+    words = ["build", "--network", "none", "--no-cache", str(tmp_path)]
+    done = machine.run_command([program, *words], env={**ENVIRONMENT, "DOCKER_BUILDKIT": "0"}, timeout=120)
+    check_gpus(done.text, simulated, *((0, 1) if asked == "all" else ()))
+
+
 # --- podman-compose ---------------------------------------------------------------------------------------------------
 
 PODMAN_COMPOSE: dict[str, dict[str, object]] = {
