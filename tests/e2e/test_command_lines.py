@@ -49,7 +49,7 @@ def test_every_spelling_that_crun_accepts_leads_to_a_gpu(crun: BareRuntime, tmp_
     line = [word.format(bundle=bundle, file=str(tmp_path / "other.json").lstrip("/")) for word in words]
     name = crun.fresh_name()
     try:
-        done = machine.run_command(crun.command("run", *line, name), cwd="/")
+        done = machine.run_command(crun.command("run", *line, name), cwd=Path("/"))
     finally:
         machine.run_command(crun.command("delete", "--force", name))
     assert done.status == 0, done.text

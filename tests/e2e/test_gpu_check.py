@@ -45,7 +45,7 @@ def run_check(tmp_path: Path, settings: str = "", *arguments: str) -> tuple[int,
     host_tree.build_host(tmp_path / "host", gpus=2)
     config = tmp_path / "config.toml"
     config.write_text(f'[host]\nroot = "{tmp_path}/host"\nload-modules = false\n{settings}')
-    command = [PROJECT / "scripts/gpu-check", "--config", config, "--rounds", "1", *arguments]
+    command = [str(PROJECT / "scripts/gpu-check"), "--config", str(config), "--rounds", "1", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.stderr == ""
     width = done.stdout.index("ok")

@@ -131,7 +131,9 @@ class Podman:
         request.cdi_devices = tuple(DeviceRequest(name, "the test", name) for name in pair.ask)
         config = Config(spec_dirs=tuple(str(path) for path in self.directories.values()))
         try:
-            planned = cdi_devices.translate_cdi_devices(request, made, config, Host("/"), state_dir.StateCache()).edits
+            planned = cdi_devices.translate_cdi_devices(
+                request, made, config, Host("/"), state_dir.StateCache(), []
+            ).edits
         except Fault as fault:
             return None, str(fault)
         spec_edits.apply_to_spec(made, planned)
