@@ -238,6 +238,7 @@ def test_an_engine_without_a_version_is_the_installed_one_and_what_was_read_is_s
     ("content", "mode", "problem"),
     [
         ("#!/bin/sh\necho podman\n", 0o755, "{} --version prints no version"),
+        ("#!/bin/sh\necho no home >&2\nexit 1\n", 0o755, "{} --version prints no version: no home"),
         ("#!/bin/sh\nexec /bin/sleep 9\n", 0o755, "{} --version did not end within 0.2 seconds"),
         ("#!/bin/sh\necho 4.3.1\n", 0o777, "{0} can be written by every user, so {0} is not run"),
         ("", 0o644, "podman was not found in /nowhere, {.parent}"),

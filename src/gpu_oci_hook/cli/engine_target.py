@@ -16,7 +16,7 @@ import click
 from gpu_oci_hook.cdi.spec.versions import find_engine_max_version, load_engine_versions
 from gpu_oci_hook.cli.printing import print_note
 from gpu_oci_hook.cli.usage_errors import UsageFault
-from gpu_oci_hook.errors import Fault, describe_os_error
+from gpu_oci_hook.errors import Fault, clip_text, describe_os_error
 from gpu_oci_hook.files.trust import describe_foreign_access
 from gpu_oci_hook.shim.low_level_runtime import STANDARD_DIRECTORIES
 
@@ -76,7 +76,7 @@ def read_installed_version(engine: str) -> tuple[str, str]:
             text=True,
             errors="replace",
             timeout=_TIME_LIMIT,
-            env={"PATH": ":".join(STANDARD_DIRECTORIES), "LC_ALL": "C", "HOME": os.environ.get("HOME", "/")},
+            env={"PATH": ":".join(STANDARD_DIRECTORIES), "LC_ALL": "C", "HOME": "/"},
             check=False,
         )
     except subprocess.TimeoutExpired as error:
@@ -88,7 +88,9 @@ def read_installed_version(engine: str) -> tuple[str, str]:
     # docker: "Docker version 20.10.24+dfsg1, build ...", containerd: "containerd github.com/.../v2 v2.0.0 ..."
     version = re.search(r"(?<![\w.])v?(\d{1,4}(?:\.\d{1,4}){1,2})", run.stdout)
     if version is None:
-        raise Fault(f"{path} --version prints no version", where=f"--target {engine}", hint=hint)
+        reason = clip_text(run.stderr.strip().rpartition("\n")[2])
+        problem = f"{path} --version prints no version" + (f": {reason}" if reason else "")
+        raise Fault(problem, where=f"--target {engine}", hint=hint)
     return path, version[1]
 
 
