@@ -361,7 +361,10 @@ def test_a_repeated_variable_is_a_warning_of_the_start_with_both_values(
     command: Command, host: Path, bundle: DebianBundle, tmp_path: Path
 ) -> None:
     bundle.request("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_VISIBLE_DEVICES=1")
-    wanted = "NVIDIA_VISIBLE_DEVICES is set twice: process.env[2] (1) wins over process.env[1] (0)"
+    wanted = (
+        "NVIDIA_VISIBLE_DEVICES is set twice: process.env[2] (1) wins over process.env[1] (0); "
+        "name all devices in one request"
+    )
     assert wanted in explain(command, bundle, host).out
     shim = Shim(tmp_path / "shim", host, f'log-file = "{tmp_path}/start.log"\n')
     assert shim.create(bundle.path).returncode == 0

@@ -59,6 +59,25 @@ def test_the_lines_name_the_container_and_the_bundle_from_wherever_the_engine_ca
     assert events == [("injected", "web-1", str(made)), ("refused", "web-1", str(made))]
 
 
+@pytest.mark.parametrize(
+    ("values", "said"),
+    [
+        (["0", "1"], "is set twice: process.env[2] (1) wins over process.env[1] (0); "),
+        (["0", "void"], "is set twice: process.env[2] (void) wins over process.env[1] (0); "),
+        (["0", "1", "1"], "is set 3 times: process.env[3] (1) wins over process.env[1] (0), process.env[2] (1); "),
+    ],
+)
+def test_every_device_request_of_an_engine_is_named_in_the_log(
+    values: list[str], said: str, tmp_path: Path, host: Path
+) -> None:
+    """docker writes the variable once for each device request, and the last entry counts."""
+    path = tmp_path / "log"
+    made = make_bundle(tmp_path / "bundle", container_spec(*(f"NVIDIA_VISIBLE_DEVICES={value}" for value in values)))
+    inject_in_process(made, host_config(host, log_file=str(path)))
+    (warning,) = [line["text"] for line in lines(path) if line["level"] == "warning"]
+    assert warning == f"NVIDIA_VISIBLE_DEVICES {said}name all devices in one request"
+
+
 def test_a_refusal_has_its_sentence(tmp_path: Path, host: Path) -> None:
     path = tmp_path / "log"
     made = make_bundle(tmp_path / "bundle", container_spec("NVIDIA_VISIBLE_DEVICES=9"))

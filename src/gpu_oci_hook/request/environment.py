@@ -34,6 +34,8 @@ SWARM_PREFIX = "DOCKER_RESOURCE_"
 # image can contain, would take some hundred megabytes of memory.
 VARIABLE_SIZE_LIMIT = 128 << 10
 
+_MAX_LISTED_ENTRIES = 3
+
 
 class Environment:
     """The container's environment variables.
@@ -68,27 +70,34 @@ def parse_environment(spec: object, warnings: list[str] | None = None) -> Enviro
     Entries that are not text or have no `=` are ignored (runc passed them on before 1.3).
 
     Arguments:
-        warnings: gets a warning when VISIBLE_DEVICES is set twice.
+        warnings: gets a warning when VISIBLE_DEVICES is set to several values.
     """
     environment = Environment()
     values, positions = environment.values, environment.positions
-    repeated = ""
+    entries: list[tuple[int, str]] = []  # of VISIBLE_DEVICES
     for position, entry in enumerate(get_list(spec, "process", "env")):
         if not isinstance(entry, str):
             continue
         name, equals, value = entry.partition("=")
         if not equals:
             continue
-        if warnings is not None and name == VISIBLE_DEVICES and name in values and values[name] != value:
-            repeated = (
-                f"{name} is set twice: process.env[{position}] ({clip_text(value)}) wins over "
-                f"process.env[{positions[name]}] ({clip_text(values[name])})"
-            )
+        if name == VISIBLE_DEVICES:
+            entries.append((position, value))
         values[name] = value
         positions[name] = position
-    if warnings is not None and repeated:
-        warnings.append(repeated)
+    if warnings is not None and any(value != entries[-1][1] for _, value in entries):
+        warnings.append(_describe_repeated_entries(entries))
     return environment
+
+
+def _describe_repeated_entries(entries: list[tuple[int, str]]) -> str:
+    """Say which entry of VISIBLE_DEVICES counts; engines write one for each device request of a container."""
+    names = [f"process.env[{position}] ({clip_text(value)})" for position, value in entries[-_MAX_LISTED_ENTRIES:]]
+    count = "twice" if len(entries) == 2 else f"{len(entries)} times"
+    return (
+        f"{VISIBLE_DEVICES} is set {count}: {names[-1]} wins over {', '.join(names[:-1])}; "
+        "name all devices in one request"
+    )
 
 
 def split_list(value: str) -> list[str]:
