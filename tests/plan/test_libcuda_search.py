@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -160,11 +161,32 @@ def test_a_directory_in_a_mount_that_is_not_made_yet_is_named_as_unknown(scene: 
     choice = scene.find(search_path="/data/lib", is_hidden=lambda path: path.startswith("/data/"))
     assert choice.unknown_directories == ("/data/lib",)
     assert choice.at_start is not None and choice.at_start.file == HOST
-    assert "/data/lib lies in a mount and was not searched" in choice.describe()
+    assert "not searched, as it lies in a mount or is not plain: /data/lib" in choice.describe()
     path = "/data/lib/libcuda.so.1"
     own = scene.find(search_path="/data/lib", is_hidden=lambda path: path == path, is_mounted=lambda at: at == path)
     assert own.at_start is not None and (own.at_start.owner, own.at_start.file) == ("mount", path)
     assert own.list_warnings() == []
+
+
+def test_an_image_that_names_thousands_of_directories_takes_no_time(scene: Scene) -> None:
+    many = ":".join(f"/d{number}" for number in range(20000))
+    scene.write("/etc/ld.so.conf.d/zz.conf", many.replace(":", "\n"))
+    scene.write("/etc/ld.so.conf.d/zzz.conf", "include /etc/ld.so.conf.d/*.conf\n" * 100)
+    for number in range(50):
+        scene.write(f"/w/{number}/x")
+    scene.write("/etc/ld.so.conf.d/zy.conf", "include /*/*/*/*/*/*\n" * 20)
+    start = time.process_time()
+    choice = scene.find(search_path=many)
+    assert time.process_time() - start < 3
+    assert choice.at_start is not None and choice.at_start.file == HOST
+    assert choice.unknown_directories == ("LD_LIBRARY_PATH after its directory 1000",)
+
+
+def test_names_of_an_image_cannot_break_a_line(scene: Scene) -> None:
+    scene.add_libcuda("/opt/a\nb", "470.57.02")
+    choice = scene.find(search_path="/opt/a\nb")
+    assert all("\n" not in text for text in [*choice.describe(), *choice.list_warnings()])
+    assert len(choice.list_warnings()) == 1
 
 
 def test_links_that_go_round_lead_nowhere(scene: Scene) -> None:

@@ -10,7 +10,9 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _MAX_DEPTH = 16  # of files that include each other; glibc has no limit
+# An image can have any pattern: these keep it from taking hours.
 _MAX_LINES = 10000
+_MAX_PATHS = 1000  # that one pattern matches, at each component
 
 
 def list_ld_conf_directories(
@@ -55,12 +57,13 @@ def expand_glob(pattern: str, list_names: Callable[[str], list[str]]) -> list[st
         if not any(c in component for c in "*?["):
             paths = [f"{path}/{component}" for path in paths]
             continue
-        paths = [
-            f"{path}/{name}"
-            for path in paths
-            for name in list_names(path or "/")
-            if _matches(name, component) and (component[0] == "." or name[0] != ".")
-        ]
+        matches: list[str] = []
+        for path in paths:
+            names = [name for name in list_names(path or "/") if component[0] == "." or name[0] != "."]
+            matches += [f"{path}/{name}" for name in names if _matches(name, component)]
+            if len(matches) >= _MAX_PATHS:
+                break
+        paths = matches[:_MAX_PATHS]
     return paths
 
 

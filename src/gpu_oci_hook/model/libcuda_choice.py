@@ -5,6 +5,8 @@ Import budget: GPU container.
 
 from __future__ import annotations
 
+from gpu_oci_hook.errors import make_printable
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import Literal
@@ -98,8 +100,8 @@ class LibcudaChoice:
             lines.append(f"after ldconfig: {self.after_ldconfig.describe()}")
         if self.reason:
             lines.append(self.reason)
-        lines += [f"{path} lies in a mount and was not searched" for path in self.unknown_directories]
-        return lines
+        lines += [f"not searched, as it lies in a mount or is not plain: {path}" for path in self.unknown_directories]
+        return [make_printable(line) for line in lines]
 
     def list_warnings(self) -> list[str]:
         """Return a sentence for each time at which programs load another libcuda than the wanted one."""
@@ -116,7 +118,7 @@ class LibcudaChoice:
             warnings.append(
                 self._describe_unwanted(self.after_ldconfig, "after `ldconfig` in the container programs load")
             )
-        return warnings
+        return [make_printable(warning) for warning in warnings]
 
     def to_data(self) -> dict[str, object]:
         """Return the attributes as data for JSON."""

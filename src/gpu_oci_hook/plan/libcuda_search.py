@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 _LINKER_NAME = "libcuda.so"
 _DEFAULT_DIRECTORIES = "its default directories"
 _MAX_LINKS = 40
+_MAX_DIRECTORIES = 1000  # of each input of the loader; an image can name more
 _LDCONFIG_PATHS = ("/sbin/ldconfig", "/usr/sbin/ldconfig", "/usr/bin/ldconfig")
 
 
@@ -152,7 +153,7 @@ class _LibcudaFinder:
         if not any(self._rootfs.stat_path(path, follow=True) is not None for path in _LDCONFIG_PATHS):
             return None
         directories = list_ld_conf_directories(LD_CONF, self._read_text, self._list_names)
-        directories += [path for path in ("/lib64", "/usr/lib64", "/lib", "/usr/lib") if path not in directories]
+        directories = directories[: _MAX_DIRECTORIES - 4] + ["/lib64", "/usr/lib64", "/lib", "/usr/lib"]
         found_in = {}
         for directory in directories:
             resolved = self._resolve_directory(directory)
@@ -175,7 +176,10 @@ class _LibcudaFinder:
         if not value:
             return []
         directories = []
-        for directory in value.replace("\n" if self._inputs.image.libc == "musl" else ";", ":").split(":"):
+        entries = value.replace("\n" if self._inputs.image.libc == "musl" else ";", ":").split(":")
+        if len(entries) > _MAX_DIRECTORIES:
+            self.unknown_directories[f"{LD_LIBRARY_PATH} after its directory {_MAX_DIRECTORIES}"] = None
+        for directory in entries[:_MAX_DIRECTORIES]:
             if "$" in directory:
                 self.unknown_directories[directory] = None
             else:
@@ -211,7 +215,7 @@ class _LibcudaFinder:
         return ""
 
     def _find_in_first(self, directories: list[str], found_by: str) -> FoundLibcuda | None:
-        for directory in directories:
+        for directory in directories[:_MAX_DIRECTORIES]:
             found = self._find_in_directory(directory, found_by)
             if found is not None:
                 return found
