@@ -52,6 +52,8 @@ def run_library_steps(container: Container, arguments: HookArguments, arch: str)
         names = _list_library_names(container, arguments, folder)
         search.add_directory(folder)
         image_directory = search.get_image_directory(folder_arch)
+        if search.compat_directory and folder_arch == arch:
+            links += _list_compat_links(search, folder, names)
         if image_directory in (folder, container.rootfs.resolve_path(folder)):
             for name in names:
                 search.add_library(name, f"{folder}/{name}", folder_arch)
@@ -71,6 +73,14 @@ def run_library_steps(container: Container, arguments: HookArguments, arch: str)
     create_links(container, links)
     write_loader_files(container, search)
     report_libcuda(container, search, compat, arguments.driver_version)
+
+
+def _list_compat_links(search: LibrarySearch, folder: str, names: list[str]) -> list[tuple[str, str]]:
+    """Return (target, path) of the links in a folder to the image's compat libraries."""
+    from gpu_oci_hook.plan.compat import list_compat_links
+
+    added = list_compat_links(search.compat_directory, search.image.compat_names, names)
+    return [(target, f"{folder}/{name}") for name, target in added]
 
 
 def _choose_link_target(search: LibrarySearch, arguments: HookArguments, arch: str, target: str, path: str) -> str:

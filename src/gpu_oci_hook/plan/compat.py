@@ -13,9 +13,10 @@ from gpu_oci_hook.request.require_expressions import compare_versions
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection, Iterable
 
 _MAX_LISTED = 4  # an image can have thousands
+_MAX_LINKS = 100
 
 
 class CompatDecision:
@@ -130,3 +131,20 @@ def list_compat_branches(compat_branch: int) -> tuple[list[int], bool]:
     if known is not None:
         return list(known), True
     return [branch for branch in LONG_LIVED_BRANCHES if branch < compat_branch], False
+
+
+def list_compat_links(
+    compat_directory: str, compat_names: Iterable[str], names: Collection[str]
+) -> list[tuple[str, str]]:
+    """Return (name, target) of links, next to the host's libraries, to the files of compat libraries.
+
+    `ldconfig` in a container links a SONAME to the newest file in its directory. With these links that is the compat
+    library there too, and not the host's, for programs that have the directory in LD_LIBRARY_PATH.
+
+    Arguments:
+        compat_names: the names in the compat directory.
+        names: of the host's libraries and their links.
+    """
+    stems = {name.partition(".so.")[0] for name in names}
+    added = [name for name in compat_names if name not in names and name.partition(".so.")[0] in stems]
+    return [(name, f"{compat_directory}/{name}") for name in added[:_MAX_LINKS]]

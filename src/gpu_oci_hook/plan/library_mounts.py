@@ -118,6 +118,11 @@ def _place_libraries(
             else:
                 names[name] = file.soname
                 search.add_library(name, f"{directory}/{name}", file.arch)
+    if search.compat_directory and layout.driver_library_dir in placement.entries:
+        from gpu_oci_hook.plan.compat import list_compat_links
+
+        names = placement.entries[layout.driver_library_dir]
+        names.update(list_compat_links(search.compat_directory, plan_input.container.image.compat_names, names))
     return placement
 
 
