@@ -608,3 +608,33 @@ def test_a_file_that_went_with_the_driver_comes_back_in_its_place_with_its_optio
     (tmp_path / "aside").rename(tmp_path / "h/proc")
     assert bare().out.startswith(f"wrote {path}: ") and path.read_bytes() == before
     assert bare().out.startswith(f"unchanged {path}: ") and not (tmp_path / "run").exists()
+
+
+# --- clients that run no hook -----------------------------------------------------------------------------------------
+
+
+def test_a_file_for_charliecloud_is_json_without_a_hook_and_can_be_refreshed(
+    command: Command, host: Path, tmp_path: Path
+) -> None:
+    words = ("--root", str(host), "--target", "Charliecloud")
+    spec = json.loads(command("cdi", "generate", *words).out)
+    assert "hooks" not in spec["containerEdits"]
+    path = tmp_path / "nvidia.json"
+    answer = command("cdi", "generate", *words, "--output", str(path))
+    assert answer.status == 0 and "refuse it" not in answer.err and "LD_LIBRARY_PATH=" in answer.err
+    before = path.read_bytes()
+    assert command("cdi", "refresh", "--output", str(path)).out.startswith(f"unchanged {path}: ")
+    path.write_bytes(before.replace(b"void", b"all"))
+    assert "--target charliecloud" in command("cdi", "refresh", "--output", str(path)).out
+    assert path.read_bytes() == before
+    assert command("cdi", "validate", "--root", str(host), "--target", "charliecloud", str(path)).status == 0
+    assert "ch-run reads JSON files only" in command("cdi", "generate", *words, "--output", f"{path}.yaml").err
+
+
+def test_a_file_for_gvisor_has_no_hook_and_the_version_of_the_engine_above(command: Command, host: Path) -> None:
+    answer = command("cdi", "generate", "--root", str(host), "--target", "gvisor", "--max-version", "0.5.0")
+    spec = yaml.safe_load(answer.out)
+    assert answer.status == 0 and "hooks" not in spec["containerEdits"] and spec["cdiVersion"] <= "0.5.0"
+    assert "--max-version is 0.5.0" in answer.err
+    for words in (("--target", "gvisor-1"), ("--target", "gvisor", "--hook", "/bin/true")):
+        assert command("cdi", "generate", "--root", str(host), *words).status == 2

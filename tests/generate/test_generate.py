@@ -584,15 +584,22 @@ def test_a_file_that_an_engine_cannot_do_without_a_newer_field_is_refused(host: 
 # --- without a hook ---------------------------------------------------------------------------------------------------
 
 
-def test_without_a_hook_links_are_mounts_and_the_loader_is_said_to_be_the_images_business(host: Path) -> None:
-    found = build_host_spec(host, hook_path="")
+@pytest.mark.parametrize("driver_dir", ["/usr/lib/x86_64-linux-gnu", "/usr/lib64"])
+def test_without_a_hook_libraries_and_their_links_are_mounts_where_the_hosts_loader_looks(
+    host: Path, tmp_path: Path, driver_dir: str
+) -> None:
+    layout = {"/usr/lib64": "fedora"}.get(driver_dir, "debian")
+    own = tmp_path / "h"
+    host_tree.build_host(own, gpus=1, driver=DRIVER_VERSION, layout=layout)
+    found = build_host_spec(own, hook_path="")
     assert "hooks" not in found.spec["containerEdits"]
     there = index_mount_sources(found.spec)
-    real = f"{host}/usr/lib/x86_64-linux-gnu/libcuda.so.{DRIVER_VERSION}"
-    assert [
-        there[f"{DRIVER_LIBRARY_DIR}/{name}"] for name in (f"libcuda.so.{DRIVER_VERSION}", "libcuda.so.1", "libcuda.so")
-    ] == [real] * 3
-    assert any("must look in /usr/local/nvidia/lib64" in text for text in found.warnings)
+    real = f"{own}{driver_dir}/libcuda.so.{DRIVER_VERSION}"
+    names = (f"libcuda.so.{DRIVER_VERSION}", "libcuda.so.1", "libcuda.so")
+    assert [there[f"{driver_dir}/{name}"] for name in names] == [real] * 3
+    assert there[f"{driver_dir}/gbm/nvidia-drm_gbm.so"].endswith(f"libnvidia-allocator.so.{DRIVER_VERSION}")
+    assert not [path for path in there if path.startswith(DRIVER_LIBRARY_DIR) or "socket" in path]
+    assert any(text.endswith(f"need LD_LIBRARY_PATH={driver_dir}") for text in found.warnings)
 
 
 # --- the same every time ----------------------------------------------------------------------------------------------

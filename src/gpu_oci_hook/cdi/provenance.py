@@ -2,8 +2,8 @@
 
 A CDI file is written once, and the host changes afterwards. `cdi refresh` therefore needs the options that the file
 was written with. A YAML file records them in comments at its head. The arguments of our hook record them in YAML and
-in JSON, and engines of every age accept both. A JSON file without our hook can record nothing; it does not count as
-written by us.
+in JSON, and engines of every age accept both. A JSON file without our hook records them in an annotation if it is for a
+client that accepts annotations, else nothing: then it does not count as written by us.
 
 Every hint that names such a command comes from this module: see REGENERATE_HINT_PREFIX.
 
@@ -38,6 +38,9 @@ INCOMPLETE_COMMENT = "incomplete: "
 INCOMPLETE_ANNOTATION = "gpu-oci-hook/incomplete"
 """Annotation of a file that lacks device nodes which the host did not have."""
 
+COMMAND_ANNOTATION = "gpu-oci-hook/command"
+"""Annotation that records the command in a JSON file without our hook, for clients that accept annotations."""
+
 REGENERATE_HINT_PREFIX = "Regenerate it"
 """Start of every hint with a command that regenerates a whole file."""
 
@@ -53,8 +56,10 @@ _GENERATE_OPTIONS_BY_KIND = {
 
 def is_own_spec_data(data: bytes) -> bool:
     """Tell whether these bytes are a CDI file that we wrote."""
-    return PROVENANCE_MARK.encode() in data[:200] or (
-        HOOK_PROGRAM.encode() in data and CREATE_CONTAINER.encode() in data
+    return (
+        PROVENANCE_MARK.encode() in data[:200]
+        or (HOOK_PROGRAM.encode() in data and CREATE_CONTAINER.encode() in data)
+        or f'"{COMMAND_ANNOTATION}"'.encode() in data
     )
 
 
@@ -131,7 +136,9 @@ def read_recorded_options(path: str) -> tuple[list[str], bool]:
         next(_iterate_head_comments(data, REGENERATE_COMMENT), "")
         or next(_iterate_head_comments(data, EARLIER_REGENERATE_COMMENT), "")
         or next(_iterate_hook_flag_values(_parse_spec_data(data, path), "--made-by"), "")
+        or get_member(_parse_spec_data(data, path), "annotations", COMMAND_ANNOTATION)
     )
+    command = command if isinstance(command, str) else ""
     if not command:
         return [], trusted
     import shlex

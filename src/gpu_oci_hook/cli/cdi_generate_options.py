@@ -78,7 +78,7 @@ GENERATE_OPTIONS = (
         type=EngineTarget(),
         metavar="ENGINE[-VERSION]",
         help="Leave out what this engine cannot read, for example podman-4.3. Without a version, that of the installed "
-        "engine.",
+        "engine. charliecloud and gvisor run no hook: --no-hook.",
     ),
     click.option(
         "--max-version",
@@ -103,7 +103,8 @@ GENERATE_OPTIONS = (
     click.option(
         "--no-hook",
         is_flag=True,
-        help="Write no hook: links become mounts, and the image's loader cache is not updated.",
+        help="Write no hook: links become mounts, libraries are where this host's loader looks, and the image's loader "
+        "cache is not updated.",
     ),
     click.option(
         "--hook-log",

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from gpu_oci_hook.cdi.own_kinds import ALL_DEVICE, GPU_MODE, NAME_STRATEGIES, NONE_DEVICE, ContentOptions
 from gpu_oci_hook.cdi.provenance import format_cdi_command
-from gpu_oci_hook.cdi.spec.versions import find_engine_max_version, parse_known_version
+from gpu_oci_hook.cdi.spec.versions import CHARLIECLOUD, HOOKLESS_CLIENTS, find_engine_max_version, parse_known_version
 from gpu_oci_hook.cli.cdi_generate_options import OptionValues, format_option_arguments
 from gpu_oci_hook.cli.command_config import load_command_config
 from gpu_oci_hook.cli.printing import print_warning
@@ -42,9 +42,13 @@ def build_recipe(path: str, options: OptionValues, *, warn: bool = True) -> Spec
     Raises:
         UsageFault: an option is invalid.
     """
-    output_format, format_warning = choose_output_format(path, options["form"])
+    is_hookless = options["target"] in HOOKLESS_CLIENTS
+    default_format = "json" if options["target"] == CHARLIECLOUD and not path else ""
+    output_format, format_warning = choose_output_format(path, options["form"] or default_format)
+    if options["target"] == CHARLIECLOUD and output_format != "json":
+        format_warning = "ch-run reads JSON files only: name the file with the suffix .json"
     max_version = _resolve_max_version(options["target"], options["maximum"])
-    hook_path, hook_warning = _resolve_hook_program(options["hook"], disabled=options["no_hook"])
+    hook_path, hook_warning = _resolve_hook_program(options["hook"], disabled=options["no_hook"] or is_hookless)
     log_warning = _check_hook_log(options["hook_log"], hook_path)
     for warning in (format_warning, hook_warning, log_warning):
         if warning and warn:
@@ -66,7 +70,9 @@ def build_recipe(path: str, options: OptionValues, *, warn: bool = True) -> Spec
         hook_log=options["hook_log"],
         allow_incomplete=options["allow_incomplete"],
     )
-    return SpecRecipe(content, output_format=output_format, max_version=max_version, target_engine=options["target"])
+    # A client without a version limits nothing; the engine above gVisor can still be one of those that a warning names.
+    target_engine = "" if is_hookless and (max_version or options["target"] != CHARLIECLOUD) else options["target"]
+    return SpecRecipe(content, output_format=output_format, max_version=max_version, target_engine=target_engine)
 
 
 def with_rewrite_command(recipe: SpecRecipe, path: str, options: OptionValues) -> SpecRecipe:
@@ -77,6 +83,8 @@ def with_rewrite_command(recipe: SpecRecipe, path: str, options: OptionValues) -
 
 
 def _resolve_max_version(target: str, max_version: str) -> str:
+    if target in HOOKLESS_CLIENTS:
+        return parse_known_version(max_version, "--max-version") if max_version else ""
     if target and max_version:
         raise Fault("--target and --max-version exclude each other", hint="Leave one of them out")
     if target:

@@ -11,6 +11,7 @@ import sys
 import click
 
 from gpu_oci_hook.cdi.spec.versions import (
+    HOOKLESS_CLIENTS,
     find_engine_max_version,
     find_minimum_version,
     is_newer_version,
@@ -102,7 +103,7 @@ def _parse_limit(target: str, max_version: str) -> EngineLimit:
     if max_version:
         with raise_usage_faults():
             max_version = parse_known_version(max_version, "--max-version")
-    if not target:
+    if not target or target in HOOKLESS_CLIENTS:
         return EngineLimit(max_version, "", f"--max-version {max_version}")
     with raise_usage_faults("--target"):
         engine_version = find_engine_max_version(target)

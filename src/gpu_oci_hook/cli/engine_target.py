@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from gpu_oci_hook.cdi.spec.versions import find_engine_max_version, load_engine_versions
+from gpu_oci_hook.cdi.spec.versions import HOOKLESS_CLIENTS, find_engine_max_version, load_engine_versions
 from gpu_oci_hook.cli.printing import print_note
 from gpu_oci_hook.cli.usage_errors import UsageFault
 from gpu_oci_hook.errors import Fault, clip_text, describe_os_error
@@ -35,6 +35,8 @@ class EngineTarget(click.ParamType):  # type: ignore[type-arg]  # generic since 
         if not value:
             raise UsageFault("must not be empty", where="--target")
         engine = str(value).lower().replace("cri-o", "crio", 1)
+        if engine in HOOKLESS_CLIENTS:
+            return engine
         if engine not in load_engine_versions():
             return str(value)
         path, version = read_installed_version(engine)

@@ -27,6 +27,7 @@ from gpu_oci_hook.model.edits import AddDeviceNode, AddDeviceRule, AddGroup, Add
 from gpu_oci_hook.model.file_edits import AddFile, AddLink, PrepareDirectory
 from gpu_oci_hook.model.machine import DeviceNode, DriverFile
 from gpu_oci_hook.model.plan_input import ContainerFacts, PlanInput
+from gpu_oci_hook.plan.layout import LIBRARY_ROOTS
 from gpu_oci_hook.plan.loader_files import LD_CONF_DROP_IN
 
 ContainerEdits = dict[str, Any]
@@ -37,6 +38,8 @@ VISIBLE_DEVICES_VOID = "NVIDIA_VISIBLE_DEVICES=void"
 
 # The library directories of the image, which is not known yet.
 LIBRARY_DIR_PLACEHOLDER, LIBRARY_DIR32_PLACEHOLDER = "/@own", "/@own32"
+# Where the plan puts the driver's libraries.
+DRIVER_LIBRARY_DIR, DRIVER_LIBRARY_DIR32 = f"{LIBRARY_ROOTS[0]}/lib64", f"{LIBRARY_ROOTS[0]}/lib"
 DRM_BY_PATH_DIR = "/dev/dri/by-path/"
 GENERATED_DIR_PLACEHOLDER = "/@nowhere"
 
@@ -161,6 +164,19 @@ class SpecContent:
         arguments.folders, arguments.folders32 = self.folders, self.folders32
         arguments.libraries = self.libraries
         return arguments
+
+    def move_libraries(self, library_dir: str, library_dir32: str) -> None:
+        """Move the libraries to directories that loaders search by themselves, for a file without our hook."""
+        for plugins, directory in ((self.plugins, library_dir), (self.plugins32, library_dir32)):
+            self.links += [(target, f"{directory}/{name}") for target, name in plugins]
+        moves = ((f"{DRIVER_LIBRARY_DIR}/", f"{library_dir}/"), (f"{DRIVER_LIBRARY_DIR32}/", f"{library_dir32}/"))
+
+        def move(path: str) -> str:
+            return next((new + path[len(old) :] for old, new in moves if path.startswith(old)), path)
+
+        mounts = [{**mount, "containerPath": move(path)} for path, mount in self.mounts.items()]
+        self.mounts = {mount["containerPath"]: mount for mount in mounts}
+        self.links = [(move(target), move(path)) for target, path in self.links]
 
     def replace_links_by_mounts(self) -> list[str]:
         """Replace the links by mounts of their targets, for a file without our hook.

@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from gpu_oci_hook.cdi.own_kinds import ContentOptions
-from gpu_oci_hook.cdi.provenance import INCOMPLETE_COMMENT, REGENERATE_COMMENT
+from gpu_oci_hook.cdi.provenance import COMMAND_ANNOTATION, INCOMPLETE_COMMENT, REGENERATE_COMMENT
 from gpu_oci_hook.cdi.spec.versions import (
+    CHARLIECLOUD,
     find_minimum_version,
     is_newer_version,
     list_reading_engines,
@@ -39,7 +40,8 @@ class SpecRecipe:
         options: options of the content.
         output_format: one of OUTPUT_FORMATS.
         max_version: the greatest CDI version that the file may need; "" for any.
-        target_engine: the engine that reads no newer version, such as "podman-4.3"; "" if none was named.
+        target_engine: the engine that reads no newer version, such as "podman-4.3", or CHARLIECLOUD; "" if none was
+            named.
     """
 
     options: ContentOptions
@@ -93,13 +95,17 @@ def build_spec(recipe: SpecRecipe, config: Config, cache: Cache) -> BuiltSpec:
     warnings = list(planned.warnings)
     if recipe.max_version:
         warnings += downgrade_spec(planned.spec, recipe.max_version, recipe.target_engine)
+    has_hook = bool(planned.spec.get("containerEdits", {}).get("hooks"))
+    if recipe.target_engine == CHARLIECLOUD and recipe.output_format == "json" and not has_hook:
+        annotations = {COMMAND_ANNOTATION: recipe.options.rewrite_command, **planned.spec.pop("annotations", {})}
+        planned.spec = {"kind": planned.spec.pop("kind"), "annotations": annotations, **planned.spec}
     version, reason = find_minimum_version(planned.spec)
     spec: ContainerEdits = {"cdiVersion": version, **planned.spec}
     data = serialise_spec(spec, recipe.output_format, _build_comments(planned, recipe.options.rewrite_command))
-    if recipe.output_format == "json" and not spec.get("containerEdits", {}).get("hooks"):
+    if recipe.output_format == "json" and not has_hook and recipe.target_engine != CHARLIECLOUD:
         warnings.append("JSON without a hook cannot record that the file is ours: refresh will not touch it; use YAML")
     unreadable_warning = ""
-    if not recipe.max_version and is_newer_version(version, _BASELINE_VERSION):
+    if not recipe.max_version and not recipe.target_engine and is_newer_version(version, _BASELINE_VERSION):
         unreadable_warning = (
             f"the file needs CDI {version} ({reason.rpartition(': ')[2]}), and "
             f"{', '.join(list_refusing_engines(version))} refuse it as a whole. Write one that they can read with "

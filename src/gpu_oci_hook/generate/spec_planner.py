@@ -36,6 +36,7 @@ from gpu_oci_hook.generate.content import (
 from gpu_oci_hook.generate.device_selection import PlannedDevice, select_devices
 from gpu_oci_hook.generate.hook_entry import build_hook_arguments, build_hook_entry
 from gpu_oci_hook.generate.host_facts import HostFacts
+from gpu_oci_hook.generate.host_libraries import find_loader_directories
 from gpu_oci_hook.generate.missing_nodes import MissingNode, extract_missing_control_nodes, extract_missing_device_nodes
 from gpu_oci_hook.model.edits import Plan
 from gpu_oci_hook.model.request import Request
@@ -233,15 +234,19 @@ class _SpecPlanner:
         if self.options.mode not in (GPU_MODE, MANAGEMENT_MODE):
             return None
         if not self.options.hook_path:
+            directories = find_loader_directories(self.facts.host, self.facts.inventory.files)
+            common.move_libraries(*directories)
             for path in common.replace_links_by_mounts():
                 self.warnings.append(f"{path} is left out: links need the hook")
             for _, path in common.sockets:
                 self.warnings.append(f"{path} is left out: a mount would fail every start without its daemon")
-            folders = ", ".join(common.folders + common.folders32) or "the usual directories"
-            self.warnings.append(
-                "a file without a hook does not configure the loader: the image's loader must look in "
-                f"{folders} by itself"
-            )
+            moved = any(path.startswith(f"{directories[0]}/") for path in common.mounts)
+            folder = directories[0] if moved else ", ".join(common.folders)
+            if folder:
+                self.warnings.append(
+                    f"a file without a hook does not configure the loader: the libraries are in {folder}. Images whose "
+                    f"loader does not look there need LD_LIBRARY_PATH={folder.replace(', ', ':')}"
+                )
             return None
         arguments = build_hook_arguments(common, self.facts, self.config, self.options)
         arguments.made_from = fingerprint

@@ -35,6 +35,12 @@ OLDEST_VERSION, NEWEST_VERSION = KNOWN_VERSIONS[0], KNOWN_VERSIONS[-1]
 UNSUPPORTED_VERSIONS = ("0.1.0", "0.2.0")
 
 
+# Programs that read CDI files, or get what an engine reads in them, and run no hook of ours: Charliecloud's ch-run and
+# gVisor's runsc. They are targets without a version.
+CHARLIECLOUD = "charliecloud"
+HOOKLESS_CLIENTS = (CHARLIECLOUD, "gvisor")
+
+
 class VersionedFeature(NamedTuple):
     """Something in a file that older versions of CDI lack.
 
@@ -128,6 +134,8 @@ def find_engine_max_version(target: str) -> str:
         close_match = find_close_match(name, list(load_engine_versions())) or "docker"
         example = f"{close_match}-{next(iter(load_engine_versions()[close_match]))}"
         hint = f"Use one of {', '.join(load_engine_versions())} and a version, such as {example}"
+        if name in HOOKLESS_CLIENTS:
+            hint = f"Name {name} without a version"
         raise Fault(f"unknown engine {clip_text(target)!r}", hint=hint)
     max_version = ""
     for engine_version, cdi_version in rows.items():
