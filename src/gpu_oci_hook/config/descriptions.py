@@ -30,7 +30,7 @@ KEY_DESCRIPTIONS = {
     "csv-ignore": "Symbolic links (sym lines) of the CSV lists that are not created in containers: patterns for a "
     "whole path, or for a name after **/, where * matches anything but a slash.",
     "low-level": "Low-level runtime that gpu-oci-runtime executes: the first of these that exists. Names are looked up "
-    "in PATH and the standard directories.",
+    "in PATH and the standard directories. After a change, running containers keep the runtime that created them.",
     "log-file": "Log file, one JSON object per line; empty for no log. A log that cannot be written never stops a "
     "container.",
     "log-level": "Least severe level that is logged.",
