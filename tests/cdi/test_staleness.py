@@ -185,6 +185,28 @@ def test_a_directory_is_no_hooks_program(host: Path) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("program", "hint"),
+    [
+        ("/usr/local/bin/gpu-oci-hook", "Install the program: gpu-oci-hook install"),
+        ("/opt/x/bin/gpu-oci-hook", "Install the program: gpu-oci-hook install --prefix /opt/x"),
+        ("/usr/bin/nvidia-cdi-hook", "Install the program: gpu-oci-hook install --aliases --prefix /usr"),
+        ("/usr/bin/nvidia-ctk", "Install the program, or remove the CDI file"),
+        ("/site/hook", "Install the program, or remove the CDI file"),
+    ],
+)
+def test_a_file_that_lacks_only_a_program_is_answered_with_its_installation(
+    host: Path, program: str, hint: str
+) -> None:
+    hook = {"hookName": "createContainer", "path": program}
+    for hooks in ([hook], [hook, hook]):
+        found = staleness.list_stale_findings(spec({"hooks": hooks}), "/etc/cdi/a.yaml", Host(str(host)), RUNNING)
+        assert {finding.hint for finding in found} == {hint}
+    more = {"hooks": [hook], "mounts": [mount("/none")]}
+    for finding in staleness.list_stale_findings(spec(more), "/etc/cdi/a.yaml", Host(str(host)), RUNNING):
+        assert "Install the program" not in finding.hint
+
+
 def test_what_is_no_bind_mount_takes_nothing_of_the_hosts(host: Path) -> None:
     data = spec({"mounts": [{"hostPath": "tmpfs", "containerPath": "/x", "type": "tmpfs"}]})
     assert texts(data, host) == []

@@ -19,7 +19,7 @@ from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.files.read_regular import UnusableFileError, open_regular_file, read_fd
 from gpu_oci_hook.files.trust import describe_foreign_access
 from gpu_oci_hook.formats.oci import get_list, get_member
-from gpu_oci_hook.formats.program_names import CREATE_CONTAINER, HOOK_PROGRAM, has_own_hook_arguments
+from gpu_oci_hook.formats.program_names import CREATE_CONTAINER, HOOK_PROGRAM, NVIDIA_CDI_HOOK, has_own_hook_arguments
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -85,7 +85,7 @@ def build_generate_command(path: str, *options: str) -> str:
     return " ".join((HOOK_PROGRAM, "cdi", "generate", *options, "--output", path))
 
 
-def build_stale_hint(kind: str, path: str, own_kinds: tuple[str, ...] = ()) -> str:
+def build_stale_hint(kind: str, path: str, own_kinds: tuple[str, ...] = (), *, missing_program: str = "") -> str:
     """Build the hint for a file that does not match this host.
 
     A file that we wrote records its options. A file of the same kind from another tool does not.
@@ -94,12 +94,27 @@ def build_stale_hint(kind: str, path: str, own_kinds: tuple[str, ...] = ()) -> s
         kind: kind of the file.
         path: path of the file.
         own_kinds: further kinds that `cdi generate` writes on this host.
+        missing_program: the program of a hook, if nothing else is wrong with the file; "" otherwise.
     """
+    if missing_program:
+        return _build_program_hint(missing_program)
     if is_own_spec_file(path):
         return build_refresh_hint(path)
     if kind in _GENERATE_OPTIONS_BY_KIND or kind in own_kinds:
         return build_generate_hint(kind, path)
     return "Regenerate the CDI file with the tool that wrote it, or remove the file"
+
+
+def _build_program_hint(program: str) -> str:
+    """Build the hint for a file that is right but for a hook's program that is not installed."""
+    directory, _, name = program.rpartition("/")
+    options = {HOOK_PROGRAM: "", NVIDIA_CDI_HOOK: " --aliases"}.get(name)
+    if options is None or not directory.endswith("/bin"):
+        return "Install the program, or remove the CDI file"
+    prefix = directory.removesuffix("/bin") or "/"
+    return (
+        f"Install the program: {HOOK_PROGRAM} install{options}{'' if prefix == '/usr/local' else f' --prefix {prefix}'}"
+    )
 
 
 def build_refresh_hint(path: str, *options: str) -> str:

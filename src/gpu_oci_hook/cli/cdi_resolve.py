@@ -84,7 +84,9 @@ def _find_misfits(inspection: CdiInspection, name: str, parts: list[ResolvedEdit
     mismatch = find_spec_mismatch(edits_by_part, inspection.host, inspection.driver_version, list_part_devices(parts))
     if mismatch:
         file = inspection.scan.winners[name][0]
-        hint = build_stale_hint(file.kind, file.path, get_own_kinds(inspection.settings))
+        hint = build_stale_hint(
+            file.kind, file.path, get_own_kinds(inspection.settings), missing_program=mismatch.missing_program
+        )
         return [{"text": mismatch.describe(), "cure": hint}]
     try:
         _build_edits(inspection, name)

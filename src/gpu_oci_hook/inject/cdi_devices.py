@@ -101,7 +101,9 @@ def _warn_about_stale_file(
         from gpu_oci_hook.cdi.provenance import build_stale_hint
 
         verb = "is" if len(names) == 1 else "are"
-        hint = build_stale_hint(names[0].partition("=")[0], path, get_own_kinds(machine.config))
+        hint = build_stale_hint(
+            names[0].partition("=")[0], path, get_own_kinds(machine.config), missing_program=mismatch.missing_program
+        )
         warnings.append(
             f"{path} is not used for {clip_text(', '.join(names))}, which {verb} planned in memory: "
             f"{mismatch.describe()}. {hint}"
@@ -181,7 +183,8 @@ def _refuse_stale_files(parts: list[ResolvedEdits], host: Host, config: Config) 
 
             names = ", ".join(dict.fromkeys(part.name for part in file_parts))
             kind = file_parts[0].name.partition("=")[0]
-            hint = build_stale_hint(kind, path, get_own_kinds(config))
+            own_kinds = get_own_kinds(config)
+            hint = build_stale_hint(kind, path, own_kinds, missing_program=mismatch.missing_program)
             raise Fault(f"{names}: the CDI file does not fit this host: {mismatch.describe()}", where=path, hint=hint)
 
 

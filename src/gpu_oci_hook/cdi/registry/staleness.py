@@ -68,6 +68,14 @@ class SpecMismatch:
     def __bool__(self) -> bool:
         return bool(self.driver_versions or self.missing_paths or self.number_conflicts)
 
+    @property
+    def missing_program(self) -> str:
+        """The program of a hook, if it is all that is missing and nothing else is different; else ""."""
+        programs = {path for json_path, path in self.missing_paths if ".hooks[" in json_path}
+        if len(programs) != 1 or self.driver_versions or self.number_conflicts:
+            return ""
+        return programs.pop() if all(".hooks[" in json_path for json_path, _ in self.missing_paths) else ""
+
     def describe(self) -> str:
         """Describe all differences in one sentence."""
         parts = []
@@ -100,7 +108,8 @@ def list_stale_findings(data: object, path: str, host: Host, driver_version: str
     from gpu_oci_hook.cdi.spec.finding import Finding
 
     kind = get_member(data, "kind")
-    hint = build_stale_hint(kind if isinstance(kind, str) else "", path)
+    kind = kind if isinstance(kind, str) else ""
+    hint = build_stale_hint(kind, path, missing_program=mismatch.missing_program)
     findings: list[Finding] = []
     if mismatch.driver_versions:
         findings.append(Finding("error", path, "", mismatch.describe(), hint))
