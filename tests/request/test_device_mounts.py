@@ -28,7 +28,7 @@ def selectors(request: Request) -> list[str]:
 
 def test_a_mount_that_has_become_a_device_requests_by_its_numbers() -> None:
     """Podman kube play makes a device of a hostPath volume of type CharDevice."""
-    node = {"path": f"{ROOT}/0", "type": "c", "major": 1, "minor": 3}
+    node = {"path": f"{ROOT}/0", "type": "c", "major": 1, "minor": 3, "fileMode": 8630, "uid": 0, "gid": 0}
     request = read(devices=(node,))
     assert selectors(request) == ["0"]
     assert request.device_requests[0].origin == f"device {ROOT}/0 (linux.devices[0])"

@@ -24,8 +24,8 @@ def find_device_mounts(
 ) -> list[DeviceRequest]:
     """Return the devices requested by mounts of /dev/null, or by nodes like it, below the device directory.
 
-    Some clients turn such a mount into a device (podman kube play) or change its source (buildah). The device decides
-    then. Anything else there requests nothing and is withheld.
+    Some clients turn such a mount into a device or change its source, and the device decides then
+    (facts: device-mounts-changed). Anything else there requests nothing and is withheld.
     """
     device_requests = []
     for position, mount in enumerate(get_list(spec, "mounts")):
