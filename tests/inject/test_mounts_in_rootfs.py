@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from gpu_oci_hook.errors import Fault
 from support.bundles import (
     DEV,
     PROC,
@@ -164,3 +165,17 @@ def test_what_is_immutable_or_append_only_is_left_alone_and_the_container_starts
     destinations = list_mount_destinations(after)
     assert ("/etc/ld.so.cache" in destinations) == target.startswith("etc")
     assert ("/usr/local/nvidia/lib64" in destinations) == (target != "usr/local")
+
+
+@pytest.mark.usefixtures("isolated_state")
+def test_device_nodes_are_never_created_in_a_host_directory_that_is_mounted_on_the_root(
+    tmp_path: Path, host: Path
+) -> None:
+    root = {"destination": "/", "type": "bind", "source": "/srv", "options": ["rbind"]}
+    made = make_bundle(tmp_path / "bundle", container_spec(*ALL, mounts=[root, RUN]))
+    before = (made / "config.json").read_bytes()
+    with pytest.raises(Fault, match="/srv is mounted on /, and device nodes would be created in it"):
+        inject_in_process(made, host_config(host))
+    assert (made / "config.json").read_bytes() == before
+    with_dev = make_bundle(tmp_path / "other", container_spec(*ALL, mounts=[root, RUN, DEV]))
+    assert inject_in_process(with_dev, host_config(host))["linux"]["devices"]

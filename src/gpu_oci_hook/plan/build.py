@@ -6,7 +6,8 @@ Import budget: GPU container.
 from __future__ import annotations
 
 from gpu_oci_hook.container.rootfs_edits import generated_file_name
-from gpu_oci_hook.formats.oci import get_list, get_member, has_user_namespace
+from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.formats.oci import get_list, get_member, has_user_namespace, is_bind_mount
 from gpu_oci_hook.formats.program_names import is_cdi_hook, is_prestart_hook
 from gpu_oci_hook.model.edits import DEFAULT_HOOK_ENV, AddHook, DropHook, Plan, WithheldItem
 from gpu_oci_hook.model.file_edits import AddFile
@@ -44,11 +45,30 @@ def build_plan(plan_input: PlanInput) -> Plan:
     plan.withheld += [WithheldItem("request", name, reason) for name, reason in plan_input.request.withheld]
     plan.withheld += [WithheldItem(kind, name, reason) for kind, name, reason in plan_input.optional_items.withheld]
     plan.warnings += plan_input.optional_items.warnings
+    _refuse_mount_on_root(plan_input.container)
     implied_by = add_implied_capabilities(plan_input.request.capabilities)
     add_device_nodes(plan_input, plan, implied_by)
     add_driver_files(plan_input, plan, implied_by)
     _mask_driver_params(plan_input, plan)
     return plan
+
+
+def _refuse_mount_on_root(container: ContainerFacts) -> None:
+    """Refuse a config.json that mounts a directory on "/" and nothing on /dev.
+
+    runc creates device nodes after the mounts, so it would create them in the mounted directory of the host.
+
+    Raises:
+        Fault: it is such a config.json.
+    """
+    mounts = get_list(container.spec, "mounts")
+    roots = [mount for mount in mounts if get_member(mount, "destination") == "/" and is_bind_mount(mount)]
+    if roots and not any(get_member(mount, "destination") in ("/dev", "/dev/") for mount in mounts):
+        raise Fault(
+            f"{get_member(roots[-1], 'source')} is mounted on /, and device nodes would be created in it",
+            where="config.json: mounts",
+            hint="Name that directory as root.path, or mount a tmpfs on /dev",
+        )
 
 
 def find_injecting_cdi_hook(spec: object) -> str:
