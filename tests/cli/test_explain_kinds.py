@@ -215,6 +215,34 @@ def test_a_prestart_hook_is_removed_from_a_container_to_come_and_named_for_one_t
     assert f"    hook      injects when the container starts: hooks.prestart[0] is {path}\n" in out
 
 
+def test_an_empty_root_file_system_is_not_taken_for_the_image(
+    command: Command, host: Path, bundle: DebianBundle
+) -> None:
+    bundle.request("NVIDIA_VISIBLE_DEVICES=0")
+    shutil.rmtree(bundle.path / "rootfs")
+    (bundle.path / "rootfs").mkdir()
+    out = explain(command, bundle, host).out
+    assert (
+        f"- the root file system {bundle.path}/rootfs is empty, as engines leave it while a container does not run"
+        in out
+    )
+
+
+def test_a_container_of_podman_that_has_ended_is_explained_without_its_root_file_system(
+    command: Command, host: Path, tmp_path: Path
+) -> None:
+    bundle = DebianBundle(tmp_path / "userdata")
+    bundle.request("NVIDIA_VISIBLE_DEVICES=0")
+    command("apply", "-b", bundle.path, "--root", host)
+    shutil.rmtree(bundle.path / "rootfs")
+    answer = explain(command, bundle, host)
+    assert answer.status == 0 and "an image like Debian's is assumed" in answer.out
+    assert "\ninjected (already in config.json)\n" in answer.out
+    elsewhere = DebianBundle(tmp_path / "other").request("NVIDIA_VISIBLE_DEVICES=0")
+    shutil.rmtree(elsewhere.path / "rootfs")
+    assert explain(command, elsewhere, host).status == 1, "any other bundle does not start without its root"
+
+
 # --- no bundle at all ------------------------------------------------------------------------------
 
 

@@ -130,6 +130,24 @@ def test_an_unknown_name_lists_the_running_ones(running: Running) -> None:
     assert answer.status == 1 and "Running: " in answer.stderr, answer.text
 
 
+def test_a_container_of_podman_that_has_ended_keeps_its_bundle(running: Running, simulated: SimulatedHost) -> None:
+    if type(running.engine) is not Podman:
+        return  # the others delete it, or hide it in a namespace that ends with the container
+    engine = running.engine
+    name = engine.background(ContainerRequest(["/bin/true"], ["NVIDIA_VISIBLE_DEVICES=0"]))
+    try:
+        machine.wait_for(
+            lambda: "exited" in engine.command("inspect", "--format", "{{.State.Status}}", name).stdout, name
+        )
+        # The storage is a private one, which no name leads to.
+        (bundle,) = engine.place.directory.glob(f"data/*-containers/{name}/userdata")
+        text = running.explain("--bundle", str(bundle)).check().stdout
+    finally:
+        engine.remove(name)
+    assert "the root file system is not mounted while the container does not run" in text
+    assert f"GPU 0 ({simulated.cards[0].uuid})" in text and "\ninjected (already in config.json)\n" in text
+
+
 @pytest.fixture
 def docker(
     workspace: Path, image: Path, runtime: InstalledRuntime, simulated: SimulatedHost, tmp_path: Path

@@ -33,6 +33,7 @@ class Bundle:
         title: the container that it belongs to, for people; "" if only the bundle is known.
         is_running: the container runs.
         is_assumed: there is no bundle: the container does not exist.
+        has_assumed_root: its root file system is not there now; `spec` names another one.
 
     Raises:
         Fault: config.json is missing or is not a JSON object.
@@ -41,6 +42,7 @@ class Bundle:
     title = ""
     is_running = False
     is_assumed = False
+    has_assumed_root = False
 
     def __init__(self, path: str) -> None:
         self.directory = path

@@ -108,6 +108,15 @@ def collect_warnings(bundle: Bundle, outcome: Outcome) -> list[str]:
     if outcome.plan.find_libcuda:
         warnings += [text for text in outcome.plan.find_libcuda().list_warnings() if text not in warnings]
     warnings += lint_image(outcome.rootfs, outcome.image, files, environment, mounted)
+    if bundle.has_assumed_root:
+        warnings.append(
+            "the root file system is not mounted while the container does not run: an image like Debian's is assumed"
+        )
+    elif not outcome.rootfs.list_names("/", 1):
+        warnings.append(
+            f"the root file system {outcome.rootfs.path} is empty, as engines leave it while a container does not run: "
+            "the plan for its libraries may be another one at the start"
+        )
     if not outcome.image.writable and os.geteuid() != 0:
         warnings.append(
             "this user cannot write to the root file system, so the plan is the one for a read-only root; "

@@ -56,12 +56,12 @@ def compare_with_spec(bundle: Bundle, planned_spec: dict[str, Any], outcome: Out
         planned_spec: the config.json with the plan's edits.
     """
     spec = bundle.spec
-    # Lists, since values of a wrong type cannot be members of a set.
+    # A list, since values of a wrong type cannot be members of a set.
     nodes = [
         tuple(get_member(node, key) for key in ("path", "type", "major", "minor"))
         for node in get_list(spec, "linux", "devices")
     ]
-    mounts = [(get_member(mount, "source"), get_member(mount, "destination")) for mount in get_list(spec, "mounts")]
+    mounts = {(get_text(mount, "source"), get_text(mount, "destination")) for mount in get_list(spec, "mounts")}
     planned: set[tuple[str, str]] = set()
     present = total = 0
     for edit in outcome.plan.edits:
@@ -69,9 +69,11 @@ def compare_with_spec(bundle: Bundle, planned_spec: dict[str, Any], outcome: Out
             is_there = (edit.path, edit.type, edit.major, edit.minor) in nodes
             planned.add((edit.path, f"{edit.type} {edit.major}:{edit.minor}"))
         elif isinstance(edit, AddMount):
-            is_there = (edit.source, edit.destination) in mounts
-            planned |= {(edit.source, edit.destination), (edit.destination, f"bound from {edit.source}")}
-        elif isinstance(edit, AddHook):
+            # Where a file is mounted depends on the image, which is not the container's own here.
+            same = {mount for mount in mounts if mount[0] == edit.source} if bundle.has_assumed_root else set()
+            is_there = bool(same) or (edit.source, edit.destination) in mounts
+            planned |= {(edit.source, edit.destination), (edit.destination, f"bound from {edit.source}"), *same}
+        elif isinstance(edit, AddHook) and not bundle.has_assumed_root:  # its arguments name the root
             is_there = any(
                 get_text(hook, "path") == edit.path and get_list(hook, "args") == list(edit.args)
                 for hook in get_list(spec, "hooks", edit.stage)
@@ -91,7 +93,7 @@ def compare_with_spec(bundle: Bundle, planned_spec: dict[str, Any], outcome: Out
     return Presence(
         present=present,
         total=total,
-        is_complete=planned_spec == spec,
+        is_complete=planned_spec == spec or (bundle.has_assumed_root and 0 < present == total),
         evidence=evidence,
         cdi_devices=_find_cdi_devices(spec, settings) if evidence.nodes or evidence.mounts else [],
         missing_sources=_find_missing_sources(planned_spec, planned),

@@ -16,10 +16,12 @@ import click
 from gpu_oci_hook.cli.bundle import Bundle
 from gpu_oci_hook.cli.usage_errors import UsageFault
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.files.rootfs import read_rootfs_path
 from gpu_oci_hook.formats.architectures import ARCHITECTURES
 from gpu_oci_hook.live.find_container import ENGINES, FoundContainer, find_container, find_container_of_process
 from gpu_oci_hook.live.join_namespaces import join_mount_namespace
 
+PODMAN_BUNDLE_NAME = "userdata"
 ASSUMED_BUNDLE = "/BUNDLE"
 """The bundle's path in the plan for a container that does not exist."""
 
@@ -58,6 +60,12 @@ class TargetOptions:
             raise UsageFault(f"{' and '.join(given)} name different containers", hint="Give one of them")
         if assumed:
             return AssumedBundle(self.env, self.rootfs or context.with_resource(tempfile.TemporaryDirectory()))
+        bundle = self._open_bundle()
+        if not bundle.is_running and os.path.basename(bundle.absolute_directory) == PODMAN_BUNDLE_NAME:
+            _assume_missing_root(bundle, context)
+        return bundle
+
+    def _open_bundle(self) -> Bundle:
         if self.pid:
             return _open_container(find_container_of_process(self.pid))
         engine = self.container.partition(":")[0]
@@ -108,6 +116,17 @@ def _open_container(found: FoundContainer) -> Bundle:
     bundle.title = found.title
     bundle.is_running = bool(found.monitor_pid)
     return bundle
+
+
+def _assume_missing_root(bundle: Bundle, context: click.Context) -> None:
+    """Give a bundle another root file system if its own is not there, as podman unmounts it when a container ends."""
+    path = read_rootfs_path(bundle.spec, bundle.directory)
+    if os.path.isdir(path) and os.listdir(path):
+        return
+    directory = context.with_resource(tempfile.TemporaryDirectory())
+    _fill_debian_root(directory)
+    bundle.spec = {**bundle.spec, "root": {"path": directory}}
+    bundle.has_assumed_root = True
 
 
 class AssumedBundle(Bundle):
