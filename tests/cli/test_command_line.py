@@ -140,6 +140,7 @@ def test_every_command_that_prints_data_prints_the_same_as_json_and_as_yaml(
     ]
     as_json, as_yaml = json.loads(answers[0].out), yaml.safe_load(answers[1].out)
     assert as_json == as_yaml
+    assert answers[1].out.startswith("schema: gpu-oci-hook.") and "!!" not in answers[1].out
     name = re.fullmatch(r"gpu-oci-hook\.([a-z-]+)/1", as_json["schema"])
     assert name and next(iter(as_yaml)) == "schema"
     read_json(answers[0], name[1])

@@ -53,7 +53,7 @@ def print_data(form: str, schema_name: str, content: dict[str, object]) -> None:
     """
     document = {"schema": f"gpu-oci-hook.{schema_name}/1", **content}
     text = json.dumps(document, indent=2, ensure_ascii=True)
-    if form in DATA_FORMS:
+    if form == "json":
         _echo_text(text)
         return
     import yaml
