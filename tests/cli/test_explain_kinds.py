@@ -357,6 +357,7 @@ def test_a_host_without_a_low_level_runtime_starts_nothing(
         ("2", "names 2, which the container does not have, so CUDA programs see no GPU. Inside, GPUs are counted "),
         ("1,2,0", "names 2, which the container does not have, so CUDA programs see only the 1 before it."),
         ("GPU-ffff", "names GPU-ffff, which the container does not have"),
+        ("²", "names ², which the container does not have"),
         ("-1", "hides every GPU from CUDA programs in the container"),
         ("", "hides every GPU from CUDA programs in the container"),
     ],
@@ -368,6 +369,12 @@ def test_cuda_visible_devices_is_held_against_the_gpus_inside(
     warnings = read_json(explain(command, bundle, host, "-o", "json"), "explain")["warnings"]
     assert [warning for warning in warnings if warning.startswith(f"CUDA_VISIBLE_DEVICES={value} {text}")] == warnings
     assert bool(warnings) is bool(text)
+
+
+def test_a_huge_cuda_visible_devices_is_a_short_warning(command: Command, host: Path, bundle: DebianBundle) -> None:
+    bundle.request("NVIDIA_VISIBLE_DEVICES=all", f"CUDA_VISIBLE_DEVICES={'9' * 5000}")
+    (warning,) = read_json(explain(command, bundle, host, "-o", "json"), "explain")["warnings"]
+    assert "which the container does not have" in warning and len(warning) < 800
 
 
 def test_cuda_visible_devices_of_the_host_is_wrong_inside(command: Command, host: Path, bundle: DebianBundle) -> None:

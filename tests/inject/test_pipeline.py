@@ -815,3 +815,14 @@ def test_no_rule_and_no_node_of_another_gpu_warns_of_nothing(host: Path, tmp_pat
     plan = prepared(make_bundle(tmp_path / "bundle", spec), host_config(host)).plan
     assert not plan.warnings
     assert [item.name for item in plan.withheld if item.name.startswith("/dev/nvidia0")]
+
+
+@pytest.mark.parametrize("value", [[], {}, None, "x", 195.0])
+def test_device_rules_and_nodes_of_a_wrong_type_are_no_internal_error(value: Any, host: Path, tmp_path: Path) -> None:
+    spec = container_spec(GPU0)
+    spec["linux"]["resources"]["devices"] += [
+        {"allow": True, "type": "c", "major": value, "minor": 0, "access": "rw"},
+        {"allow": True, "type": "c", "major": 195, "minor": value, "access": "rw"},
+    ]
+    spec["linux"]["devices"] = [{"path": "/dev/x", "type": "c", "major": value, "minor": value}]
+    assert prepared(make_bundle(tmp_path / "bundle", spec), host_config(host)).plan.state == "inject"

@@ -77,3 +77,12 @@ def test_what_is_open_has_its_reason(made: str, wanted: str) -> None:
 )
 def test_what_is_denied_or_missing_is_not_open(made: str) -> None:
     assert made == ""
+
+
+@pytest.mark.parametrize("value", [[], {}, "195", 1.5, True])
+@pytest.mark.parametrize("key", ["major", "minor", "type", "access", "allow"])
+def test_values_of_a_wrong_type_open_nothing_and_raise_nothing(key: str, value: Any) -> None:
+    assert explain(DENY_ALL, {**GPU_RULE, key: value}, nodes=({**NODE, key: value},)) in (
+        "",
+        "linux.resources.devices[1] allows it",
+    )

@@ -43,8 +43,8 @@ def check_cuda_visible_devices(environment: Mapping[str, str], outcome: Outcome)
 
 
 def _names_visible_gpu(name: str, visible: list[Gpu]) -> bool:
-    if name.isdigit():
-        return int(name) < len(visible)
+    if name.isascii() and name.isdigit():
+        return len(name) < 10 and int(name) < len(visible)
     return name.startswith("GPU-") and any(gpu.uuid.lower().startswith(name.lower()) for gpu in visible)
 
 

@@ -221,7 +221,7 @@ def _is_in_namespace(pid: int, mount_namespace: str) -> bool:
 def _read_init_pid(bundle: str) -> int:
     """Return the container's first process, which containerd's shim writes into the bundle; 0 if it is unknown."""
     text = _read_file(f"{bundle}/init.pid")
-    return int(text) if text.isdigit() else 0
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 12 else 0
 
 
 def _list_bundles(directory: str, root: str = "") -> list[str]:

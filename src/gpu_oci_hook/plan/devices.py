@@ -72,7 +72,7 @@ def _find_open_devices(plan_input: PlanInput, *, rules_enforced: bool) -> OpenDe
     known = [*plan_input.gpu_nodes.values(), *(node for _, node in plan_input.control_nodes)]
     if rules_enforced:
         # A rule for all minors has none, and is not among these.
-        numbers = {(node.major, node.minor) for node in known}
+        numbers = [(node.major, node.minor) for node in known]
         majors = (None, -1, _find_nvidia_major(plan_input))
         is_certain = not any(
             get_member(rule, "allow") is True

@@ -27,9 +27,10 @@ class OpenDevices:
     def __init__(self, spec: object, *, rules_enforced: bool) -> None:
         self._rules_enforced = rules_enforced
         self._rules = get_list(spec, "linux", "resources", "devices")
-        self._nodes = {
+        # A list, since values of a wrong type cannot be members of a set.
+        self._nodes = [
             (get_member(node, "major"), get_member(node, "minor")) for node in get_list(spec, "linux", "devices")
-        }
+        ]
         sources = [get_member(mount, "source") for mount in get_list(spec, "mounts") if is_bind_mount(mount)]
         self._mounted_sources = [normalize_destination(source) for source in sources if isinstance(source, str)]
         bounding = get_list(spec, "process", "capabilities", "bounding")
