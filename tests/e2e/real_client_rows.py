@@ -41,14 +41,15 @@ DEVICE_REQUEST = {"driver": "nvidia", "device_ids": ["1"], "capabilities": ["gpu
 @pytest.fixture(autouse=True)
 def recorded(request: pytest.FixtureRequest) -> Iterator[None]:
     """Note each test as a row of the table."""
-    function, _, case = request.node.name.removeprefix("test_").partition("[")
-    client, _, daemon = case.rstrip("]").rpartition("-")
-    row = f"{function.replace('_', ' ')} {client}".strip()
-    MATRIX.note(row, daemon or "podman", "FAILED")
+    function = request.node.originalname.removeprefix("test_").replace("_", " ")
+    values = dict(request.node.callspec.params) if hasattr(request.node, "callspec") else {}
+    column = values.pop("docker", "podman")
+    row = ": ".join((function, *values.values()))
+    MATRIX.note(row, column, "FAILED")
     before = request.session.testsfailed
     yield
     if request.session.testsfailed == before:
-        MATRIX.note(row, daemon or "podman", "ok")
+        MATRIX.note(row, column, "ok")
 
 
 @pytest.fixture(scope="session")
