@@ -234,3 +234,41 @@ def test_gpus_that_the_machine_does_not_know_are_not_of_the_data_centre(scene: H
     scene.nodes = {"/dev/nvidia0": (195, 0), "/dev/nvidia7": (195, 7)}
     assert "error 804" in scene.run_successfully()
     assert scene.read_ld_cache()["libcuda.so.1"] == f"{OUR_LIBRARY_DIR}/libcuda.so.1"
+
+
+@pytest.mark.parametrize(
+    ("version", "words"),
+    [("525.60.13", "is older and fails with CUDA error 803"), (VERSION, "is of the same version")],
+)
+def test_a_libcuda_that_ld_library_path_names_is_noted_with_both_versions(
+    tmp_path: Path, host: Path, version: str, words: str
+) -> None:
+    scene = HookScene(tmp_path, host, "LD_LIBRARY_PATH=/opt/x:/usr/local/cuda/compat")
+    (scene.root / COMPAT_DIR).mkdir(parents=True)
+    (scene.root / COMPAT_DIR / f"libcuda.so.{version}").write_bytes(b"\x7fELF")
+    (scene.root / COMPAT_DIR / "libcuda.so.1").symlink_to(f"libcuda.so.{version}")
+    said = scene.run_successfully()
+    assert words in said and said.count(VERSION) >= 1 and f"libcuda {version}" in said
+    assert f"Remove /{COMPAT_DIR} from LD_LIBRARY_PATH" in said
+    assert said.count("\n") == 1
+
+
+def test_ld_library_path_of_a_cuda_image_is_nothing_to_note(tmp_path: Path, host: Path) -> None:
+    scene = HookScene(tmp_path, host, "LD_LIBRARY_PATH=/usr/local/nvidia/lib:/usr/local/nvidia/lib64")
+    assert scene.run_successfully() == ""
+
+
+def test_names_in_our_directory_lead_to_the_compat_libraries_that_win(scene: HookScene) -> None:
+    (scene.root / COMPAT_DIR).mkdir(parents=True)
+    for name in ("libcuda.so.1", "libcuda.so.575.57.08", "libnvidia-other.so.575.57.08"):
+        (scene.root / COMPAT_DIR / name).write_bytes(b"\x7fELF")
+    scene.nodes = {"/dev/nvidia0": (195, 0)}
+    assert scene.run_successfully() == ""
+    folder = scene.root / OUR_LIBRARY_DIR[1:]
+    assert os.readlink(folder / "libcuda.so.1") == f"/{COMPAT_DIR}/libcuda.so.1"
+    assert os.readlink(folder / "libcuda.so.575.57.08") == f"/{COMPAT_DIR}/libcuda.so.575.57.08"
+    assert os.readlink(folder / "libnvidia-ml.so.1") == f"libnvidia-ml.so.{VERSION}"
+    assert not os.path.lexists(folder / "libnvidia-other.so.575.57.08")
+    before = snapshot_tree(scene.bundle)
+    assert scene.run_successfully() == ""
+    assert snapshot_tree(scene.bundle) == before

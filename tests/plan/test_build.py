@@ -504,6 +504,24 @@ def test_the_linker_finds_nvml_and_the_video_libraries_where_it_looks() -> None:
     assert links == {f"{IMAGE_LIBRARY_DIR}/{name}": f"{DRIVER_LIBRARY_DIR}/{name}" for name in names}
 
 
+def test_names_in_our_directory_lead_to_the_compat_libraries_and_the_directory_is_the_bundles() -> None:
+    """CUDA images have our directory in LD_LIBRARY_PATH. The paths are the image's, so nobody shares the directory."""
+    made = plan("0", "compute", image=COMPAT)
+    entries = beside(made, DRIVER_LIBRARY_DIR)
+    assert entries["libcuda.so.1"] == "/usr/local/cuda-12.6/compat/libcuda.so.1"
+    assert entries["libcuda.so.560.35.03"] == "/usr/local/cuda-12.6/compat/libcuda.so.560.35.03"
+    assert entries["libcuda.so"] == "libcuda.so.1"
+    assert entries["libnvidia-ptxjitcompiler.so.1"] == f"libnvidia-ptxjitcompiler.so.{VERSION}"
+    (directory,) = of(made, PrepareDirectory)
+    assert directory.source.startswith(f"{make_plan_input().container.generated_dir}/libraries-")
+
+
+def test_compat_libraries_in_a_mount_of_the_container_are_not_used() -> None:
+    mounts = [{"destination": "/usr/local/cuda-12.6", "type": "bind", "source": "/opt/cuda"}]
+    made = plan("0", "compute", image=COMPAT, spec={"mounts": mounts})
+    assert "lies in a mount" in reasons(made)["/usr/local/cuda-12.6/compat/libcuda.so.560.35.03"]
+
+
 @pytest.mark.parametrize("policy", ["auto", "always"])
 def test_compat_is_nothing_to_a_container_without_compute(policy: str) -> None:
     made = plan("0", "utility", image=COMPAT, cuda_compat=policy)

@@ -242,3 +242,11 @@ def test_the_hosts_libcuda_in_place_of_a_wanted_compat_library_is_warned_about()
     (warning,) = choice.list_warnings()
     assert "and not the image's CUDA compat library" in warning
     assert choice.describe()[-1] == "575 > 550"
+
+
+def test_the_error_of_a_compat_library_is_the_one_that_the_decision_names() -> None:
+    found = FoundLibcuda("/c/compat/libcuda.so.1", "/c/compat/libcuda.so.575.1", "575.1", "image", "LD_LIBRARY_PATH")
+    error = "is newer and fails with CUDA error 804 on this GPU"
+    choice = LibcudaChoice(found, None, driver_version=DRIVER, wanted="host", reason="", compat_error=error)
+    (warning,) = choice.list_warnings()
+    assert f"which {error}, and not the host's {DRIVER}" in warning

@@ -185,7 +185,8 @@ def report_libcuda(
         can_run_ldconfig=container.get_layout().writable and get_member(container.spec, "root", "readonly") is not True,
     )
     wanted: LibcudaOwner = "image" if search.compat_directory else "host"
-    choice = find_libcuda(inputs, driver_version=driver_version, wanted=wanted)
+    error = compat.error if compat else ""
+    choice = find_libcuda(inputs, driver_version=driver_version, wanted=wanted, compat_error=error)
     container.notes += choice.list_warnings()
     if compat is not None and compat.warning and choice.at_start is not None and choice.at_start.owner == "host":
         container.notes.append(compat.warning)

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from typing import Literal
 
     from gpu_oci_hook.container.cdi_spec_edits import SpecChecker
     from gpu_oci_hook.container.rootfs_edits import RootfsEditor
     from gpu_oci_hook.container.spec_edits import SpecEditor
     from gpu_oci_hook.generate.content import ContentBuilder
-    from gpu_oci_hook.model.libcuda_choice import LibcudaChoice
+    from gpu_oci_hook.model.libcuda_choice import LibcudaFinder
 
     EditKind = Literal[
         "device", "rule", "mount", "directory", "link", "file", "group", "env", "hook", "drop-hook", "drop-mount",
@@ -349,4 +348,4 @@ class Plan:
         self.edits: list[Edit] = []
         self.withheld: list[WithheldItem] = []
         self.warnings = warnings if warnings is not None else []
-        self.find_libcuda: Callable[[], LibcudaChoice] | None = None
+        self.find_libcuda: LibcudaFinder | None = None

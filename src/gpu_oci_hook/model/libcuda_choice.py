@@ -9,8 +9,10 @@ from gpu_oci_hook.errors import make_printable
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from typing import Literal
 
+    LibcudaFinder = Callable[[], "LibcudaChoice"]
     LibcudaOwner = Literal["host", "image", "mount"]
 
 LD_LIBRARY_PATH = "LD_LIBRARY_PATH"
@@ -35,6 +37,11 @@ class FoundLibcuda:
         self.version = version
         self.owner = owner
         self.found_by = found_by
+
+    @property
+    def is_compat(self) -> bool:
+        """Whether it is in a directory of CUDA compat libraries."""
+        return "compat" in self.file.split("/")
 
     @property
     def is_stub(self) -> bool:
@@ -71,10 +78,19 @@ class LibcudaChoice:
         driver_version: the host's driver version.
         wanted: "host", or "image" if its CUDA compat libraries come first.
         reason: why that one is wanted.
+        compat_error: how CUDA fails with the image's compat library, for a sentence about it; "" if it is unknown.
         unknown_directories: directories that the loader searches before, and that lie in mounts of the container.
     """
 
-    __slots__ = ("after_ldconfig", "at_start", "driver_version", "reason", "unknown_directories", "wanted")
+    __slots__ = (
+        "after_ldconfig",
+        "at_start",
+        "compat_error",
+        "driver_version",
+        "reason",
+        "unknown_directories",
+        "wanted",
+    )  # fmt: skip
 
     def __init__(
         self,
@@ -84,6 +100,7 @@ class LibcudaChoice:
         driver_version: str,
         wanted: LibcudaOwner,
         reason: str,
+        compat_error: str = "",
         unknown_directories: tuple[str, ...] = (),
     ) -> None:
         self.at_start = at_start
@@ -91,6 +108,7 @@ class LibcudaChoice:
         self.driver_version = driver_version
         self.wanted = wanted
         self.reason = reason
+        self.compat_error = compat_error
         self.unknown_directories = unknown_directories
 
     def describe(self) -> list[str]:
@@ -153,6 +171,8 @@ class LibcudaChoice:
             which, consequence = f"the image's libcuda {found.version}", "which is of the same version"
         elif _make_version_key(found.version) < _make_version_key(self.driver_version):
             which, consequence = f"the image's libcuda {found.version}", "which is older and fails with CUDA error 803"
+        elif self.compat_error and found.is_compat:
+            which, consequence = f"the image's libcuda {found.version}", f"which {self.compat_error}"
         else:
             which, consequence = (
                 f"the image's libcuda {found.version}",

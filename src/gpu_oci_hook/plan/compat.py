@@ -26,14 +26,16 @@ class CompatDecision:
         directory: the directory in the container whose libraries win, or "".
         reason: why.
         warning: a sentence for the user, or "".
+        error: how CUDA fails in programs that load the compat library all the same; "" if it does not or is unknown.
     """
 
-    __slots__ = ("directory", "reason", "warning")
+    __slots__ = ("directory", "error", "reason", "warning")
 
-    def __init__(self, directory: str, reason: str, warning: str = "") -> None:
+    def __init__(self, directory: str, reason: str, warning: str = "", error: str = "") -> None:
         self.directory = directory
         self.reason = reason
         self.warning = warning
+        self.error = error
 
 
 def decide_cuda_compat(
@@ -78,6 +80,7 @@ def decide_cuda_compat(
             "forward compatibility is for data-centre GPUs",
             f"the image's compat libcuda {version} is newer than the driver {driver_version}, but using it on this GPU "
             "would be CUDA error 804, so the host's libcuda is used",
+            "is newer and fails with CUDA error 804 on this GPU",
         )
     branches, is_known = list_compat_branches(int(compat_major))
     if host_major not in map(str, branches):
@@ -88,6 +91,7 @@ def decide_cuda_compat(
             f"compat {version} {basis} {supported}, and the driver {driver_version} is of branch {host_major}",
             f"the image's compat libcuda {version} {basis} {supported}; the driver {driver_version} is of branch "
             f"{host_major}, on which CUDA would fail with error 803, so the host's libcuda is used",
+            f"is newer and fails with CUDA error 803 on driver branch {host_major}",
         )
     return CompatDecision(
         directory,

@@ -94,7 +94,12 @@ class LoaderInputs:
 
 
 def find_libcuda(
-    inputs: LoaderInputs, *, driver_version: str, wanted: LibcudaOwner = "host", reason: str = ""
+    inputs: LoaderInputs,
+    *,
+    driver_version: str,
+    wanted: LibcudaOwner = "host",
+    reason: str = "",
+    compat_error: str = "",
 ) -> LibcudaChoice:
     """Find the libcuda.so.1 that programs load.
 
@@ -102,6 +107,7 @@ def find_libcuda(
         driver_version: the host's driver version.
         wanted: whose library the loader's files put first.
         reason: why, for people.
+        compat_error: see `LibcudaChoice`.
     """
     finder = _LibcudaFinder(inputs, driver_version)
     at_start = finder.find_at_start()
@@ -111,6 +117,7 @@ def find_libcuda(
         driver_version=driver_version,
         wanted=wanted,
         reason=reason,
+        compat_error=compat_error,
         unknown_directories=tuple(finder.unknown_directories),
     )
 

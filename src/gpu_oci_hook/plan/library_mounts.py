@@ -193,7 +193,7 @@ def _check_libcuda(
     def find_libcuda() -> LibcudaChoice:
         from gpu_oci_hook.plan.planned_libcuda import find_planned_libcuda
 
-        return find_planned_libcuda(plan_input, plan, layout, search, compat.reason if compat else "")
+        return find_planned_libcuda(plan_input, plan, layout, search, compat)
 
     plan.find_libcuda = find_libcuda
     # In most containers nothing else is named, and their starts shall not pay for the answer.

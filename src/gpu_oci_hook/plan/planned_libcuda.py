@@ -18,17 +18,18 @@ if TYPE_CHECKING:
     from gpu_oci_hook.model.libcuda_choice import LibcudaChoice
     from gpu_oci_hook.model.machine import DriverFile
     from gpu_oci_hook.model.plan_input import PlanInput
+    from gpu_oci_hook.plan.compat import CompatDecision
     from gpu_oci_hook.plan.layout import Layout
     from gpu_oci_hook.plan.loader_files import LibrarySearch
 
 
 def find_planned_libcuda(
-    plan_input: PlanInput, plan: Plan, layout: Layout, search: LibrarySearch, reason: str
+    plan_input: PlanInput, plan: Plan, layout: Layout, search: LibrarySearch, compat: CompatDecision | None
 ) -> LibcudaChoice:
     """Find the libcuda.so.1 that programs load.
 
     Arguments:
-        reason: why the library that the plan puts first is wanted.
+        compat: the decision about the image's compat libraries; None if it has none.
     """
     container = plan_input.container
     links: dict[str, str] = {}
@@ -72,7 +73,8 @@ def find_planned_libcuda(
         inputs,
         driver_version=plan_input.inventory.library_version or plan_input.inventory.version,
         wanted="image" if search.compat_directory else "host",
-        reason=reason,
+        reason=compat.reason if compat else "",
+        compat_error=compat.error if compat else "",
     )
 
 
