@@ -120,8 +120,12 @@ def test_a_node_that_the_device_cgroup_denies_does_not_count(
 ) -> None:
     """A privileged-looking container has every node of the machine in its /dev, and may open some."""
     root = build(tmp_path / "host")
-    lines = in_device_cgroup(root, "c 195:3 rw", "c 195:0 rw")
+    (root / ".gpu-oci-hook-simulate").unlink()
+    lines = in_device_cgroup(root, "c 195:3 rw", "c 195:0 rw", code="print('problems', found.problems)")
     assert lines[0] == "0=0 1=3"
+    (root / "dev/nvidia1").unlink()
+    missing = in_device_cgroup(root, "c 195:3 rw", "c 195:0 rw", code="print('problems', found.problems)")
+    assert lines[-1] == missing[-1] == "problems []", "nothing is wrong: the container was made so"
     assert "/dev/nvidia1 cannot be opened: the device cgroup of this container or session denies 195:1" in lines[1]
 
 

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 
 from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.files import state_dir
+from gpu_oci_hook.inject import pipeline
 from gpu_oci_hook.simulate import host_tree
 from support.bundles import (
     container_spec,
@@ -44,6 +46,15 @@ def test_requests_count_the_gpus_whose_nodes_are_there(partial: host_tree.Simula
     own = next(gpu for gpu in partial.gpus if gpu.minor == 3)
     for number, asked in enumerate(("0", "all", own.uuid, own.pci, "0-0")):
         assert gpu_nodes(tmp_path / f"b{number}", partial.directory, asked) == {"/dev/nvidia3"}, asked
+
+
+def test_a_start_warns_that_indices_count_the_others(partial: host_tree.SimulatedHost, tmp_path: Path) -> None:
+    """On a server a missing node is a mistake, and a container by index may get another GPU than it got yesterday."""
+    spec = container_spec("NVIDIA_VISIBLE_DEVICES=0")
+    bundle = str(make_bundle(tmp_path / "b", spec))
+    plan = pipeline.prepare_injection(spec, host_config(partial.directory), bundle, state_dir.StateCache()).plan
+    (warning,) = [text for text in plan.warnings if "indices count the others" in text]
+    assert "/dev/nvidia1, /dev/nvidia0, /dev/nvidia2, /dev/nvidia4 and 3 more missing" in warning
 
 
 def test_a_gpu_without_a_node_is_refused_with_the_reason(partial: host_tree.SimulatedHost, tmp_path: Path) -> None:

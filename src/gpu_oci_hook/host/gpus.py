@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gpu_oci_hook.host.platforms.platform import Platform
 
 _READ_LIMIT = 65536
+_MAX_SHOWN_NODES = 4
 _GPUS_DIR = "/proc/driver/nvidia/gpus"
 
 
@@ -69,8 +70,24 @@ def read_machine_gpus(host: Host, configured_platform: str) -> MachineGpus:
     """
     driver_gpus, problems = read_gpus(host)
     gpus, left_out = select_usable_gpus(host, driver_gpus)
+    if left_out and gpus:
+        problems += _report_uncreated_nodes(host, driver_gpus)
     platform = find_machine_platform(host, driver_gpus, configured_platform)
     return MachineGpus(gpus if platform is None else platform.list_gpus(gpus), problems, left_out, platform)
+
+
+def _report_uncreated_nodes(host: Host, driver_gpus: list[Gpu]) -> list[str]:
+    """Return a sentence about GPUs that are left out only because nobody has created their nodes."""
+    from gpu_oci_hook.host.device_nodes import NVIDIA_MAJOR
+    from gpu_oci_hook.host.node_access import list_uncreated_nodes
+
+    paths = list_uncreated_nodes(host, [(f"/dev/nvidia{gpu.minor}", NVIDIA_MAJOR, gpu.minor) for gpu in driver_gpus])
+    if not paths:
+        return []
+    shown = ", ".join(paths[:_MAX_SHOWN_NODES])
+    more = f" and {len(paths) - _MAX_SHOWN_NODES} more" if len(paths) > _MAX_SHOWN_NODES else ""
+    problem = f"GPUs without a node are left out, and indices count the others: {shown}{more} missing"
+    return [f"{problem}; nvidia-modprobe -c MINOR creates one"]
 
 
 def find_machine_platform(host: Host, driver_gpus: list[Gpu], configured_platform: str) -> Platform | None:

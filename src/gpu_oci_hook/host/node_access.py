@@ -43,6 +43,16 @@ def explain_unusable_nodes(host: Host, nodes: list[tuple[str, int, int]], *, mig
     return {**denied, **missing}
 
 
+def list_uncreated_nodes(host: Host, nodes: list[tuple[str, int, int]]) -> list[str]:
+    """List the paths of missing nodes whose numbers the device cgroup allows: nobody has created them."""
+    is_simulated = host.stat_path(f"/{SIMULATED_HOST_MARKER}") is not None
+    return [
+        path
+        for path, major, minor in nodes
+        if host.stat_path(path, follow=False) is None and (is_simulated or _may_open_number(major, minor, write=True))
+    ]
+
+
 def _explain_missing(host: Host, path: str, major: int, minor: int) -> str:
     """Return why there is no such node, "" if there is one."""
     status, full_path = host.stat_path(path, follow=False), host.full_path(path)
