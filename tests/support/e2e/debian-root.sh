@@ -52,16 +52,18 @@ share_network() {
 }
 
 # Run a command in a root, pivoted, with its own /dev, /run, /tmp, processes and mounts, which end with the command.
-# It sees the machine's cgroup v1 tree, or with GPU_OCI_HOOK_TEST_CGROUP=2 a cgroup v2 tree.
+# It sees the machine's cgroup v1 tree, or with GPU_OCI_HOOK_TEST_CGROUP=2 a cgroup v2 tree, and the tests' cache.
 enter_debian() {
     local root settings
     root=$(readlink -f "$1")
     shift
     share_network "$root"
     unshare --mount --pid --ipc --fork --kill-child --propagation private bash -ec '
-        root=$1 cgroup=$2
-        shift 2
+        root=$1 cgroup=$2 cache=$3
+        shift 3
         mount --bind "$root" "$root"
+        mkdir -p "$cache" "$root/var/cache/gpu-oci-hook-tests"
+        mount --bind "$cache" "$root/var/cache/gpu-oci-hook-tests"
         mount -t proc proc "$root/proc"
         mount -t sysfs sysfs "$root/sys"
         if [ "$cgroup" = 2 ]; then
@@ -92,7 +94,7 @@ enter_debian() {
         umount --lazy /.old
         rmdir /.old
         exec "$@"
-    ' sh "$root" "${GPU_OCI_HOOK_TEST_CGROUP:-1}" env -i "${settings[@]}" "$@"
+    ' sh "$root" "${GPU_OCI_HOOK_TEST_CGROUP:-1}" "$cache" env -i "${settings[@]}" "$@"
 }
 
 # Print a root's copy with a clean clone of the project in /project. What is committed is what gets tested.
