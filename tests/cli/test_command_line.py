@@ -273,7 +273,16 @@ def test_main_exits_with_the_status(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith("# Configuration of gpu-oci-hook")
 
 
-@pytest.mark.parametrize("words", [("hook", "--help"), ("hook", "create-container", "--help"), ("hook", "-h")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("hook", "--help"),
+        ("hook", "create-container", "--help"),
+        ("hook", "-h"),
+        ("prestart", "--help"),
+        ("precreate", "-h"),
+    ],
+)
 def test_a_person_who_asks_about_the_hook_is_told(command: Command, words: tuple[str, ...]) -> None:
     answer = command(*words)
     assert answer.status == 0 and "Not meant to be run by hand" in " ".join(answer.out.split())

@@ -1,4 +1,4 @@
-"""Help text of `gpu-oci-hook hook`. The package's `main` starts the hook itself before click is imported.
+"""Help texts of `gpu-oci-hook hook`, `prestart` and `precreate`. The package's `main` starts the hooks themselves before click is imported.
 
 Import budget: cold.
 """
@@ -17,4 +17,20 @@ def hook(arguments: tuple[str, ...]) -> None:
     CUDA compat libraries and checks requirements, as its flags say. In files of other generators, NAME is one of
     NVIDIA's hooks: create-symlinks, update-ldcache, enable-cuda-compat, disable-device-node-modification,
     update-application-profile, chmod.
+    """
+
+
+@click.command()
+def prestart() -> None:
+    """Internal: OCI hook that injects GPUs into a container of another runtime, with the OCI state on standard input.
+
+    Not meant to be run by hand. Files of hooks.d and docker's --gpus call it at the stage prestart; see docs/hooks.md.
+    """
+
+
+@click.command()
+def precreate() -> None:
+    """Internal: OCI hook that injects GPUs into a config.json, which is on standard input and printed.
+
+    Not meant to be run by hand. Files of hooks.d call it at the stage precreate of podman and CRI-O; see docs/hooks.md.
     """

@@ -12,12 +12,14 @@ from gpu_oci_hook.cli.lazy_group import LazyGroup
 
 # Command: its module in this package, the attribute there, and the line that --help shows ("": hidden).
 _COMMANDS = {
-    "list": ("list_command", "list_machine", "List this host's GPUs, driver and driver files."),
+    "list": ("list_command", "list_machine", "List this host's GPUs and driver."),
     "explain": ("explain_command", "explain", "Show what a container would get and why; changes nothing."),
     "apply": ("apply_command", "apply", "Apply the edits that explain shows to a bundle."),
     "simulate": ("simulate_command", "simulate", "Build a GPU host out of files, for tests without a GPU."),
     "cdi": ("cdi_command", "cdi", "Generate, check and inspect CDI files."),
-    "hook": ("hook_command", "hook", ""),  # hidden: only CDI files refer to it
+    "hook": ("hook_command", "hook", ""),  # hidden: only CDI files and hooks.d refer to these
+    "prestart": ("hook_command", "prestart", ""),
+    "precreate": ("hook_command", "precreate", ""),
     "help": ("help_command", "show_help", ""),
     "version": ("help_command", "show_version", ""),
     "config": ("config_command", "config", "Show, check and document the configuration."),
