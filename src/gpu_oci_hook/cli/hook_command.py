@@ -1,4 +1,6 @@
-"""Help texts of `gpu-oci-hook hook`, `prestart` and `precreate`. The package's `main` starts the hooks themselves before click is imported.
+"""Help texts of `gpu-oci-hook hook`, `prestart` and `precreate`.
+
+The package's `main` starts the hooks themselves before click is imported.
 
 Import budget: cold.
 """
