@@ -9,7 +9,7 @@ Import budget: cold.
 
 from __future__ import annotations
 
-from gpu_oci_hook.container.rootfs_edits import GENERATED_DIR
+from gpu_oci_hook.container.rootfs_edits import GENERATED_DIR, prepare_shared_directories
 from gpu_oci_hook.container.spec_edits import apply_to_spec
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files import state_dir
@@ -93,11 +93,12 @@ def inject_into_container(outcome: Outcome, spec: dict[str, object], pid: int) -
     rootfs = outcome.rootfs
     if rootfs is None:
         return []
-    rootfs_path = rootfs.path
+    rootfs_path, generated_dir = rootfs.path, f"{outcome.bundle}/{GENERATED_DIR}"
+    prepare_shared_directories(outcome.plan.edits, generated_dir)
 
     def apply_in_container() -> list[str]:
         container = Container(outcome.bundle, spec, Rootfs(rootfs_path))
-        editor = ContainerEditor(container.rootfs, f"{outcome.bundle}/{GENERATED_DIR}")
+        editor = ContainerEditor(container.rootfs, generated_dir)
         editor.apply_edits(outcome.plan.edits)
         return editor.notes
 
