@@ -117,6 +117,7 @@ def test_a_file_that_is_no_cdi_file_is_not_replaced_unless_it_is_forced(generate
         (("--capabilities", "compute,grafics"), 'Did you mean "graphics"?'),
         (("--hook", "bin/x"), '--hook: "bin/x" is not an absolute path'),
         (("--no-hook",), "--hook and --no-hook exclude each other"),
+        (("--vendor", "-"), '"-/gpu" is not a valid CDI kind'),
         (("--target", "podman-4.3", "--max-version", "0.5.0"), "--target and --max-version exclude each other"),
         (("--target", "podmann-4"), "unknown engine 'podmann-4'"),
         (("--max-version", "0.5"), '--max-version: "0.5" is not a version of CDI. Known are 0.3.0'),
@@ -142,7 +143,6 @@ def test_a_wrong_value_of_an_option_ends_with_2(generate: Command, words: tuple[
         (("--class", "a.b", "--max-version", "0.5.0"), "Choose a --class without a dot, or choose --max-version 0.6.0"),
         (("--device", "9"), "--device: there is no GPU 9. This host has GPU 0"),
         (("--mode", "nvswitch"), "NVSwitch devices are requested, but this host does not have them: /dev/nvidia-nvswi"),
-        (("--vendor", "-"), '"-/gpu" is not a valid CDI kind'),
         (("--output", "/proc/nowhere/x.yaml"), "/proc/nowhere/x.yaml: cannot be written"),
         (("--output", "/nowhere/at/all/x.yaml"), "no directory /nowhere/at. Create it first: mkdir -p /nowhere"),
         (("--output", "/tmp"), "--output /tmp: is a directory. Name a file, such as /tmp/nvidia.yaml"),
@@ -500,10 +500,17 @@ def test_a_file_that_is_removed_with_the_driver_says_its_options(command: Comman
         (("--output", "-"), "--output: refresh needs a file, not standard output"),
         (("--vendor", ""), "--vendor: must not be empty"),
         (
+            ("--vendor", "_"),
+            (
+                '"_/gpu" is not a valid CDI kind. Start vendor and class with a letter; use only letters, digits, and '
+                "- _ . after it"
+            ),
+        ),
+        (
             ("--target", "podmann-4"),
             (
-                "--target: unknown engine 'podmann-4'. Use one of docker, containerd, crio, podman "
-                "and a version, such as podman-4.1"
+                "--target: unknown engine 'podmann-4'. Only charliecloud and gvisor are named without a version. "
+                "Use one of docker, containerd, crio, podman and a version, such as podman-4.1"
             ),
         ),
     ],

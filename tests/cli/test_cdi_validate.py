@@ -138,7 +138,10 @@ def test_a_greatest_version_does_what_a_target_does(directory: Path, command: Co
     ("options", "said"),
     [
         (("--target", "podman-3"), "--target: podman 3 does not read CDI files. podman reads them from version 4.1 on"),
-        (("--target", "lxc-6"), "--target: unknown engine 'lxc-6'. Use one of docker, containerd, crio, podman"),
+        (
+            ("--target", "lxc-6"),
+            "--target: unknown engine 'lxc-6'. Only charliecloud and gvisor are named without a version. Use one of",
+        ),
         (("--max-version", "0.9.0"), '--max-version: "0.9.0" is not a version of CDI. Known are 0.3.0, 0.4.0'),
     ],
 )

@@ -70,6 +70,7 @@ def build_recipe(path: str, options: OptionValues, *, warn: bool = True) -> Spec
         hook_log=options["hook_log"],
         allow_incomplete=options["allow_incomplete"],
     )
+    content.build_cdi_kind(Config())  # a wrong --vendor or --class is wrong on every host
     # A client without a version limits nothing; the engine above gVisor can still be one of those that a warning names.
     target_engine = "" if is_hookless and (max_version or options["target"] != CHARLIECLOUD) else options["target"]
     return SpecRecipe(content, output_format=output_format, max_version=max_version, target_engine=target_engine)

@@ -30,6 +30,7 @@ from gpu_oci_hook.cli.cdi_refresh_file import (
     remember_removed_file,
 )
 from gpu_oci_hook.cli.printing import print_progress, print_warning
+from gpu_oci_hook.cli.usage_errors import raise_usage_faults
 from gpu_oci_hook.errors import make_printable
 from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.generate.refresh import DEFAULT_INTERVAL, RefreshResult, refresh_spec_file, watch_spec_file
@@ -133,7 +134,8 @@ class _Refresher:
         names = ContentOptions(
             mode=self.options["mode"], vendor=self.options["vendor"], category=self.options["category"]
         )
-        kind = names.build_cdi_kind(settings)
+        with raise_usage_faults():
+            kind = names.build_cdi_kind(settings)
         default_path = f"{DEFAULT_SPEC_DIR}/{kind.replace('/', '-')}.{self.options['form'] or 'yaml'}"
         return choose_refresh_path(default_path, kind, settings)
 

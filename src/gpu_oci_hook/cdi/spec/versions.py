@@ -133,7 +133,8 @@ def find_engine_max_version(target: str) -> str:
     if rows is None or not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,4}){0,2}", version):
         close_match = find_close_match(name, list(load_engine_versions())) or "docker"
         example = f"{close_match}-{next(iter(load_engine_versions()[close_match]))}"
-        hint = f"Use one of {', '.join(load_engine_versions())} and a version, such as {example}"
+        hint = f"Only {' and '.join(HOOKLESS_CLIENTS)} are named without a version. "
+        hint += f"Use one of {', '.join(load_engine_versions())} and a version, such as {example}"
         if name in HOOKLESS_CLIENTS:
             hint = f"Name {name} without a version"
         raise Fault(f"unknown engine {clip_text(target)!r}", hint=hint)
