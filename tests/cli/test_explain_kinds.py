@@ -271,6 +271,39 @@ def test_an_environment_with_a_root_file_system_is_explained_for_that_image(
     assert bundle.tree() == before
 
 
+def put_engine(directory: Path, name: str, answer: str, status: int = 0) -> None:
+    directory.mkdir(exist_ok=True)
+    (directory / name).write_text(f"#!/bin/sh\necho '{answer}'\nexit {status}\n")
+    (directory / name).chmod(0o755)
+
+
+def test_an_images_variables_are_explained_with_those_of_the_command_line_in_their_place(
+    command: Command, host: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin")
+    put_engine(tmp_path / "bin", "docker", "Cannot connect", 1)
+    put_engine(tmp_path / "bin", "podman", '["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_REQUIRE_CUDA=cuda>=11.0", "A=b"]')
+    words = ("explain", "--image", "nvidia/cuda:12.4", "--root", host)
+    out = command(*words).out
+    assert out.startswith("container     assumed, with the variables of nvidia/cuda:12.4 and an image like Debian's\n")
+    assert "requirement   NVIDIA_REQUIRE_CUDA: cuda>=11.0 (met)\n" in out and "2 of 2 GPUs\n" in out
+    out = command(*words, "--env", "NVIDIA_VISIBLE_DEVICES=1").out
+    assert "1 of 2 GPUs\n" in out and "is set twice" not in out
+    put_engine(tmp_path / "bin", "podman", '["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_REQUIRE_CUDA=cuda>=99.0"]')
+    answer = command(*words)
+    assert answer.status == 1 and 'requirement "cuda>=99.0"' in answer.err
+
+
+@pytest.mark.parametrize("answer", ["", "{", "3", '{"a": 1}'])
+def test_an_image_that_no_engine_has_is_a_sentence(
+    command: Command, host: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    monkeypatch.setenv("PATH", f"{tmp_path}/bin")
+    put_engine(tmp_path / "bin", "docker", answer)
+    result = command("explain", "--image", "x", "--root", host)
+    assert result.status == 1 and "--image x: neither docker nor podman has this image" in result.err
+
+
 def test_an_environment_that_would_not_start_has_the_engines_reason(command: Command, host: Path) -> None:
     answer = command("explain", "--env", "NVIDIA_VISIBLE_DEVICES=9", "--root", host)
     assert answer.status == 1 and "there is no GPU 9" in answer.err

@@ -177,6 +177,20 @@ def test_a_running_container_that_another_runtime_started_has_none_of_it(
     assert "already in config.json" not in text
 
 
+def test_the_variables_of_an_image_of_docker_are_explained(
+    docker: Docker, runtime: InstalledRuntime, simulated: SimulatedHost
+) -> None:
+    request = ContainerRequest(["/bin/true"])
+    docker.command("create", "--name", "base", docker._image(request), "/bin/true").check()
+    docker.command("commit", "--change", "ENV NVIDIA_VISIBLE_DEVICES=1", "base", "site/gpu:1").check()
+    program, config = runtime.shim.with_name("gpu-oci-hook"), runtime.wrapper("runc", simulated.root)
+    words = [str(program), "explain", "--image", "site/gpu:1", "--config", str(config.with_suffix(".toml"))]
+    env = {"PATH": machine.DIRECTORIES, "HOME": "/root", "DOCKER_HOST": f"unix://{docker.socket}"}
+    text = machine.run_command(words, env=env).check().stdout
+    assert text.startswith("container     assumed, with the variables of site/gpu:1 and an image like Debian's\n")
+    assert f"GPU 1 ({simulated.cards[1].uuid}): NVIDIA_VISIBLE_DEVICES=1" in text
+
+
 @pytest.mark.parametrize("privileged", [True, False])
 def test_what_explain_says_of_a_privileged_container_is_what_it_can_open(
     workspace: Path, image: Path, runtime: InstalledRuntime, simulated: SimulatedHost, *, privileged: bool

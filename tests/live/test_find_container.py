@@ -161,18 +161,17 @@ def test_of_two_containers_with_one_name_none_is_guessed(machine: Machine) -> No
         find_container.find_container("podman:job")
 
 
-def test_a_name_that_files_do_not_show_is_asked_of_the_engine(
-    machine: Machine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[list[str]] = []
-
-    def answer(command: list[str]) -> str:
-        asked.append(command)
-        return DOCKER_ID
-
-    monkeypatch.setattr(find_container, "_ask_engine", answer)
+def test_a_name_that_files_do_not_show_is_asked_of_the_engine(machine: Machine) -> None:
+    bundle = machine.userdata
+    answers = {"docker": f"echo {DOCKER_ID}", "podman": f"echo {bundle}"}
+    (machine.top / "bin").mkdir()
+    for engine, answer in answers.items():
+        program = machine.top / "bin" / engine
+        program.write_text(f'#!/bin/sh\necho "$@" >{machine.top}/{engine}.asked\n{answer}\n')
+        program.chmod(0o755)
     assert find_container.find_container("docker:alias").bundle == str(machine.moby / DOCKER_ID)
-    assert asked == [["docker", "inspect", "--type", "container", "--format", "{{.Id}}", "alias"]]
+    assert (machine.top / "docker.asked").read_text() == "inspect --type container --format {{.Id}} -- alias\n"
+    assert find_container.find_container("podman:alias").bundle == str(bundle)
 
 
 def test_another_program_named_like_a_monitor_without_its_flags_counts_for_nothing(machine: Machine) -> None:

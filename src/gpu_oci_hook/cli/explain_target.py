@@ -18,6 +18,7 @@ from gpu_oci_hook.cli.usage_errors import UsageFault
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files.rootfs import read_rootfs_path
 from gpu_oci_hook.formats.architectures import ARCHITECTURES
+from gpu_oci_hook.live.engine_queries import read_image_environment
 from gpu_oci_hook.live.find_container import ENGINES, FoundContainer, find_container, find_container_of_process
 from gpu_oci_hook.live.join_namespaces import join_mount_namespace
 
@@ -35,14 +36,16 @@ class TargetOptions:
         pid: a process of the container; 0 if it is not given.
         env: the variables of a container that does not exist, as NAME=VALUE.
         rootfs: the root file system of such a container; "" if it is not given.
+        image: an image whose variables such a container has as well; "" if it is not given.
     """
 
-    def __init__(self, container: str, bundle: str, pid: int, env: tuple[str, ...], rootfs: str) -> None:
+    def __init__(self, container: str, bundle: str, pid: int, env: tuple[str, ...], rootfs: str, image: str) -> None:
         self.container = container
         self.bundle = bundle
         self.pid = pid
         self.env = env
         self.rootfs = rootfs
+        self.image = image
 
     def open_target(self, context: click.Context) -> Bundle:
         """Return what is to be explained. Its directory is the current one if no option names anything.
@@ -53,13 +56,15 @@ class TargetOptions:
             UsageFault: two options name something.
             Fault: there is no such bundle or container.
         """
-        assumed = "--env" if self.env else "--rootfs" if self.rootfs else ""
+        assumed = "--env" if self.env else "--image" if self.image else "--rootfs" if self.rootfs else ""
         named = [self.container, self.bundle and "--bundle", self.pid and "--pid", assumed]
         given = [str(name) for name in named if name]
         if len(given) > 1:
             raise UsageFault(f"{' and '.join(given)} name different containers", hint="Give one of them")
         if assumed:
-            return AssumedBundle(self.env, self.rootfs or context.with_resource(tempfile.TemporaryDirectory()))
+            image_env = read_image_environment(self.image) if self.image else ()
+            rootfs = self.rootfs or context.with_resource(tempfile.TemporaryDirectory())
+            return AssumedBundle(self.env, rootfs, self.image, image_env)
         bundle = self._open_bundle()
         if not bundle.is_running and os.path.basename(bundle.absolute_directory) == PODMAN_BUNDLE_NAME:
             _assume_missing_root(bundle, context)
@@ -95,11 +100,19 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
         help="A container that does not exist yet, by its variables; can be repeated.",
     )
     @click.option("--rootfs", metavar="DIR", default="", help="Its root file system.  [default: like a Debian image]")
+    @click.option("--image", metavar="NAME", default="", help="An image of docker or podman whose variables it has.")
     @functools.wraps(command)
     def wrapped(
-        *args: Any, container: str, bundle: str, pid: int | None, env: tuple[str, ...], rootfs: str, **rest: Any
+        *args: Any,
+        container: str,
+        bundle: str,
+        pid: int | None,
+        env: tuple[str, ...],
+        rootfs: str,
+        image: str,
+        **rest: Any,
     ) -> Any:
-        return command(*args, target=TargetOptions(container, bundle, pid or 0, env, rootfs), **rest)
+        return command(*args, target=TargetOptions(container, bundle, pid or 0, env, rootfs, image), **rest)
 
     return wrapped
 
@@ -110,9 +123,8 @@ def _open_container(found: FoundContainer) -> Bundle:
     try:
         bundle = Bundle(found.bundle)
     except Fault as fault:
-        raise Fault(
-            f"{found.title}: its bundle cannot be read: {fault.what}", where=fault.where or found.bundle
-        ) from None
+        where = fault.where or found.bundle
+        raise Fault(f"{found.title}: its bundle cannot be read: {fault.what}", where=where) from None
     bundle.title = found.title
     bundle.is_running = bool(found.monitor_pid)
     return bundle
@@ -135,9 +147,11 @@ class AssumedBundle(Bundle):
     Arguments:
         env: its variables, as NAME=VALUE.
         rootfs: its root file system. An empty directory is filled with the directories of a Debian image.
+        image: the image that has set `image_env`; "" without one.
+        image_env: the variables that `env` is added to.
     """
 
-    def __init__(self, env: tuple[str, ...], rootfs: str) -> None:
+    def __init__(self, env: tuple[str, ...], rootfs: str, image: str = "", image_env: tuple[str, ...] = ()) -> None:
         for entry in env:
             if "=" not in entry or entry.startswith("="):
                 raise UsageFault(f"{entry} is not NAME=VALUE", where="--env")
@@ -146,13 +160,16 @@ class AssumedBundle(Bundle):
         self.directory = ASSUMED_BUNDLE
         self.config_json_path = f"{ASSUMED_BUNDLE}/config.json"
         self.config_json_bytes = b""
-        self.title = f"assumed, with {' '.join(env) or 'no variable'}"
+        parts = [*([f"the variables of {image}"] if image else []), *([" ".join(env)] if env else [])]
+        self.title = f"assumed, with {' and '.join(parts) or 'no variable'}"
         self.is_running = False
         self.is_assumed = True
         if not os.listdir(rootfs):
             _fill_debian_root(rootfs)
             self.title += " and an image like Debian's"
-        self.spec = _build_spec(env, os.path.abspath(rootfs))
+        names = {entry.partition("=")[0] for entry in env}
+        kept = tuple(entry for entry in image_env if entry.partition("=")[0] not in names)  # as engines merge them
+        self.spec = _build_spec((*kept, *env), os.path.abspath(rootfs))
 
 
 def _fill_debian_root(rootfs: str) -> None:

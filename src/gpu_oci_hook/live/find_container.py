@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
@@ -17,6 +16,7 @@ from gpu_oci_hook.errors import Fault, clip_text
 from gpu_oci_hook.files.read_regular import UnusableFileError, read_regular_file
 from gpu_oci_hook.formats.oci import get_list, get_member, get_text
 from gpu_oci_hook.live import monitors
+from gpu_oci_hook.live.engine_queries import query_docker_container_id, query_podman_bundle
 from gpu_oci_hook.live.monitors import (
     CONMON,
     DOCKER_NAMESPACE,
@@ -36,7 +36,6 @@ USER_PODMAN_STORAGE = "~/.local/share/containers/storage"
 # Where runc and crun keep the state of containers that no engine has started, by their own default.
 RUNTIME_ROOTS = ("/run/runc", "/run/crun", "/run/user/*/runc", "/run/user/*/crun")
 _FILE_LIMIT = 16 << 20
-_COMMAND_TIMEOUT = 10
 
 
 class FoundContainer(NamedTuple):
@@ -107,7 +106,7 @@ def _find_docker_container(name: str) -> FoundContainer:
     names = {shim.pid: _read_docker_name(shim, shim.bundle, shim.container_id) for shim in shims}
     matching = [m for m in shims if names[m.pid] == name] or [m for m in shims if m.container_id.startswith(name)]
     if not matching:
-        container_id = _ask_engine(["docker", "inspect", "--type", "container", "--format", "{{.Id}}", name])
+        container_id = query_docker_container_id(name)
         matching = [m for m in shims if container_id and m.container_id == container_id]
     if not matching:
         stopped = _find_stopped_docker_container(name)
@@ -134,7 +133,7 @@ def _find_podman_container(name: str) -> FoundContainer:
         return FoundContainer(title, monitor.bundle, monitor.pid)
     storages = [PODMAN_STORAGE, os.path.expanduser(USER_PODMAN_STORAGE)]
     bundle = next((bundle for storage in storages for bundle in _find_podman_bundles(storage, name)), "")
-    bundle = bundle or _ask_engine(["podman", "inspect", "--format", "{{.OCIConfigPath}}", name])
+    bundle = bundle or query_podman_bundle(name)
     if not bundle:
         raise Fault(
             f"podman has no such container: no running {CONMON} names it, nor {' nor '.join(storages)}, nor podman",
@@ -296,15 +295,6 @@ def _expand_user_roots(roots: Iterable[str]) -> Iterator[str]:
             continue
         for directory in _list_directories(before.rstrip("/")):
             yield directory + after
-
-
-def _ask_engine(command: list[str]) -> str:
-    """Return the one line that an engine's command prints; "" if it fails."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_COMMAND_TIMEOUT, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return ""
-    return done.stdout.strip() if done.returncode == 0 else ""
 
 
 def _read_json(path: str) -> object:
