@@ -462,13 +462,14 @@ def test_what_a_guard_refuses_stays_as_it_is(container_root: Rootfs, image_dir: 
     (image_dir / "ours").mkdir()
     (image_dir / "theirs").mkdir()
     (image_dir / "theirs/file").write_text("there")
+    (image_dir / "theirs/link").symlink_to("file")
     before = snapshot_tree(image_dir)
     container_root.restrict_writes(lambda directory: directory.path == "/ours")
     steps: list[Callable[[], object]] = [
         lambda: container_root.make_symlink("/theirs/link", "t"),
         lambda: container_root.make_symlink("/theirs/new/link", "t"),
         lambda: container_root.write_file("/theirs/file", b"x"),
-        lambda: container_root.clear_mount_point("/theirs/file"),
+        lambda: container_root.clear_mount_point("/theirs/link"),
         lambda: container_root.chmod("/theirs/file", 0o600),
         lambda: container_root.open_directory("/theirs/deep/er"),
         lambda: container_root.write_file("/file", b"x"),

@@ -8,6 +8,7 @@ Import budget: GPU container.
 
 from __future__ import annotations
 
+from gpu_oci_hook.formats.fastjson import dump_json
 from gpu_oci_hook.formats.oci import ensure_list, ensure_object, get_list, get_member
 from gpu_oci_hook.formats.program_names import is_prestart_hook
 
@@ -47,6 +48,18 @@ def apply_to_spec(spec: Object, edits: Iterable[Edit]) -> None:
     for edit in edits:
         edit.apply_to_spec(editor)
     editor.finish()
+
+
+def undo_earlier_edits(spec: Object, edits: list[Edit], data: bytes) -> tuple[bytes, list[Edit]]:
+    """Undo an earlier injection if the plan begins with that; return the bytes without it, and the other edits.
+
+    Arguments:
+        data: the bytes of `spec`.
+    """
+    if edits[0].kind != "drop-earlier":
+        return data, edits
+    apply_to_spec(spec, edits[:1])
+    return dump_json(spec), edits[1:]
 
 
 class SpecEditor:

@@ -171,12 +171,12 @@ class Directory:
             Fault: the file system refuses.
         """
         try:
-            self.check_write_guard()
             changed = False
             for _ in range(MAX_RETRIES):
                 info = self.stat_name(_check_component(name))
                 if info is None or stat.S_ISREG(info.st_mode):
                     return changed
+                self.check_write_guard()
                 self._walker.drop_cached()
                 changed = True
                 if stat.S_ISDIR(info.st_mode):

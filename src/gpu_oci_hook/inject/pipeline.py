@@ -10,9 +10,9 @@ from __future__ import annotations
 import os
 
 from gpu_oci_hook.config.keys import Config
-from gpu_oci_hook.container.injection_record import SpecRecorder, read_record
+from gpu_oci_hook.container.injection_record import has_record, write_record
 from gpu_oci_hook.container.rootfs_edits import GENERATED_DIR, apply_to_rootfs, prepare_shared_directories
-from gpu_oci_hook.container.spec_edits import apply_to_spec
+from gpu_oci_hook.container.spec_edits import apply_to_spec, undo_earlier_edits
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.files.replace import replace_file
@@ -118,12 +118,11 @@ def load_config_for_request(spec: dict[str, object]) -> Config | None:
 def prepare_injection(spec: dict[str, object], config: Config, bundle: str, cache: Cache) -> Outcome:
     """Plan what a container gets; change nothing. Raises as `inject_gpus` does."""
     bundle = os.path.abspath(bundle)
-    earlier = read_record(f"{bundle}/{GENERATED_DIR}", spec)
-    if not earlier:
+    if not has_record(generated_dir := f"{bundle}/{GENERATED_DIR}"):
         return _plan_bundle(spec, config, bundle, cache)
     from gpu_oci_hook.inject.earlier_injection import plan_again
 
-    return plan_again(spec, earlier, lambda stripped: _plan_bundle(stripped, config, bundle, cache))
+    return plan_again(spec, generated_dir, lambda stripped: _plan_bundle(stripped, config, bundle, cache))
 
 
 def _plan_bundle(spec: dict[str, object], config: Config, bundle: str, cache: Cache) -> Outcome:
@@ -333,13 +332,13 @@ def make_edits(outcome: Outcome, spec: dict[str, object], path: str, data: bytes
         return b"", []
     generated_dir = f"{outcome.bundle}/{GENERATED_DIR}"
     prepare_shared_directories(edits, generated_dir)
-    recorder = SpecRecorder(spec, edits)
+    original, edits = undo_earlier_edits(spec, edits, data)
     apply_to_spec(spec, edits)
     # A spec that is invalid shows here, before anything is written.
     content = dump_changed_spec(spec, path, data)
     changes = apply_to_rootfs(outcome.rootfs, edits, generated_dir) if outcome.rootfs is not None else []
     if content:
-        recorder.write_record(generated_dir)
+        write_record(generated_dir, original, content)
     return content, changes + make_device_links(outcome.plan)
 
 
