@@ -7,6 +7,7 @@ hook of hooks.d with "always": true.
 from __future__ import annotations
 
 import json
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,9 @@ import pytest
 
 from support import cdi_edits
 from support.e2e import machine
-from support.e2e.engines import BareRuntime, ContainerRequest, EngineHome
+from support.e2e.engines import BareRuntime, ContainerRequest, Docker, EngineHome
 from support.e2e.host import InstalledRuntime, SimulatedHost, build_host
+from support.e2e.requirements import require_programs
 
 ALIAS = "nvidia-container-runtime-hook"
 DEVICES = "/run/nvidia-container-devices"
@@ -121,3 +123,27 @@ def test_below_plain_runc_every_outcome_starts_and_our_hook_injects_what_is_gran
         gpu = simulated.cards[0].node.rpartition("/")[2]
         assert (gpu in done.stdout.split()) == (has_hook and outcome == "granted"), way
         assert ("libcuda.so.1" in done.stdout) == (has_hook and outcome in GETS_DRIVER), way
+
+
+@pytest.mark.parametrize("outcome", ["granted", "env is privileged", "no GPU"])
+def test_real_docker_starts_a_container_with_gpus_whatever_the_request_comes_to(
+    outcome: str, workspace: Path, image: Path, tmp_path: Path, runtime: InstalledRuntime, simulated: SimulatedHost,
+    empty_host: SimulatedHost,
+) -> None:  # fmt: skip
+    scene = Scene(tmp_path, runtime, empty_host if outcome == "no GPU" else simulated, outcome)
+    scene.alias.write_text("#!/bin/sh\nexit 7\n")
+    engine = Docker()
+    require_programs(*engine.programs)
+    engine.path = f"{scene.alias.parent}:{engine.path}"
+    directory = Path(tempfile.mkdtemp(prefix="w-", dir=workspace))  # dockerd wants short names
+    directory.chmod(0o755)
+    engine.start(EngineHome(directory, image, lambda _: scene.wrapper))
+    try:
+        for options in (["--gpus", "all"], ["--gpus", "0"], []):
+            done = engine.run(ContainerRequest(["/bin/sh", "-c", "ls /dev"], options=options))
+            assert done.status == 0, (options, done.text)
+            given = simulated.cards[0].node.rpartition("/")[2] in done.stdout.split()
+            assert given == (outcome == "granted" and options == ["--gpus", "all"])
+    finally:
+        engine.stop()
+        machine.remove_tree(directory)
