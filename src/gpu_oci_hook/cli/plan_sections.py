@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from posixpath import dirname, split
 
-from gpu_oci_hook.model.earlier_edits import DropEarlierEntries
+from gpu_oci_hook.model.earlier_edits import DropEarlierEntries, name_entry
 from gpu_oci_hook.model.edits import AddDeviceNode, AddDeviceRule, AddMount, Edit
 from gpu_oci_hook.model.file_edits import PrepareDirectory
 from gpu_oci_hook.plan.devices import NODE_MOUNT_OPTIONS
@@ -114,10 +114,14 @@ class _LineBuilder:
 
 
 def _format_earlier_entries(edit: DropEarlierEntries) -> str:
-    """Return how many entries an edit removes, or their names if these are few."""
-    if sum(map(len, edit.stale.values())) <= _MAX_NAMED_ENTRIES:
-        return edit.describe()
-    return ", ".join(f"{len(entries)} of {path}" for path, entries in edit.stale.items())
+    """Return the names of the entries that an edit removes from each list, or how many there are if they are many."""
+    parts = [
+        f"{len(entries)} of {path}"
+        if len(entries) > _MAX_NAMED_ENTRIES
+        else f"{path}: {', '.join(map(name_entry, entries))}"
+        for path, entries in edit.stale.items()
+    ]
+    return "; ".join(parts) or edit.describe()
 
 
 def _format_device_node(edit: AddDeviceNode, rule: AddDeviceRule | None) -> str:

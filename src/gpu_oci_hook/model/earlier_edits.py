@@ -31,7 +31,7 @@ class DropEarlierEntries(Edit):
 
     def describe(self) -> str:
         """See `Edit.describe`."""
-        shown = [f"{path}: {', '.join(map(_name_entry, entries))}" for path, entries in self.stale.items()]
+        shown = [f"{path}: {', '.join(map(name_entry, entries))}" for path, entries in self.stale.items()]
         return "; ".join(shown) or "the order of entries"
 
     def to_data(self) -> dict[str, object]:
@@ -43,7 +43,7 @@ class DropEarlierEntries(Edit):
         editor.undo_changes(self)
 
 
-def _name_entry(entry: object) -> str:
+def name_entry(entry: object) -> str:
     """Return the name of an entry of config.json: a mount's destination, a node's or hook's path, a rule's numbers."""
     if not isinstance(entry, dict):
         return str(entry).partition("=")[0]
