@@ -8,7 +8,10 @@ import stat
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import metadata
 from pathlib import Path
+
+from packaging.requirements import Requirement
 
 import gpu_oci_hook
 from gpu_oci_hook.simulate import host_tree
@@ -71,7 +74,7 @@ class InstalledRuntime:
     """The runtime under test, installed where an unprivileged user can reach it.
 
     `gpu-oci-hook install` writes launchers that name their interpreter and our code; a checkout below /root
-    is out of a rootless engine's reach, so the code is copied first.
+    is out of a rootless engine's reach, so the code and the libraries of its command line are copied first.
 
     Arguments:
         directory: where it is installed, mode 0755.
@@ -82,6 +85,7 @@ class InstalledRuntime:
         self.code = directory / "code"
         source = Path(gpu_oci_hook.__file__).parent
         shutil.copytree(source, self.code / "gpu_oci_hook", ignore=shutil.ignore_patterns("__pycache__"))
+        copy_dependencies(self.code)
         self.shim = install_launchers(self.code, directory / "prefix")
         machine.run_command([sys.executable, "-m", "compileall", "-q", str(self.code)], timeout=120).check()
 
@@ -101,6 +105,25 @@ class InstalledRuntime:
             path.write_text(f'#!/bin/sh\nexport GPU_OCI_HOOK_CONFIG={config}\nexec {self.shim} "$@"\n')
             path.chmod(0o755)
         return path
+
+
+def copy_dependencies(target: Path) -> None:
+    """Copy the packages that the command line needs, with their metadata, from the directories of this Python."""
+    pending, seen = ["gpu-oci-hook"], set()
+    while pending:
+        name = pending.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        distribution = metadata.distribution(name)
+        for requirement in map(Requirement, distribution.requires or []):
+            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+                pending.append(requirement.name)
+        for file in distribution.files or [] if name != "gpu-oci-hook" else []:
+            if ".." not in file.parts and file.suffix != ".pyc":
+                copy = target / file
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(str(file.locate()), copy)
 
 
 def install_launchers(code: Path, prefix: Path) -> Path:
