@@ -56,8 +56,8 @@ class FakeRootfs:
         kind = stat.S_IFDIR if path in self.there else stat.S_IFREG
         return os.stat_result((kind | 0o755, 1, 1, 1, 0, 0, 7, 0, 0, 0))
 
-    def is_in_other_mount(self, directory: str) -> bool:
-        return False
+    def find_nearest_directory(self, path: str) -> tuple[str, bool]:
+        return path, False
 
     def can_replace(self, path: str) -> bool:
         return True

@@ -14,7 +14,7 @@ import stat
 
 from gpu_oci_hook.errors import Fault, describe_os_error
 from gpu_oci_hook.files.read_regular import UnusableFileError, read_regular_fd
-from gpu_oci_hook.files.replace import create_owned, replace_file_at, replace_symlink_at
+from gpu_oci_hook.files.replace import create_owned, is_protected_fd, replace_file_at, replace_symlink_at
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ class Directory:
         parts: the components of its path in the container, without links.
     """
 
-    __slots__ = ("_guard_passed", "_in_root_mount", "_owner", "_walker", "fd", "parts")
+    __slots__ = ("_guard_passed", "_in_root_mount", "_owner", "_protected", "_walker", "fd", "parts")
 
     def __init__(self, walker: PathWalker, fd: int, parts: list[str]) -> None:
         self.fd = fd
@@ -48,6 +48,7 @@ class Directory:
         self._owner: tuple[int, int] | None = None
         self._guard_passed = False
         self._in_root_mount: bool | None = None
+        self._protected: bool | None = None
 
     def __del__(self, close: Callable[[int], None] = os.close) -> None:
         fd, self.fd = self.fd, -1
@@ -58,6 +59,13 @@ class Directory:
     def path(self) -> str:
         """Path in the container, without links when it was opened."""
         return "/" + "/".join(self.parts)
+
+    @property
+    def is_protected(self) -> bool:
+        """Whether it is immutable or append-only: see `is_protected_fd`."""
+        if self._protected is None:
+            self._protected = is_protected_fd(self.fd)
+        return self._protected
 
     @property
     def is_in_root_mount(self) -> bool:

@@ -104,19 +104,20 @@ class Rootfs:
         """Forget the held directories: a path may lead to another one now, for example below a new mount."""
         self._walker.drop_cached()
 
-    def is_in_other_mount(self, directory: str) -> bool:
-        """Tell whether a directory lies in another mount than the root; the nearest one above where it is missing."""
+    def find_nearest_directory(self, path: str) -> tuple[str, bool]:
+        """Return the last directory on a path that exists, and whether it lies in another mount than the root."""
         try:
-            return not self._walker.open_nearest(directory).is_in_root_mount
+            nearest = self._walker.open_nearest(path)
+            return nearest.path, not nearest.is_in_root_mount
         except (OSError, ValueError):
-            return False  # using it reports the reason
+            return path, False  # using it reports the reason
 
     def can_replace(self, path: str) -> bool:
         """Tell whether a file can be created or replaced, as far as mounts and file attributes decide (chattr(1))."""
         parent, _, name = path.rpartition("/")
         try:
             directory = self._walker.open_nearest(parent)
-            if not directory.is_in_root_mount or is_protected_fd(directory.fd):
+            if not directory.is_in_root_mount or directory.is_protected:
                 return False
             fd = os.open(name, PATH_FLAGS, dir_fd=self._walker.open_directory(parent, create=False).fd)
         except (OSError, ValueError):

@@ -67,9 +67,9 @@ class EmptyRootfs:
     def stat_path(self, path: str, *, follow: bool = False) -> None:
         """Return None: the path does not exist."""
 
-    def is_in_other_mount(self, directory: str) -> bool:
-        """Nothing is mounted in it."""
-        return False
+    def find_nearest_directory(self, path: str) -> tuple[str, bool]:
+        """Return the path itself: nothing is mounted in it."""
+        return path, False
 
     def can_replace(self, path: str) -> bool:
         """Everything can be written."""

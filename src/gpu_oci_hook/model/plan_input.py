@@ -32,8 +32,8 @@ if TYPE_CHECKING:
         def stat_path(self, path: str, *, follow: bool = False) -> os.stat_result | None:
             """See `Rootfs.stat_path`."""
 
-        def is_in_other_mount(self, directory: str) -> bool:
-            """See `Rootfs.is_in_other_mount`."""
+        def find_nearest_directory(self, path: str) -> tuple[str, bool]:
+            """See `Rootfs.find_nearest_directory`."""
 
         def can_replace(self, path: str) -> bool:
             """See `Rootfs.can_replace`."""

@@ -59,7 +59,8 @@ class Layout:
         self, spec: object, rootfs_reader: RootfsReader, own_mounts: list[tuple[str, str]], *, writable: bool
     ) -> None:
         self._rootfs_reader = rootfs_reader
-        self._in_other_mount: dict[str, bool] = {}  # directory to whether it lies in a mount that is there already
+        # Directory to whether it lies in a mount that is there already, and whether it is missing.
+        self._in_other_mount: dict[str, tuple[bool, bool]] = {}
         self._mounts: dict[str, bool] = {}  # destination to whether it is a tmpfs of the container
         for mount in get_list(spec, "mounts"):
             destination = get_member(mount, "destination")
@@ -173,9 +174,18 @@ class Layout:
 
     def _is_in_other_mount(self, directory: str) -> bool:
         """Tell whether a directory lies in a mount below the root that is there before the container's own."""
-        if directory not in self._in_other_mount:
-            self._in_other_mount[directory] = self._rootfs_reader.is_in_other_mount(directory)
-        return self._in_other_mount[directory]
+        # Twenty files lie in directories that are missing below a few that exist: the first missing one is remembered.
+        at = directory
+        while at:
+            if at in self._in_other_mount and (at == directory or self._in_other_mount[at][1]):
+                return self._in_other_mount[at][0]
+            at = at.rpartition("/")[0]
+        nearest, in_other_mount = self._rootfs_reader.find_nearest_directory(directory)
+        nearest = nearest.rstrip("/")
+        missing = directory[len(nearest) :].split("/")[1:2] if directory.startswith(f"{nearest}/") else []
+        first = f"{nearest}/{missing[0]}" if missing else directory
+        self._in_other_mount[first] = in_other_mount, bool(missing)
+        return in_other_mount
 
     def is_mount_destination(self, path: str) -> bool:
         """Tell whether config.json mounts something on exactly this link-free path."""
