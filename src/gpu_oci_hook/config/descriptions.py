@@ -56,7 +56,8 @@ KEY_DESCRIPTIONS = {
     "version-mismatch": "What happens if the loaded kernel module and the driver libraries have different versions (an "
     "upgrade without a reboot): containers fail, or they start and a warning is logged.",
     "cuda-compat": "When the image's CUDA forward compatibility libraries take precedence over the host's libcuda: if "
-    "they are newer than the driver and all GPUs are data-centre GPUs, whenever the image has them, or never.",
+    "they are newer than the driver, made for its branch, and all GPUs are data-centre GPUs, whenever the image has "
+    "them, or never.",
     "sockets": "Whether to inject the sockets of the persistence daemon and the fabric manager and the MPS "
     "directories, if they exist.",
     "firmware": "Whether to inject the driver's GSP firmware, if it exists.",
