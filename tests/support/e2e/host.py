@@ -52,6 +52,7 @@ class SimulatedHost:
 def build_host(root: Path, *, gpus: int = 2, layout: str = "debian", version: str = "550.163.01") -> SimulatedHost:
     """Build a simulated host."""
     host_tree.build_host(root, gpus=gpus, driver=version, layout=layout)
+    (root / ".gpu-oci-hook-simulate").unlink()  # whether its nodes may be opened counts as on a real host
     return read_host(root, version)
 
 
