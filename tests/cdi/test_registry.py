@@ -139,6 +139,30 @@ def test_as_root_a_file_that_others_can_write_does_not_count(tmp_path: Path, own
 
 
 @needs_root
+@pytest.mark.parametrize(("owner", "mode"), [(4807, 0o755), (0, 0o777), (0, 0o1777)])
+def test_as_root_the_files_of_a_directory_that_others_can_write_do_not_count(
+    tmp_path: Path, owner: int, mode: int
+) -> None:
+    """A user's link to a file of root's would count as root's."""
+    write_host_file(tmp_path, "root/old.json", make_spec("a"))
+    write_host_file(tmp_path, "var/run/cdi/x.json", make_spec("b"))
+    directory = tmp_path / "etc/cdi"
+    directory.mkdir(parents=True)
+    (directory / "x.json").symlink_to("/root/old.json")
+    os.lchown(directory / "x.json", 4807, 4807)
+    os.chown(directory, owner, 0)
+    directory.chmod(mode)
+    cache = FakeCache(lockable=False)
+    assert make_registry(tmp_path, cache).list_device_names() == [B]
+    finding = scan.SpecScan(Host(str(tmp_path)), DIRECTORIES).files[0].errors[0]
+    assert "its files are refused while running as root" in finding.text
+    assert finding.hint.startswith("Run: ch") and str(directory) in finding.hint
+    os.chown(directory, 0, 0)
+    directory.chmod(0o755)
+    assert make_registry(tmp_path, cache).list_device_names() == [A, B]
+
+
+@needs_root
 def test_what_counts_is_whose_file_is_read_and_not_whose_lay_there_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

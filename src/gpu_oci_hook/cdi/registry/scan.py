@@ -23,7 +23,7 @@ from gpu_oci_hook.cdi.spec.finding import Finding
 from gpu_oci_hook.cdi.spec.reading import MAX_SPEC_SIZE, read_spec_file
 from gpu_oci_hook.cdi.spec.validation import validate_spec
 from gpu_oci_hook.errors import Fault, describe_os_error
-from gpu_oci_hook.files.trust import check_file_trust
+from gpu_oci_hook.files.trust import check_file_trust, describe_foreign_access
 from gpu_oci_hook.formats.oci import get_list, get_member
 from gpu_oci_hook.host.root import Host
 
@@ -152,6 +152,7 @@ class SpecScan:
         self.winners: dict[str, tuple[SpecFile, int]] = {}
         self.conflicts: dict[str, list[SpecFile]] = {}
         self.shadowed: dict[str, list[SpecFile]] = {}
+        self._has_untrusted_directory = False
         for priority, directory in enumerate(directories):
             self._scan_directory(directory, priority)
         for name in self.conflicts:
@@ -171,6 +172,8 @@ class SpecScan:
         if count > MAX_SPEC_FILES:
             text = f"has {count} CDI files, and only the first {MAX_SPEC_FILES} of them by name are read"
             self.problems.append(Finding("error", shown_directory, "", text, "Remove the files that are not needed"))
+        distrust = _describe_distrust(local_directory, shown_directory)
+        self._has_untrusted_directory = self._has_untrusted_directory or distrust is not None
         for name in list_spec_files(local_directory):
             path = f"{local_directory}/{name}"
             status = _lstat_or_none(path)
@@ -178,6 +181,9 @@ class SpecScan:
                 continue
             file = SpecFile(f"{shown_directory}/{name}", resolve_host_link(self.host, path), directory, priority)
             self.files.append(file)
+            if distrust is not None:
+                file.findings.append(Finding("error", file.path, "", distrust.what, distrust.hint))
+                continue
             self._read_file(file)
             self._register_devices(file)
 
@@ -265,6 +271,8 @@ class SpecScan:
 
     def is_settled(self) -> bool:
         """Tell whether all files are old enough that their next change shows in their stat signatures."""
+        if self._has_untrusted_directory:
+            return False  # a change of the directory's owner or mode does not show in the signatures
         now = time.time_ns()
         return all(now - file.status.st_ctime_ns > _SETTLE_TIME_NS for file in self.files if file.status is not None)
 
@@ -274,6 +282,21 @@ def read_file_edits(path: str) -> tuple[dict[str, object], list[dict[str, object
     data = read_spec_file(path).data
     devices = [_as_object(get_member(device, "containerEdits")) for device in get_list(data, "devices")]
     return _as_object(get_member(data, "containerEdits")), devices
+
+
+def _describe_distrust(directory: str, shown: str) -> Fault | None:
+    """Describe why the files of a directory are refused while running as root; None if they are not.
+
+    Who can write the directory can put a link to a file of root's there, or give one another name.
+    """
+    status = _lstat_or_none(directory)
+    access = describe_foreign_access(status) if status is not None else ""
+    if not access:
+        return None
+    command = f"chown root {shown}" if "belongs" in access else f"chmod go-w {shown}"
+    return Fault(
+        f"the directory {shown} {access}, so its files are refused while running as root", hint=f"Run: {command}"
+    )
 
 
 def _lstat_or_none(path: str) -> os.stat_result | None:
