@@ -45,6 +45,10 @@ KINDS: dict[str, tuple[dict[str, Any], bool]] = {
     ),
     "privileged": (privileged("bounding"), False),
     "with the capability in one set only": (privileged("effective"), False),
+    "with the capability as crun also reads it": (
+        {"process": {**privileged("bounding")["process"], "capabilities": {"bounding": ["cap_sys_admin"]}}},
+        False,
+    ),
     "remapped": (mapped((100000, 65536)), True),
     "remapped to this user": (mapped((100000, 65536), (os.geteuid(), 1)), False),
     "its own user namespace with the same numbers": (mapped((0, 4294967295)), False),

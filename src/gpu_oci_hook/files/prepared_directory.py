@@ -49,7 +49,7 @@ def _remove_abandoned(path: str) -> None:
     parent, _, name = path.rpartition("/")
     for other in os.listdir(parent):
         process = other.removeprefix(f"{name}.")
-        if process.isdigit() and not path_exists(f"/proc/{process}"):
+        if process.isdigit() and len(process) <= 7 and not path_exists(f"/proc/{process}"):
             remove_directory(f"{parent}/{other}")
 
 

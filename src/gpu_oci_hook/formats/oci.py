@@ -87,7 +87,12 @@ def can_make_writable(spec: object, uid: int) -> bool:
     if not has_user_namespace(spec):
         capabilities = get_member(spec, "process", "capabilities")
         sets = capabilities.values() if isinstance(capabilities, dict) else (capabilities,)
-        return any(isinstance(names, list) and "CAP_SYS_ADMIN" in names for names in sets)
+        # crun reads names of capabilities in either case.
+        return any(
+            isinstance(name, str) and name.upper() == "CAP_SYS_ADMIN"
+            for names in sets
+            for name in (names if isinstance(names, list) else ())
+        )
     rows = get_list(spec, "linux", "uidMappings")
     joined = any(
         get_member(namespace, "type") == "user" and get_member(namespace, "path")
