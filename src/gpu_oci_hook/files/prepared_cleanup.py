@@ -98,7 +98,7 @@ def _list_unmounted(names: list[str], proc: str) -> list[str]:
             raise
         if namespace:
             seen.add(namespace)
-        names = [name for name in names if name.encode() not in table]
+        names = [name for name in names if f"/{name} ".encode() not in table and f"/{name}/".encode() not in table]
     return names
 
 
