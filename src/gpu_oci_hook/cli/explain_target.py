@@ -91,7 +91,9 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
     @click.argument("container", metavar="[CONTAINER]", default="")
     @click.option("--bundle", "-b", metavar="PATH", default="", help="OCI bundle: its directory, or its config.json.")
-    @click.option("--pid", type=click.IntRange(min=1), default=None, help="A process of a running container.")
+    @click.option(
+        "--pid", metavar="PID", type=click.IntRange(min=1), default=None, help="A process of a running container."
+    )
     @click.option(
         "--env",
         "-e",

@@ -17,6 +17,8 @@ from gpu_oci_hook.live.monitors import read_namespace_id, read_process_file
 # sched.h
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
 _RUN_DIRECTORY = "XDG_RUNTIME_DIR"
+# What this process keeps of its environment as another user's root, who decides there which files it loads.
+_KEPT_VARIABLES = ("COLUMNS", "GPU_OCI_HOOK_CONFIG", "LANG", "LC_ALL", "NO_COLOR", "PATH", "TERM", _RUN_DIRECTORY)
 
 
 def join_mount_namespace(pid: int) -> None:
@@ -61,7 +63,9 @@ def _set_namespace(fd: int, flag: int) -> None:
 
 
 def _become_root() -> None:
-    """Become root of the user namespace just joined, without the groups of before."""
+    """Become root of the user namespace just joined, without the groups and the environment of before."""
+    for name in os.environ.keys() - set(_KEPT_VARIABLES):
+        del os.environ[name]
     try:
         os.setgroups([])
     except OSError:
