@@ -84,6 +84,11 @@ def test_the_hook_of_a_cdi_file_leaves_the_same_order(lab: LoaderLab, situation:
     assert lab.run_hook_cell("debian", situation, gpu) == EXPECTED[situation, gpu]
 
 
+def test_32_bit_libraries_of_a_cdi_file_do_not_stop_musl(lab: LoaderLab) -> None:
+    """LD_LIBRARY_PATH of CUDA images names the directory of 32-bit libraries first."""
+    assert lab.run_hook_cell("alpine", "cuda_image_compat", "desktop") == (HOST, HOST)
+
+
 @pytest.mark.parametrize("situation", ["older_compat_drop_in", "second_driver_search_path"])
 @pytest.mark.parametrize("layout", [name for name in LAYOUTS if name != "debian"])
 def test_so_it_is_in_images_of_other_distributions(lab: LoaderLab, layout: str, situation: str) -> None:

@@ -273,6 +273,12 @@ def test_32_bit_libraries_never_fall_together_with_those_of_64_bit(prefix: str) 
     assert {path for path in places if path.endswith(name)} == {f"{prefix}/lib64/{name}", f"{prefix}/lib/{name}"}
 
 
+def test_a_musl_image_gets_no_32_bit_libraries() -> None:
+    made = plan("0", "compute,compat32", image=Image(libc="musl", library_dir="/usr/lib"))
+    assert reasons(made)["libcuda.so.1 (i386)"] == "a musl image has no use for it"
+    assert not [path for path in mounted(made) if path.startswith("/usr/local/nvidia/lib/")]
+
+
 def test_compat32_alone_brings_nothing_that_was_not_asked_for() -> None:
     made = plan("0", "compat32")
     assert not [edit for edit in of(made, AddMount) if edit.source.startswith("/drv/i386/")]

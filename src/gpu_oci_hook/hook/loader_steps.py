@@ -38,8 +38,17 @@ def run_library_steps(container: Container, arguments: HookArguments, arch: str)
         compat = choose_compat_library(container, arch, arguments.driver_version, arguments.cuda_compat, arguments.root)
     search = start_library_search(container, arch)
     search.compat_directory = compat.directory if compat else ""
+    links32: list[str] = []
+    if search.image.libc == "musl":
+        # musl stops at a library of another architecture, and its images have no 32-bit programs for the driver's.
+        links32 = [path for _, path in arguments.links if path.rpartition("/")[0] in arguments.folders32]
     create_links(
-        container, [(_choose_link_target(search, arguments, arch, *link), link[1]) for link in arguments.links]
+        container,
+        [
+            (_choose_link_target(search, arguments, arch, target, path), path)
+            for target, path in arguments.links
+            if path not in links32
+        ],
     )
     arch32 = ARCHITECTURES[arch].arch32 if arch in ARCHITECTURES else ""
     folders = [(folder, arch) for folder in arguments.folders]

@@ -86,6 +86,10 @@ def _place_libraries(
     """Give each library its path in the container, and its names to the loader."""
     placement = _Placement(plan_input.container.shared_dir)
     for file, reason in files:
+        if file.arch in ARCHITECTURES_32BIT and search.image.libc == "musl":
+            # musl stops at a library of another architecture where LD_LIBRARY_PATH names that directory first.
+            plan.withheld.append(WithheldItem("library", format_library_name(file), "a musl image has no use for it"))
+            continue
         own_mount = search.find_own_mount(file.arch, file.soname, file.name)
         if own_mount:
             obstacle = f"the container has its own mount on {own_mount}"
