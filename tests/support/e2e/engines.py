@@ -545,6 +545,10 @@ class MappedPodman(Podman):
     def _cgroup_words(self) -> list[str]:
         return [*super()._cgroup_words(), "--uidmap", f"0:{SUBORDINATE[0]}:{SUBORDINATE[1]}"]
 
+    def stop(self) -> None:
+        super().stop()
+        os.chown("/dev/null", 0, 0)  # crun 1.8 gives the container's standard input to the container's root
+
 
 class RootlessPodman(Podman):
     """podman as an unprivileged user."""
