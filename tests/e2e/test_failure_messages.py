@@ -120,11 +120,19 @@ def test_a_failure_leaves_the_bundle_alone(place: engines.EngineHome) -> None:
     assert sorted(path.name for path in bundle.iterdir()) == names
 
 
-@pytest.mark.parametrize("words", [["--version"], ["features"], ["--help"], ["list"]], ids=" ".join)
+@pytest.mark.parametrize("words", [["features"], ["--help"], ["list"]], ids=" ".join)
 def test_everything_else_is_the_low_level_runtime(place: engines.EngineHome, words: list[str]) -> None:
     ours = shim(place, *words)
     theirs = machine.run_command([machine.find_program("runc"), "--root", str(place.directory / "state"), *words])
     assert (ours.status, ours.stdout, ours.stderr) == (theirs.status, theirs.stdout, theirs.stderr)
+
+
+def test_the_version_is_ours_and_then_the_low_level_runtimes(place: engines.EngineHome) -> None:
+    ours = shim(place, "--version").check()
+    theirs = machine.run_command([machine.find_program("runc"), "--version"]).check()
+    first, _, rest = ours.stdout.partition("\n")
+    assert first.startswith("gpu-oci-runtime version ")
+    assert (rest, ours.stderr) == (theirs.stdout, "")
 
 
 def test_silence_on_success(place: engines.EngineHome, simulated: SimulatedHost) -> None:

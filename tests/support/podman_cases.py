@@ -12,7 +12,7 @@ from typing import NamedTuple
 class Case(NamedTuple):
     """A file. text: its content. engine: whether podman 4.3 reads it. ours: whether we call it free of errors for that
     engine, where that is on purpose something else. why: then the reason. device: the name to ask for. file: its name.
-    newer: whether podman 5 reads it, where that is otherwise.
+    newer: whether podman 5 reads it, where that is otherwise. newest: the same of podman 5.8.
     """
 
     text: str | bytes
@@ -22,10 +22,14 @@ class Case(NamedTuple):
     device: str = "vendor.com/class=dev"
     file: str = "x.yaml"
     newer: bool | None = None
+    newest: bool | None = None
 
     def is_read_by(self, podman_version: str) -> bool:
-        """Tell whether a podman of this version reads the file: 4.3 has CDI library 0.5, 5.x has 0.6 or later."""
-        return self.engine if self.newer is None or podman_version.startswith("4.") else self.newer
+        """Tell whether a podman of this version reads the file: 4.3 has CDI library 0.5, 5.x has 0.6, 5.8 has 1.0."""
+        numbers = tuple(map(int, podman_version.split(".")[:2]))
+        if self.newest is not None and numbers >= (5, 8):
+            return self.newest
+        return self.engine if self.newer is None or numbers < (5, 0) else self.newer
 
 
 def yaml_file(edits: str = "env: [A=b]", *, version: str = "0.5.0", name: str = '"dev"', more: str = "") -> str:
@@ -133,7 +137,7 @@ CASES: dict[str, Case] = {
     "version 0.4.0": Case(yaml_file(version="0.4.0"), True),
     "version 0.6.0": Case(yaml_file(version="0.6.0"), False, newer=True),
     "version 0.7.0": Case(yaml_file(version="0.7.0"), False, newer=True),
-    "version 1.0.0": Case(yaml_file(version="1.0.0"), False),
+    "version 1.0.0": Case(yaml_file(version="1.0.0"), False, newest=True),
     "version v0.5.0": Case(yaml_file(version="v0.5.0"), False, newer=True),
     "version 0.5": Case(yaml_file(version="0.5"), False),
     "no version": Case(yaml_file().replace("cdiVersion: 0.5.0\n", ""), False),

@@ -19,9 +19,9 @@ from gpu_oci_hook.live import monitors
 from gpu_oci_hook.live.engine_queries import query_docker_container_id, query_podman_bundle
 from gpu_oci_hook.live.monitors import (
     CONMON,
-    DOCKER_NAMESPACE,
     SHIM_PREFIX,
     Monitor,
+    is_docker_namespace,
     list_ancestors,
     list_monitors,
     read_monitor,
@@ -102,7 +102,7 @@ def find_container_of_process(pid: int) -> FoundContainer:
 
 
 def _find_docker_container(name: str) -> FoundContainer:
-    shims = [monitor for monitor in list_monitors() if monitor.namespace == DOCKER_NAMESPACE]
+    shims = [monitor for monitor in list_monitors() if is_docker_namespace(monitor.namespace)]
     names = {shim.pid: _read_docker_name(shim, shim.bundle, shim.container_id) for shim in shims}
     matching = [m for m in shims if names[m.pid] == name] or [m for m in shims if m.container_id.startswith(name)]
     if not matching:
@@ -199,7 +199,7 @@ def _describe_monitored(monitor: Monitor, bundle: str) -> str:
     if not monitor.namespace:
         return f"container {monitor.name} ({monitor.container_id[:12]}) of {CONMON} {monitor.pid}, running"
     container_id = os.path.basename(bundle)
-    if monitor.namespace == DOCKER_NAMESPACE:
+    if is_docker_namespace(monitor.namespace):
         name = _read_docker_name(monitor, bundle, container_id) or container_id
         return f"docker container {name} ({container_id[:12]}), running"
     return f"containerd container {monitor.namespace}/{container_id}, running"

@@ -21,6 +21,11 @@ _COMMAND_LINE_LIMIT = 1 << 20
 _MAX_ANCESTORS = 64
 
 
+def is_docker_namespace(namespace: str) -> bool:
+    """Tell whether a namespace of containerd is docker's; with userns-remap it has the user's ids at its end."""
+    return namespace == DOCKER_NAMESPACE or namespace.startswith(f"{DOCKER_NAMESPACE}-")
+
+
 class Monitor(NamedTuple):
     """A process that watches a container.
 

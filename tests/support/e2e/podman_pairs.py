@@ -40,7 +40,9 @@ DIFFERENCES = {
 
 
 # Those that podman 5, whose library reads CDI 0.6 and later, shows no longer, and who refuses such a file then.
-GONE_WITH_PODMAN_5 = {"newer": "", "version": "both"}
+GONE_WITH_PODMAN_5 = {"newer": "", "version": "both", "order": ""}
+# With which podman a difference is gone, if that is not 5.0. 5.4 has library 0.8, 5.8 has 1.0.
+GONE_SINCE = {"order": (5, 8)}
 
 
 def podman_version() -> str:
@@ -50,7 +52,8 @@ def podman_version() -> str:
 
 def is_gone(difference: str, version: str) -> bool:
     """Tell whether a podman of this version shows a difference no longer."""
-    return difference in GONE_WITH_PODMAN_5 and not version.startswith("4.")
+    numbers = tuple(map(int, version.split(".")[:2]))
+    return difference in GONE_WITH_PODMAN_5 and numbers >= GONE_SINCE.get(difference, (5, 0))
 
 
 @dataclass(frozen=True)
