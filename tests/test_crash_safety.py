@@ -266,7 +266,7 @@ def test_a_full_disk_under_the_bundles_generated_files(
     assert "gpu-oci-hook/proc-driver-nvidia-params" in full(place, host_config(host))
     filler.unlink()
     inject_in_process(place, host_config(host))
-    assert sorted(os.listdir(place / "gpu-oci-hook")) == ["injected.json", "original.json", "proc-driver-nvidia-params"]
+    assert sorted(os.listdir(place / "gpu-oci-hook")) == ["injected.json", "proc-driver-nvidia-params"]
 
 
 @pytest.mark.parametrize("options", ["mode=755,size=256k", "mode=755,size=256k,nr_inodes=40"])

@@ -1,7 +1,7 @@
 """Keep in the bundle what config.json was before an injection and after it, so that a later one can start anew.
 
 An engine keeps the bundle of a stopped container, and by the next start the driver or the request can be another one.
-Only what the two files differ in counts as ours: an entry of the user that looks the same is never removed.
+Only what the two differ in counts as ours: an entry of the user that looks the same is never removed.
 
 Import budget: GPU container.
 """
@@ -12,14 +12,14 @@ import os
 
 from gpu_oci_hook.files.replace import CREATE_FLAGS
 
-ORIGINAL_NAME = "original.json"
-INJECTED_NAME = "injected.json"
+RECORD_NAME = "injected.json"
+"""A JSON list of the two."""
 
 
 def write_record(generated_dir: str, original: bytes, injected: bytes) -> None:
     """Write the record of a bundle, if that is possible: config.json, which is written next, reports the reason.
 
-    A half-written file counts as none. Nothing is compared here: few bundles are started twice.
+    A half-written record counts as none. Nothing is compared here: few bundles are started twice.
 
     Arguments:
         original: config.json before the injection, and before an earlier one that is undone.
@@ -30,19 +30,18 @@ def write_record(generated_dir: str, original: bytes, injected: bytes) -> None:
             os.mkdir(generated_dir, 0o755)
         except FileExistsError:
             pass
-        for name, content in ((ORIGINAL_NAME, original), (INJECTED_NAME, injected)):
-            path = f"{generated_dir}/{name}"
-            try:
-                fd = os.open(path, CREATE_FLAGS, 0o600)
-            except FileExistsError:
-                os.unlink(path)
-                fd = os.open(path, CREATE_FLAGS, 0o600)
-            try:
-                data = memoryview(content)
-                while data:
-                    data = data[os.write(fd, data) :]
-            finally:
-                os.close(fd)
+        path = f"{generated_dir}/{RECORD_NAME}"
+        try:
+            fd = os.open(path, CREATE_FLAGS, 0o600)
+        except FileExistsError:
+            os.unlink(path)
+            fd = os.open(path, CREATE_FLAGS, 0o600)
+        try:
+            data = memoryview(b"[%b,%b]" % (original, injected))
+            while data:
+                data = data[os.write(fd, data) :]
+        finally:
+            os.close(fd)
     except OSError:
         pass
 
@@ -50,7 +49,7 @@ def write_record(generated_dir: str, original: bytes, injected: bytes) -> None:
 def has_record(generated_dir: str) -> bool:
     """Tell whether an earlier injection has left a record in a bundle."""
     try:
-        os.lstat(f"{generated_dir}/{INJECTED_NAME}")
+        os.lstat(f"{generated_dir}/{RECORD_NAME}")
     except (OSError, ValueError):
         return False
     return True

@@ -5,7 +5,7 @@ Import budget: GPU container.
 
 from __future__ import annotations
 
-from gpu_oci_hook.container.injection_record import INJECTED_NAME, ORIGINAL_NAME
+from gpu_oci_hook.container.injection_record import RECORD_NAME
 from gpu_oci_hook.container.spec_edits import apply_to_spec
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files.read_regular import CONFIG_JSON_LIMIT, read_regular_file
@@ -63,12 +63,11 @@ def _find_earlier_changes(generated_dir: str, spec: dict[str, object]) -> dict[s
     only looks like ours. Variables do not count, as the user changes the request there.
     """
     try:
-        original, injected = [
-            parse_json(read_regular_file(f"{generated_dir}/{name}", CONFIG_JSON_LIMIT, follow_symlinks=False))
-            for name in (ORIGINAL_NAME, INJECTED_NAME)
-        ]
+        data = read_regular_file(f"{generated_dir}/{RECORD_NAME}", 2 * CONFIG_JSON_LIMIT, follow_symlinks=False)
+        record = parse_json(data)
     except (OSError, ValueError, Fault):
         return {}
+    original, injected = record if isinstance(record, list) and len(record) == 2 else (None, None)
     if not get_member(original, "root") or get_member(original, "root") != get_member(injected, "root"):
         return {}  # damaged
     changes: dict[str, ListChanges] = {}
