@@ -381,7 +381,7 @@ def test_64_creates_at_once_with_an_empty_cache_search_once_and_agree(tmp_path: 
     names = os.listdir(tmp_path / "state")
     assert not [name for name in names if name.startswith(".")]
     kinds = {name.partition("-")[0].partition(".")[0] for name in names}
-    assert kinds == {"inventory", "libraries", "runtime"}
+    assert kinds == {"inventory", "libraries", "runtime", "used"}
     assert len([name for name in names if name.startswith("libraries")]) == 2, "one for 64 bits, one for 32"
 
 
