@@ -179,8 +179,7 @@ ROWS: list[Row] = [
     Row("toolkit GPU nodes", "a board without a GPU of NVIDIA's", "not given", "all", "device /dev/dri/card0 *", False),
     Row("toolkit GPU nodes", "by-path links", "with the dev root in their path", "one", "link /dev/dri/by-path/pci-0000:07:00.0-card -> ../card2",
         why="the path in the container: theirs is a defect"),
-    Row("toolkit GPU nodes", "GPUs named DGX Display", "left out of `all`", "dgx", "device /dev/nvidia0 *",
-        why="all means all, as with libnvidia-container; name the others to leave it out"),
+    Row("toolkit GPU nodes", "GPUs named DGX Display", "left out of `all`", "dgx", "device /dev/nvidia0 *", False),
     Row("toolkit GPU nodes", "coherent annotation", "off by default, CDI only", "one", "annotation *", False),
     # --- toolkit: MIG
     *nodes("toolkit MIG", "mig", "given", "/dev/nvidia1 c 195:1", "/dev/nvidia-caps/nvidia-cap* c 235:*"),

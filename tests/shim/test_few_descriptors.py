@@ -52,6 +52,9 @@ def test_too_few_descriptors_are_told_in_the_engines_log(
     log = tmp_path / "log.json"
     done = create(shim, made, limit, "--log", str(log), "--log-format", "json")
     assert "Traceback" not in done.stderr and "internal error" not in done.stderr, done
+    if done.stderr.startswith("/bin/sh: "):  # the stand-in for runc was started, and dash wants ten descriptors
+        assert (made / "config.json").read_bytes() != config
+        return
     if done.returncode:
         (line,) = done.stderr.splitlines()
         assert json.loads(log.read_text())["msg"] == line

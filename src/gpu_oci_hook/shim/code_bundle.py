@@ -47,12 +47,11 @@ _DAMAGE = (OSError, ValueError, TypeError, EOFError, AttributeError, KeyError, I
 class BundleFinder:
     """A finder and loader of our modules, asked before the interpreter searches for files."""
 
-    __slots__ = ("_codes", "_entries", "_fd", "_index", "_spec_type")
+    __slots__ = ("_codes", "_entries", "_index", "_spec_type")
 
     def __init__(self) -> None:
         self._entries: dict[str, ModuleEntry] | None = None
         self._index: dict[str, IndexEntry] | None = None
-        self._fd = -1
         self._codes: dict[str, CodeType] = {}  # of modules that are found and not loaded yet
         self._spec_type = type(sys.__spec__)  # importlib.machinery has this type too, and costs a millisecond
 
@@ -84,15 +83,20 @@ class BundleFinder:
     def _read_other_module(self, name: str) -> ModuleEntry | None:
         """Read a module from the second file; return None when it is not there, damaged, or its source has changed."""
         try:
-            if self._index is None:
-                self._index = {}
-                self._fd = open_regular_file(OTHER_BUNDLE_PATH)
-                self._index = _read_index(self._fd)
-            entry = self._index.get(name)
-            if entry is None or not _is_unchanged(*entry[:4]):
+            if self._index is not None and name not in self._index:
                 return None
-            offset, size, digest = entry[4]
-            data = os.pread(self._fd, size, offset)
+            fd = open_regular_file(OTHER_BUNDLE_PATH)  # not kept open: a start may have few descriptors
+            try:
+                if self._index is None:
+                    self._index = {}
+                    self._index = _read_index(fd)
+                entry = self._index.get(name)
+                if entry is None or not _is_unchanged(*entry[:4]):
+                    return None
+                offset, size, digest = entry[4]
+                data = os.pread(fd, size, offset)
+            finally:
+                os.close(fd)
             if hash_data(data) != digest:
                 return None
             code = marshal.loads(data)  # noqa: S302 - see the module's docstring
