@@ -17,8 +17,7 @@ if TYPE_CHECKING:
 
     EditKind = Literal[
         "device", "rule", "mount", "directory", "link", "file", "group", "env", "hook", "drop-hook", "drop-mount",
-        "drop-earlier",
-        "host-link", "order", "net-device", "rdt",
+        "drop-earlier", "host-link", "order", "net-device", "rdt",
     ]  # fmt: skip
     PlanState = Literal["inject", "nothing", "done"]
     ListChanges = list[list[object]]  # of a list: entries that were added, and [position, entry] of removed ones
