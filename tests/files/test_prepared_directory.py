@@ -97,3 +97,11 @@ def test_a_directory_that_others_can_write_gets_none(isolated_state: Path) -> No
     with pytest.raises(OSError):
         prepare_shared_directory(f"{isolated_state}/libraries-1", ENTRIES)
     assert list_prepared(isolated_state) == set()
+
+
+def test_unfinished_ones_of_starts_at_the_same_time_do_not_count(isolated_state: Path) -> None:
+    prepare_shared_directory(f"{isolated_state}/libraries-0", ENTRIES)
+    for number in range(2 * MAX_SHARED_DIRECTORIES):
+        (isolated_state / f"libraries-1.{1000 + number}").mkdir()
+    prepare_shared_directory(f"{isolated_state}/libraries-1", ENTRIES)
+    assert {"libraries-0", "libraries-1"} <= list_prepared(isolated_state)

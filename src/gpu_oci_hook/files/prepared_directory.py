@@ -66,8 +66,9 @@ def prepare_shared_directory(path: str, entries: tuple[tuple[str, str], ...]) ->
     if parent_fd < 0:
         raise OSError(errno.EACCES, os.strerror(errno.EACCES))
     try:
-        count = sum(name.startswith(SHARED_PREFIXES) for name in os.listdir(parent_fd))
-        if count >= MAX_SHARED_DIRECTORIES:
+        # Unfinished ones of starts at the same time, with a process id in the name, do not count.
+        names = [name for name in os.listdir(parent_fd) if not name.rpartition(".")[2].isdigit()]
+        if sum(name.startswith(SHARED_PREFIXES) for name in names) >= MAX_SHARED_DIRECTORIES:
             raise TooManyDirectoriesError(errno.EDQUOT, os.strerror(errno.EDQUOT))
         _create_directory(path, entries)
     finally:
