@@ -97,13 +97,13 @@ def test_the_profile_for_egl_lies_where_the_driver_reads_it(bare_runtime: BareRu
 
 
 def test_every_engine_gives_the_nodes_and_their_names_by_path(engine: engines.Engine) -> None:
-    """In a user namespace nodes are bound; whether its user may open them is the host's business."""
+    """The nodes have mode 0660: an unprivileged user without their groups cannot open them, and gets none."""
     own = [name for name, _ in list_drm_names(build_simulated_gpus(2, "x")[0])]
     script = "cd /dev/dri && for name in *D* card* by-path/*; do test -c $name && echo $name; done; true"
     done = engine.run(ContainerRequest(["/bin/sh", "-c", script], GRAPHICS)).check()
     pci = build_simulated_gpus(2, "x")[0].pci
     expected = {*own, f"by-path/pci-{pci}-card", f"by-path/pci-{pci}-render"}
-    assert set(done.stdout.split()) == expected
+    assert set(done.stdout.split()) == (set() if isinstance(engine, engines.RootlessPodman) else expected)
 
 
 # --- 32-bit programs -----------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ FILES: dict[str, dict[str, str]] = {
                     "ld.so.conf.d/a.conf": "/a\n", "ld.so.conf.d/c.txt": "/c\n"},
     "relative, two patterns, tabs": {"ld.so.conf": "include\tld.so.conf.d/a.conf ld.so.conf.d/b*.conf\n/c\n",
                                      "ld.so.conf.d/a.conf": "/a", "ld.so.conf.d/b1.conf": "/b\n"},
-    "comments and blanks": {"ld.so.conf": "# /a\n\n  /b/ # b\n\t/c//\n/d=libc6\ninclude\nincluded\n"},
+    "comments and blanks": {"ld.so.conf": "# /a\n\n  /b/ # b\n\t/c//\ninclude\nincluded\n"},
     "nested, with a circle": {"ld.so.conf": "/a\ninclude x/one\n/b\n", "x/one": "/c\ninclude two\n", "x/two": "/d\n"},
     "twice": {"ld.so.conf": "/b\n/a\n/b\n"},
     "hwcap and a link to the same": {"ld.so.conf": "hwcap 0 nosegneg\n/a\nHWCAP 1 x\n/c\n"},
@@ -59,6 +59,12 @@ def test_the_order_is_that_of_ldconfig(tmp_path: Path, case: str) -> None:
     judged = [line.partition(": (from ")[0] for line in done.stdout.splitlines() if line.startswith("/")]
     existing = [path for path in list_directories(tmp_path) if (tmp_path / path[1:]).is_dir()]
     assert existing == [path for path in judged if path in ("/a", "/b", "/c", "/d")]
+
+
+def test_a_type_after_a_directory_is_cut_as_older_versions_do(tmp_path: Path) -> None:
+    (tmp_path / "etc").mkdir()
+    (tmp_path / "etc/ld.so.conf").write_text("/a\n/d=libc6\n")
+    assert list_directories(tmp_path) == ["/a", "/d"]
 
 
 def test_files_that_include_each_other_end(tmp_path: Path) -> None:

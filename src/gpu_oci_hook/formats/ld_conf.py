@@ -43,7 +43,7 @@ def list_ld_conf_directories(
                     for included in expand_glob(pattern, list_names):
                         add_file(included, depth + 1)
             elif keyword and keyword.lower() != "hwcap":
-                # A directory may have "=" and a type after it, which ldconfig ignores since glibc 2.33.
+                # ldconfig of glibc 2.36 cuts "=" and a type after a directory; that of 2.41 takes the line as it is.
                 directories.append(words.partition("=")[0].rstrip().rstrip("/") or "/")
 
     add_file(path, 0)
