@@ -130,9 +130,9 @@ def test_a_file_that_is_no_cdi_file_is_not_replaced_unless_it_is_forced(generate
 def test_a_wrong_value_of_an_option_ends_with_2(generate: Command, words: tuple[str, ...], said: str) -> None:
     answer = generate(*words)
     assert answer.status == 2 and answer.out == ""
-    errors = [line for line in answer.err.splitlines() if not line.startswith("warning: ")]
-    assert len(errors) == 2 and errors[0].startswith("gpu-oci-hook: ") and said in errors[0]
-    assert errors[1] == "See 'gpu-oci-hook cdi generate --help'"
+    first, second = answer.errors
+    assert first.startswith("gpu-oci-hook: ") and said in first
+    assert second == "See 'gpu-oci-hook cdi generate --help'"
 
 
 @pytest.mark.parametrize(
@@ -152,8 +152,8 @@ def test_a_wrong_value_of_an_option_ends_with_2(generate: Command, words: tuple[
 def test_a_wrong_word_is_one_sentence(generate: Command, words: tuple[str, ...], said: str) -> None:
     answer = generate(*words)
     assert answer.status == 1 and answer.out == ""
-    errors = [line for line in answer.err.splitlines() if not line.startswith("warning: ")]
-    assert len(errors) == 1 and errors[0].startswith("gpu-oci-hook: ") and said in errors[0]
+    (error,) = answer.errors
+    assert error.startswith("gpu-oci-hook: ") and said in error
 
 
 def test_devices_and_names_may_be_repeated_or_listed(generate: Command) -> None:

@@ -22,6 +22,11 @@ class CommandResult:
     out: str
     err: str
 
+    @property
+    def errors(self) -> list[str]:
+        """The lines on stderr that are not warnings."""
+        return [line for line in self.err.splitlines() if not line.startswith("warning: ")]
+
 
 Command = Callable[..., CommandResult]
 

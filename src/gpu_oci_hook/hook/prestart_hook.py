@@ -82,7 +82,8 @@ def inject_into_container(outcome: Outcome, spec: dict[str, object], pid: int) -
         Notes about edits that only gpu-oci-runtime can make.
 
     Raises:
-        Fault: an edit failed. Nodes and mounts are taken back.
+        Fault: an edit failed, and its nodes and mounts are taken back, or a device rule failed. Either way the
+            low-level runtime destroys the container.
     """
     from gpu_oci_hook.live.container_editor import ContainerEditor
     from gpu_oci_hook.live.device_cgroup import allow_devices, find_device_cgroup

@@ -8,14 +8,12 @@ Import budget: cold.
 
 from __future__ import annotations
 
-import ctypes
 import os
 
 from gpu_oci_hook.errors import Fault, describe_os_error
 from gpu_oci_hook.live.monitors import read_namespace_id, read_process_file
+from gpu_oci_hook.live.mount_api import CLONE_NEWNS, CLONE_NEWUSER, set_namespace
 
-# sched.h
-_CLONE_NEWNS, _CLONE_NEWUSER = 0x00020000, 0x10000000
 _RUN_DIRECTORY = "XDG_RUNTIME_DIR"
 # What this process keeps of its environment as another user's root, who decides there which files it loads.
 _KEPT_VARIABLES = ("COLUMNS", "GPU_OCI_HOOK_CONFIG", "LANG", "LC_ALL", "NO_COLOR", "PATH", "TERM", _RUN_DIRECTORY)
@@ -39,12 +37,12 @@ def join_mount_namespace(pid: int) -> None:
     try:
         fds = [
             (os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC), flag)
-            for kind, flag, wanted in (("user", _CLONE_NEWUSER, joins_user_namespace), ("mnt", _CLONE_NEWNS, True))
+            for kind, flag, wanted in (("user", CLONE_NEWUSER, joins_user_namespace), ("mnt", CLONE_NEWNS, True))
             if wanted
         ]
         for fd, flag in fds:
-            _set_namespace(fd, flag)
-            if flag == _CLONE_NEWUSER:
+            set_namespace(fd, flag)
+            if flag == CLONE_NEWUSER:
                 _become_root()
             os.close(fd)
         os.chdir("/")
@@ -54,12 +52,6 @@ def join_mount_namespace(pid: int) -> None:
             where=f"process {pid}",
             hint="Run explain as root, or as the user whose container it is",
         ) from error
-
-
-def _set_namespace(fd: int, flag: int) -> None:
-    libc = ctypes.CDLL(None, use_errno=True)  # os.setns comes with Python 3.12
-    if libc.setns(fd, flag) != 0:
-        raise OSError(ctypes.get_errno(), "setns")
 
 
 def _become_root() -> None:

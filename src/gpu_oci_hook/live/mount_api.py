@@ -23,7 +23,7 @@ _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
 _AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
 _OPEN_TREE_CLONE = 1
 _MOVE_FROM_EMPTY_PATH, _MOVE_TO_EMPTY_PATH = 0x04, 0x40
-_CLONE_NEWNS = 0x00020000
+CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000  # sched.h
 _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 32, 4096, 16384, 1 << 18
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 
@@ -47,13 +47,16 @@ def _call(name: str, *arguments: object) -> int:
     return result
 
 
-def enter_mount_namespace(namespace_fd: int) -> None:
-    """Enter a mount namespace; the process must have one thread. Its root and current directory become that one's.
+def set_namespace(namespace_fd: int, kind: int) -> None:
+    """Enter a namespace; the process must have one thread. `os.setns` comes with Python 3.12.
+
+    Arguments:
+        kind: CLONE_NEWUSER, or CLONE_NEWNS: root and current directory become those of the mount namespace.
 
     Raises:
         OSError: the kernel refuses.
     """
-    _call("setns", namespace_fd, _CLONE_NEWNS)
+    _call("setns", namespace_fd, kind)
 
 
 def bind_mount(source: str, directory_fd: int, name: str, options: tuple[str, ...]) -> None:

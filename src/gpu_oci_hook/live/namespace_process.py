@@ -15,7 +15,7 @@ import signal
 import time
 
 from gpu_oci_hook.errors import Fault, describe_os_error
-from gpu_oci_hook.live.mount_api import enter_mount_namespace
+from gpu_oci_hook.live.mount_api import CLONE_NEWNS, set_namespace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ def _run_child(namespace_fd: int, write_end: int, function: Callable[[], object]
     status = 1
     try:
         root = os.stat("/")
-        enter_mount_namespace(namespace_fd)
+        set_namespace(namespace_fd, CLONE_NEWNS)
         if not os.path.samestat(root, os.stat("/")):
             raise Fault("the container has changed its root already", hint="Call this hook at the stage prestart")
         result: dict[str, object] = {"result": function()}

@@ -69,6 +69,7 @@ class BundleFinder:
         self._codes[fullname] = entry[4]
         spec = self._spec_type(fullname, self, origin=entry[0], is_package=entry[1])  # type: ignore[arg-type]
         spec.has_location = True
+        spec.cached = BUNDLE_PATH  # else the interpreter works out for each module where its own copy would be
         if spec.submodule_search_locations is not None:
             spec.submodule_search_locations.append(os.path.dirname(entry[0]))
         return spec

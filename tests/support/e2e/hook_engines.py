@@ -90,20 +90,17 @@ def write_hook_file(directory: Path, hook: Path, stage: str) -> Path:
     return hooks
 
 
-class HookedPodman(Podman):
-    """podman with a hook file.
+class WithHookFile(Podman):
+    """podman with a hook file: its low-level runtime is a plain one.
 
-    Arguments:
+    Attributes:
+        low_level: runc or crun.
         stage: "prestart" or "precreate".
     """
 
     hook = Path()
-
-    def __init__(self, low_level: str, stage: str) -> None:
-        super().__init__()
-        self.low_level = low_level
-        self.stage = stage
-        self.name = f"podman {stage} {low_level}"
+    low_level = "runc"
+    stage = "precreate"
 
     def start(self, place: EngineHome) -> None:
         write_hook_file(place.directory, self.hook, self.stage)
@@ -113,22 +110,19 @@ class HookedPodman(Podman):
         return [*super()._global_flags(), "--hooks-dir", str(self.place.directory / "hooks.d")]
 
 
-class RootlessHookedPodman(RootlessPodman):
+class HookedPodman(WithHookFile):
+    """podman as root, with a hook file."""
+
+    def __init__(self, stage: str) -> None:
+        super().__init__()
+        self.stage = stage
+        self.name = f"podman {stage} runc"
+
+
+class RootlessHookedPodman(WithHookFile, RootlessPodman):
     """podman as an unprivileged user, with a hook file for the stage precreate."""
 
-    hook = Path()
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.stage = "precreate"
-        self.name = "podman rootless precreate"
-
-    def start(self, place: EngineHome) -> None:
-        write_hook_file(place.directory, self.hook, self.stage)
-        super().start(EngineHome(place.directory, place.image, lambda name: Path(find_program(name))))
-
-    def _global_flags(self) -> list[str]:
-        return [*super()._global_flags(), "--hooks-dir", str(self.place.directory / "hooks.d")]
+    name = "podman rootless precreate"
 
 
 HookEngine = HookedRuntime | HookedDocker | HookedPodman | RootlessHookedPodman
@@ -140,7 +134,7 @@ def list_hook_engines() -> list[HookEngine]:
         *(HookedRuntime(low_level, cgroup) for low_level in ("runc", "crun") for cgroup in ("v1", "v2")),
         HookedDocker(),
         HookedDocker(remap=True),
-        HookedPodman("runc", "prestart"),
-        HookedPodman("runc", "precreate"),
+        HookedPodman("prestart"),
+        HookedPodman("precreate"),
         RootlessHookedPodman(),
     ]

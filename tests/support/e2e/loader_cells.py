@@ -23,6 +23,7 @@ from support.e2e.images import LOADER, TRIPLE
 DRIVER = "550.163.01"
 OLDER, NEWER, FAR = "535.183.06", "575.57.08", "470.57.02"
 MODELS = {"data-centre": "NVIDIA A100-SXM4-40GB", "desktop": "NVIDIA GeForce RTX 3090"}
+STUBS = "/usr/local/cuda/lib64/stubs"
 COMPAT = "/usr/local/cuda-12.9/compat"
 CUDA_IMAGE_PATH = "/usr/local/nvidia/lib:/usr/local/nvidia/lib64"
 
@@ -54,6 +55,17 @@ class Root:
             (where / "libcuda.so.1").unlink(missing_ok=True)
             (where / "libcuda.so.1").symlink_to(f"libcuda.so.{version}")
 
+    def add_compat(self, version: str) -> None:
+        """Add the compat libcuda of a CUDA image, and the link by which programs know that CUDA."""
+        self.add_libcuda(COMPAT, version)
+        (self.path / "usr/local/cuda").symlink_to("cuda-12.9")
+
+    def add_stub(self) -> None:
+        """Add the toolkit's stub of libcuda."""
+        stubs = self.path / STUBS[1:]
+        stubs.mkdir(parents=True)
+        shutil.copy2(self.library, stubs / "libcuda.so")
+
     def add_loader_directory(self, directory: str, drop_in: str = "") -> None:
         """Name a directory in the loader's configuration, in a drop-in or before everything else."""
         if self.musl:
@@ -75,36 +87,31 @@ def add_nothing(root: Root) -> None:
 
 def add_cuda_image_compat(root: Root) -> None:
     """NVIDIA's CUDA image: compat libraries, and LD_LIBRARY_PATH with the directories of nvidia-docker 1."""
-    root.add_libcuda(COMPAT, NEWER)
-    (root.path / "usr/local/cuda").symlink_to("cuda-12.9")
+    root.add_compat(NEWER)
     root.env.append(f"LD_LIBRARY_PATH={CUDA_IMAGE_PATH}")
 
 
 def add_compat_drop_in(root: Root) -> None:
     """Compat libraries newer than the driver, with the drop-in of NVIDIA's packages."""
-    root.add_libcuda(COMPAT, NEWER)
-    (root.path / "usr/local/cuda").symlink_to("cuda-12.9")
+    root.add_compat(NEWER)
     root.add_loader_directory("/usr/local/cuda/compat", "00-cuda-compat.conf")
 
 
 def add_older_compat_drop_in(root: Root) -> None:
     """Compat libraries older than the driver, with the drop-in of NVIDIA's packages."""
-    root.add_libcuda(COMPAT, OLDER)
-    (root.path / "usr/local/cuda").symlink_to("cuda-12.9")
+    root.add_compat(OLDER)
     root.add_loader_directory("/usr/local/cuda/compat", "00-cuda-compat.conf")
 
 
 def add_compat_search_path(root: Root) -> None:
     """Compat libraries newer than the driver, named by LD_LIBRARY_PATH."""
-    root.add_libcuda(COMPAT, NEWER)
-    (root.path / "usr/local/cuda").symlink_to("cuda-12.9")
+    root.add_compat(NEWER)
     root.env.append(f"LD_LIBRARY_PATH=/usr/local/cuda/compat:{CUDA_IMAGE_PATH}")
 
 
 def add_older_compat_search_path(root: Root) -> None:
     """Compat libraries older than the driver, named by LD_LIBRARY_PATH."""
-    root.add_libcuda(COMPAT, OLDER)
-    (root.path / "usr/local/cuda").symlink_to("cuda-12.9")
+    root.add_compat(OLDER)
     root.env.append("LD_LIBRARY_PATH=/usr/local/cuda/compat")
 
 
@@ -132,19 +139,15 @@ def add_conda_include(root: Root) -> None:
 
 def add_stub_search_path(root: Root) -> None:
     """The toolkit's stub, which has no link with the SONAME until ldconfig makes one."""
-    stubs = root.path / "usr/local/cuda/lib64/stubs"
-    stubs.mkdir(parents=True)
-    shutil.copy2(root.library, stubs / "libcuda.so")
-    root.add_loader_directory("/usr/local/cuda/lib64/stubs", "aa-stubs.conf")
-    root.env.append("LD_LIBRARY_PATH=/usr/local/cuda/lib64/stubs")
+    root.add_stub()
+    root.add_loader_directory(STUBS, "aa-stubs.conf")
+    root.env.append(f"LD_LIBRARY_PATH={STUBS}")
 
 
 def add_stub_conf(root: Root) -> None:
     """The toolkit's stub, named by the loader's configuration before everything else."""
-    stubs = root.path / "usr/local/cuda/lib64/stubs"
-    stubs.mkdir(parents=True)
-    shutil.copy2(root.library, stubs / "libcuda.so")
-    root.add_loader_directory("/usr/local/cuda/lib64/stubs", "000-stubs.conf")
+    root.add_stub()
+    root.add_loader_directory(STUBS, "000-stubs.conf")
 
 
 def add_second_driver(root: Root) -> None:

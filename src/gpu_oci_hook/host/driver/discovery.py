@@ -10,7 +10,7 @@ import os
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats.architectures import ARCHITECTURES_32BIT
 from gpu_oci_hook.host.driver.catalogue import CATALOGUE_PATH, Catalogue, CatalogueEntry, load_catalogue
-from gpu_oci_hook.host.driver.libraries import LibrarySearch
+from gpu_oci_hook.host.driver.libraries import DriverLibrarySearch
 from gpu_oci_hook.host.driver.manifests import (
     MANIFEST_LIMIT,
     find_missing_dependencies,
@@ -45,7 +45,7 @@ def discover_driver_files(
     """
     catalogue = load_catalogue()
     search = FileSearch(driver)
-    libraries = LibrarySearch(search, catalogue, version, host.machine)
+    libraries = DriverLibrarySearch(search, catalogue, version, host.machine)
     libraries.find_libraries(library_paths)
     library_version = libraries.version if any(file.kind == "library" for file in libraries.files) else ""
     companions = _CompanionFiles(
@@ -75,7 +75,7 @@ def discover_driver_files(
     return signatures, inventory.to_data(), tuple(daemon_files)
 
 
-def _find_missing_libraries(catalogue: Catalogue, libraries: LibrarySearch) -> tuple[tuple[str, str, str], ...]:
+def _find_missing_libraries(catalogue: Catalogue, libraries: DriverLibrarySearch) -> tuple[tuple[str, str, str], ...]:
     """Return the required libraries that were not found, for `Inventory.missing_libraries`."""
     sonames = {file.soname for file in libraries.files if file.arch == libraries.arch}
     return tuple(

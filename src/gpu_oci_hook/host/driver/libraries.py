@@ -88,7 +88,7 @@ class _Candidate:
         self.needs: tuple[str, ...] = ()
 
 
-class LibrarySearch:
+class DriverLibrarySearch:
     """One search for libraries below a driver root.
 
     Arguments:

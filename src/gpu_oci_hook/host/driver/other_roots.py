@@ -6,7 +6,7 @@ Import budget: cold.
 from __future__ import annotations
 
 from gpu_oci_hook.host.driver.catalogue import load_catalogue
-from gpu_oci_hook.host.driver.libraries import LibrarySearch
+from gpu_oci_hook.host.driver.libraries import DriverLibrarySearch
 from gpu_oci_hook.host.driver.search import FileSearch
 
 TYPE_CHECKING = False
@@ -40,6 +40,6 @@ def suggest_driver_root(root: str, config: Config) -> str:
 
 
 def _has_driver_libraries(driver: Host, version: str, machine: str) -> bool:
-    search = LibrarySearch(FileSearch(driver), load_catalogue(), version, machine)
+    search = DriverLibrarySearch(FileSearch(driver), load_catalogue(), version, machine)
     search.find_libraries(())
     return any(file.soname in _MAIN_LIBRARIES for file in search.files)
