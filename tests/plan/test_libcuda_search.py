@@ -52,7 +52,9 @@ class Scene:
     def find(self, **inputs: Any) -> LibcudaChoice:
         with Rootfs(str(self.root)) as rootfs:
             image = inspect_image(rootfs, "x86_64")
-            return find_libcuda(LoaderInputs(image, rootfs, **{**self.inputs, **inputs}), driver_version=DRIVER)
+            return find_libcuda(
+                LoaderInputs(image, rootfs, **{"spec": {}, **self.inputs, **inputs}), driver_version=DRIVER
+            )
 
     def find_files(self, **inputs: Any) -> tuple[str, str]:
         choice = self.find(**inputs)
@@ -97,9 +99,9 @@ def test_a_directory_of_ours_before_another_one_wins(scene: Scene) -> None:
 def test_an_empty_entry_is_the_working_directory(scene: Scene) -> None:
     scene.add_libcuda("/work", "535.183.06")
     for value in (":/x", "/x:", ".", "/x::/y"):
-        found = scene.find_files(search_path=value, working_directory="/work")[0]
+        found = scene.find_files(search_path=value, spec={"process": {"cwd": "/work"}})[0]
         assert found.replace("/./", "/") == "/work/libcuda.so.535.183.06"
-    assert scene.find_files(search_path="", working_directory="/work")[0] == HOST
+    assert scene.find_files(search_path="", spec={"process": {"cwd": "/work"}})[0] == HOST
 
 
 def test_a_drop_in_that_sorts_before_ours_wins_after_ldconfig_unless_ours_is_included_first(scene: Scene) -> None:
@@ -133,7 +135,8 @@ def test_a_stub_has_no_link_until_ldconfig_makes_one(scene: Scene) -> None:
 
 
 def test_without_ldconfig_or_with_a_read_only_root_there_is_no_later(scene: Scene) -> None:
-    assert scene.find(can_run_ldconfig=False).after_ldconfig is None
+    assert scene.find(writable=False).after_ldconfig is None
+    assert scene.find(spec={"root": {"readonly": True}}).after_ldconfig is None
     (scene.root / "usr/sbin/ldconfig").unlink()
     assert scene.find().after_ldconfig is None
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files.directory import CrossMountError
 from gpu_oci_hook.formats.architectures import ARCHITECTURES
-from gpu_oci_hook.formats.oci import get_list, get_member
+from gpu_oci_hook.formats.oci import get_list
 from gpu_oci_hook.hook.link_steps import UNWRITABLE_ROOTFS, create_links, list_mount_destinations
 from gpu_oci_hook.plan.loader_files import LIBCUDA, LibrarySearch, is_required_loader_file
 
@@ -181,17 +181,16 @@ def report_libcuda(
         return
     from gpu_oci_hook.plan.libcuda_search import LoaderInputs, find_libcuda
 
-    working_directory = get_member(container.spec, "process", "cwd")
     inputs = LoaderInputs(
         search.image,
         container.rootfs,
+        spec=container.spec,
         search_path=search_path,
-        working_directory=working_directory if isinstance(working_directory, str) else "/",
         cached_path=search.find_cached_path(LIBCUDA),
         host_files=[
             f"{folder}/{name}" for folder, name in list_mount_destinations(container) if name[:8] == "libcuda."
         ],
-        can_run_ldconfig=container.get_layout().writable and get_member(container.spec, "root", "readonly") is not True,
+        writable=container.get_layout().writable,
     )
     wanted: LibcudaOwner = "image" if search.compat_directory else "host"
     error = compat.error if compat else ""

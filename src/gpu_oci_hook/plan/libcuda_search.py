@@ -22,6 +22,7 @@ from gpu_oci_hook.formats.architectures import ARCHITECTURES, musl_path_file
 from gpu_oci_hook.formats.driver_version import is_driver_version
 from gpu_oci_hook.formats.ld_conf import list_ld_conf_directories
 from gpu_oci_hook.formats.ldcache import make_libcmp_key, parse_ld_cache
+from gpu_oci_hook.formats.oci import get_member
 from gpu_oci_hook.model.libcuda_choice import LD_LIBRARY_PATH, FoundLibcuda, LibcudaChoice
 from gpu_oci_hook.plan.loader_files import LIBCUDA, MUSL_DEFAULT_DIRS
 
@@ -46,7 +47,7 @@ class LoaderInputs:
     Attributes:
         image, rootfs_reader: the image, without `links` and `host_files`, or with them where they are in place.
         search_path: the value of LD_LIBRARY_PATH.
-        working_directory: of the container's process.
+        working_directory: of the container's process, by its config.json.
         cached_path: the path of libcuda.so.1 in the loader cache that is written; None if none is.
         written_files: content of the files that are written in the container, by path.
         links: links that are made, path to target.
@@ -57,6 +58,10 @@ class LoaderInputs:
         is_hidden: tells whether a path lies in a mount that is not made yet.
         is_mounted: tells whether the container mounts something on exactly this path.
         can_run_ldconfig: whether a process in the container can write the cache.
+
+    Arguments:
+        spec: the container's config.json.
+        writable: whether its root file system can be written; config.json may forbid that to the container.
     """
 
     def __init__(
@@ -64,8 +69,8 @@ class LoaderInputs:
         image: Image,
         rootfs_reader: RootfsReader,
         *,
+        spec: object,
         search_path: str,
-        working_directory: str = "/",
         cached_path: str | None = None,
         written_files: dict[str, bytes] | None = None,
         links: dict[str, str] | None = None,
@@ -75,12 +80,13 @@ class LoaderInputs:
         directories32: Iterable[str] = (),
         is_hidden: Callable[[str], bool] = lambda path: False,
         is_mounted: Callable[[str], bool] = lambda path: False,
-        can_run_ldconfig: bool = True,
+        writable: bool = True,
     ) -> None:
         self.image = image
         self.rootfs_reader = rootfs_reader
         self.search_path = search_path
-        self.working_directory = working_directory
+        working_directory = get_member(spec, "process", "cwd")
+        self.working_directory = working_directory if isinstance(working_directory, str) else "/"
         self.cached_path = cached_path
         self.written_files = written_files or {}
         self.links = links or {}
@@ -90,7 +96,7 @@ class LoaderInputs:
         self.directories32 = frozenset(directories32)
         self.is_hidden = is_hidden
         self.is_mounted = is_mounted
-        self.can_run_ldconfig = can_run_ldconfig
+        self.can_run_ldconfig = writable and get_member(spec, "root", "readonly") is not True
 
 
 def find_libcuda(

@@ -6,7 +6,6 @@ Import budget: GPU container.
 from __future__ import annotations
 
 from gpu_oci_hook.container.image import LD_CACHE
-from gpu_oci_hook.formats.oci import get_member
 from gpu_oci_hook.model.edits import AddMount, Plan, SetEnvVariable
 from gpu_oci_hook.model.file_edits import AddFile, AddLink, PrepareDirectory
 from gpu_oci_hook.model.libcuda_choice import LD_LIBRARY_PATH
@@ -50,12 +49,11 @@ def find_planned_libcuda(
             files[edit.path] = edit.content
         elif isinstance(edit, SetEnvVariable) and edit.name == LD_LIBRARY_PATH:
             search_path = edit.value
-    working_directory = get_member(container.spec, "process", "cwd")
     inputs = LoaderInputs(
         container.image,
         container.rootfs_reader,
+        spec=container.spec,
         search_path=search_path,
-        working_directory=working_directory if isinstance(working_directory, str) else "/",
         cached_path=search.find_cached_path(LIBCUDA) if LD_CACHE in files else None,
         written_files=files,
         links=links,
@@ -67,7 +65,7 @@ def find_planned_libcuda(
         else (),
         is_hidden=lambda path: layout.classify_resolved_path(path) != "image",
         is_mounted=layout.is_mount_destination,
-        can_run_ldconfig=layout.writable and get_member(container.spec, "root", "readonly") is not True,
+        writable=layout.writable,
     )
     return find_libcuda(
         inputs,
