@@ -103,9 +103,8 @@ class Host:
             if follow:
                 resolved = self._walk_path(path, None)
                 return None if resolved is None else os.lstat(self.prefix + resolved)
-            parent_path, _, name = _normalize_path(path).rpartition("/")
-            parent = self._walk_path(parent_path or "/", None)
-            return None if parent is None else os.lstat(f"{self.prefix}{parent}/{name}")
+            entry = self._find_entry(path)
+            return None if entry is None else os.lstat(entry)
         except (OSError, ValueError):
             return None
 
@@ -119,9 +118,8 @@ class Host:
         try:
             if not self.prefix:
                 return os.access(path, mode)
-            parent_path, _, name = _normalize_path(path).rpartition("/")
-            parent = self._walk_path(parent_path or "/", None)
-            return parent is not None and os.access(f"{self.prefix}{parent}/{name}", mode)
+            entry = self._find_entry(path)
+            return entry is not None and os.access(entry, mode)
         except (OSError, ValueError):
             return False
 
@@ -161,6 +159,12 @@ class Host:
             return path
         resolved = self._walk_path(path, None)
         return None if resolved is None else self.prefix + resolved
+
+    def _find_entry(self, path: str) -> str | None:
+        """Return the path as this process sees it, with the links on the way followed and not one at its end."""
+        parent, _, name = _normalize_path(path).rpartition("/")
+        directory = self._walked_paths.get(parent) or self._walk_path(parent or "/", None)
+        return None if directory is None else f"{self.prefix}{directory}/{name}"
 
     def _walk_path(self, path: str, visited_links: list[str] | None) -> str | None:
         """Return the path with every link followed inside the root. The last component need not exist."""
