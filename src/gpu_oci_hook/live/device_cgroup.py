@@ -1,7 +1,8 @@
-"""Allow device nodes in the cgroup of a process, in both versions of cgroups.
+"""Allow and deny device nodes in the cgroup of a process, in both versions of cgroups.
 
-Version 1 has a file that takes rules (`devices.allow`). Version 2 has eBPF programs, which are replaced by ones that
-also allow our devices (`live.device_program`). On a hybrid host version 1 decides, so it is looked for first.
+Version 1 has files that take rules (`devices.allow`, `devices.deny`). Version 2 has eBPF programs, which are replaced
+by ones that have our rules in front (`live.cgroup_programs`). On a hybrid host version 1 decides, so it is looked for
+first.
 
 Import budget: cold.
 """
@@ -12,13 +13,12 @@ import os
 
 from gpu_oci_hook.errors import Fault, describe_os_error
 from gpu_oci_hook.files.read_regular import UnusableFileError, read_regular_file
-from gpu_oci_hook.live import bpf, device_program
+from gpu_oci_hook.live.cgroup_programs import Device, change_cgroup_programs
+from gpu_oci_hook.live.device_list import ALLOW_ALL_LINE, find_allowing_line
 
 _LIMIT = 32 << 20
 # crun puts the process into this cgroup below the scope that has the device program.
 _CRUN_SUBGROUP = "container"
-
-Device = tuple[int, int]
 
 
 class DeviceCgroup:
@@ -26,7 +26,8 @@ class DeviceCgroup:
 
     Attributes:
         version: 1 or 2.
-        paths: its directory; in version 2 also that of the container's scope above it, if there is one.
+        paths: the directories whose rules are the container's own: that of the process, then those above it up to the
+            container's cgroup, and in version 2 the scope above that, if there is one.
     """
 
     __slots__ = ("paths", "version")
@@ -50,17 +51,30 @@ def find_device_cgroup(pid: int) -> DeviceCgroup | None:
         controllers, _, path = rest.partition(":")
         for controller in controllers.split(","):
             own_path[controller] = path
-    mounts = _list_cgroup_mounts()
-    if "devices" in own_path:
-        for kind, root, point, options in mounts:
-            if kind == "cgroup" and "devices" in options.split(","):
-                return DeviceCgroup(1, [_join_cgroup(point, root, own_path["devices"])])
-    for kind, root, point, _ in mounts:
-        if kind == "cgroup2" and "" in own_path:
-            path = _join_cgroup(point, root, own_path[""])
-            parent, _, leaf = path.rpartition("/")
-            return DeviceCgroup(2, [path, parent] if leaf == _CRUN_SUBGROUP else [path])
+    for version, kind, controller in ((1, "cgroup", "devices"), (2, "cgroup2", "")):
+        mounts = _list_cgroup_mounts("self", kind, controller) if controller in own_path else []
+        if not mounts:
+            continue
+        path = own_path[controller]
+        chain = [path]
+        top = _find_container_cgroup(path, _list_cgroup_mounts(str(pid), kind, controller))
+        while chain[-1] != top:
+            chain.append(chain[-1].rpartition("/")[0])
+        if version == 2 and top.endswith(f"/{_CRUN_SUBGROUP}"):
+            chain.append(top.rpartition("/")[0])
+        root, point = mounts[0]
+        return DeviceCgroup(version, [_join_cgroup(point, root, path) for path in chain])
     return None
+
+
+def _find_container_cgroup(path: str, mounts: list[tuple[str, str]]) -> str:
+    """Return the cgroup that was made for the container of a process; its own one, `path`, if nothing else is known.
+
+    A container that has divided its cgroup, as with systemd inside, still has a mount of the whole one. Of several,
+    the innermost counts: a container may be able to add mounts, and must not choose a cgroup above its own.
+    """
+    roots = [root for root, _ in mounts if root != "/" and f"{path}/".startswith(f"{root}/")]
+    return max(roots, key=len, default=path)
 
 
 def _read_proc(path: str) -> str:
@@ -71,15 +85,21 @@ def _read_proc(path: str) -> str:
         raise Fault(f"cannot find the container's cgroup: {reason}", where=path) from None
 
 
-def _list_cgroup_mounts() -> list[tuple[str, str, str, str]]:
-    """Return (type, root, mount point, options of the super block) of each cgroup mount: proc(5), mountinfo."""
+def _list_cgroup_mounts(process: str, kind: str, controller: str) -> list[tuple[str, str]]:
+    """Return (root, mount point) of each mount of a cgroup hierarchy that a process has: proc(5), mountinfo.
+
+    Arguments:
+        process: a pid, or "self".
+        kind: type of the file system.
+        controller: that the hierarchy has; "" for any.
+    """
     mounts = []
-    for line in _read_proc("/proc/self/mountinfo").splitlines():
+    for line in _read_proc(f"/proc/{process}/mountinfo").splitlines():
         left, _, right = line.partition(" - ")
-        kind, _, rest = right.partition(" ")
-        if kind in ("cgroup", "cgroup2"):
+        found_kind, _, rest = right.partition(" ")
+        if found_kind == kind and (not controller or controller in rest.rpartition(" ")[2].split(",")):
             fields = left.split(" ")
-            mounts.append((kind, fields[3], fields[4], rest.rpartition(" ")[2]))
+            mounts.append((fields[3], fields[4]))
     return mounts
 
 
@@ -104,12 +124,37 @@ def allow_devices(cgroup: DeviceCgroup, devices: list[Device]) -> None:
     Raises:
         Fault: the kernel refuses; nothing is changed in version 2.
     """
-    if cgroup.version == 1:
-        for major, minor in devices:
-            _write_rule(f"{cgroup.paths[0]}/devices.allow", f"c {major}:{minor} rw")
+    if cgroup.version == 2:
+        change_cgroup_programs(cgroup.paths, allow=devices, deny=[])
         return
-    for path in cgroup.paths:
-        _extend_programs(path, devices)
+    for path in reversed(cgroup.paths):  # a cgroup cannot allow what the one above it denies
+        for major, minor in devices:
+            _write_rule(f"{path}/devices.allow", f"c {major}:{minor} rw")
+
+
+def deny_devices(cgroup: DeviceCgroup, devices: list[Device]) -> None:
+    """Deny reading and writing character devices; whether nodes of them can be created is not changed.
+
+    Raises:
+        Fault: the kernel refuses, and nothing is changed in version 2; or a rule for many devices allows one of them,
+            from which version 1 cannot except it.
+    """
+    if cgroup.version == 2:
+        change_cgroup_programs(cgroup.paths, allow=[], deny=devices)
+        return
+    for major, minor in devices:
+        _write_rule(f"{cgroup.paths[-1]}/devices.deny", f"c {major}:{minor} rw")  # the kernel denies it below, too
+    text = _read_proc(f"{cgroup.paths[0]}/devices.list")
+    for major, minor in devices:
+        for access in ("r", "w"):
+            line = find_allowing_line(text, access, major, minor)
+            if line not in ("", ALLOW_ALL_LINE):  # below the latter, the kernel does not list what is excepted
+                raise Fault(
+                    f'the device {major}:{minor} cannot be denied: the container\'s rule "{line}" allows it, '
+                    "and cgroup version 1 knows no exception from such a rule",
+                    where=cgroup.paths[0],
+                    hint="Start the container again without that rule",
+                )
 
 
 def _write_rule(path: str, rule: str) -> None:
@@ -120,47 +165,5 @@ def _write_rule(path: str, rule: str) -> None:
         finally:
             os.close(fd)
     except OSError as error:
-        raise Fault(f"cannot allow the device ({rule}): {describe_os_error(error)}", where=path) from None
-
-
-def _extend_programs(path: str, devices: list[Device]) -> None:
-    """Extend each program of a cgroup that denies one of the devices. Without a program everything is allowed.
-
-    Raises:
-        Fault: a program cannot be dumped or replaced.
-    """
-    try:
-        cgroup_fd = bpf.open_cgroup(path)
-    except OSError as error:
-        raise Fault(f"cannot open the container's cgroup: {describe_os_error(error)}", where=path) from None
-    try:
-        for program_id in bpf.list_program_ids(cgroup_fd):
-            _extend_program(cgroup_fd, program_id, devices)
-    except OSError as error:
-        raise Fault(f"cannot change the device rules: {describe_os_error(error)}", where=path) from None
-    except device_program.UnusableProgramError as error:
-        raise Fault(
-            f"cannot change the device rules: the kernel's dump of the program cannot be loaded again: {error}",
-            where=path,
-            hint="Use gpu-oci-runtime or CDI, which hand the rules to the low-level runtime",
-        ) from None
-    finally:
-        os.close(cgroup_fd)
-
-
-def _extend_program(cgroup_fd: int, program_id: int, devices: list[Device]) -> None:
-    old_fd = bpf.open_program(program_id)
-    try:
-        old = bpf.dump_program(old_fd)
-        device_program.check_reloadable(old)
-        if not device_program.list_denied_devices(old, devices):
-            return
-        allowed = device_program.list_allowed_devices(old)
-        wanted = allowed + [device for device in devices if device not in allowed]
-        new_fd = bpf.load_program(device_program.build_allowing_program(old, wanted))
-        try:
-            bpf.replace_program(cgroup_fd, old_fd, new_fd)
-        finally:
-            os.close(new_fd)
-    finally:
-        os.close(old_fd)
+        word = path.rpartition(".")[2]
+        raise Fault(f"cannot {word} the device ({rule}): {describe_os_error(error)}", where=path) from None

@@ -1,10 +1,10 @@
-"""Read, evaluate and extend the eBPF programs by which cgroup v2 decides about device access.
+"""Read, evaluate and change the eBPF programs by which cgroup v2 decides about device access.
 
 runc, crun, youki and systemd load one program for each container. It gets a device's type, numbers and the wanted
 access, and returns 1 to allow it (Linux, `BPF_PROG_TYPE_CGROUP_DEVICE`). Programs of a cgroup and of those above it are
-ANDed, so a further program cannot allow what one denies: the denying one must be replaced. An extended program has our
+ANDed, so a further program cannot allow what one denies: the denying one must be replaced. A changed program has our
 rules in front of the old program, unchanged. Its first two instructions mark it, so that the rules can be found again:
-extending twice replaces them, and extending with no device returns the old program.
+they are replaced and not added up, and without a rule the old program is returned byte for byte.
 
 Pure: bytes in, bytes out. The system calls are in `live.bpf`.
 
@@ -14,11 +14,12 @@ Import budget: cold.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 # Access bits and device types of linux/bpf.h.
 MKNOD, READ, WRITE = 1, 2, 4
 BLOCK, CHAR = 1, 2
+_OPENING = (READ, WRITE, READ | WRITE)
 
 INSTRUCTION_SIZE = 8
 _LAYOUT = struct.Struct("<BBhi")
@@ -45,6 +46,8 @@ _PRELUDE = (
     (0x61, 0x15, 8, 0),  # r5 = *(u32 *)(r1 + 8)
 )
 _RULE_LENGTH = 8
+# Allows everything, as no program does; its first instruction tells that this module has made it.
+OPEN_PROGRAM = _LAYOUT.pack(0xB7, 0x06, 0, _MARK) + _LAYOUT.pack(0xB7, 0x00, 0, 1) + _LAYOUT.pack(_EXIT, 0, 0, 0)
 
 
 class UnusableProgramError(ValueError):
@@ -105,82 +108,97 @@ def check_reloadable(data: bytes) -> None:
             raise UnusableProgramError("it calls a helper function")
 
 
-def build_allowing_program(program: bytes, devices: Sequence[tuple[int, int]]) -> bytes:
-    """Return a program that allows reading and writing these character devices and else decides as before.
+def change_device_rules(
+    program: bytes, *, allow: Iterable[tuple[int, int]] = (), deny: Iterable[tuple[int, int]] = ()
+) -> bytes:
+    """Return a program that allows or denies reading and writing these character devices and else decides as before.
+
+    A rule of ours is added only where the original program decides otherwise, so allowing and denying a device undo
+    each other.
 
     Arguments:
         program: the program as the kernel dumps it, which may be one that this function has built.
-        devices: (major, minor) of each device, of 12 and 20 bits; none returns the original program.
+        allow, deny: (major, minor) of each device, of 12 and 20 bits.
 
     Raises:
         UnusableProgramError: see `check_reloadable`.
     """
     check_reloadable(program)
-    original = strip_allowed_devices(program)
-    if not devices:
+    original = strip_rules(program)
+    instructions = decode_program(original)
+    rules = list_rules(program)
+    for device in allow:
+        rules.pop(device, None)
+        if not evaluate_program(instructions, CHAR, READ | WRITE, *device):
+            rules[device] = True
+    for device in deny:
+        rules.pop(device, None)
+        if any(evaluate_program(instructions, CHAR, access, *device) for access in _OPENING):
+            rules[device] = False
+    return build_program(original, rules)
+
+
+def build_program(original: bytes, rules: Mapping[tuple[int, int], bool]) -> bytes:
+    """Return a program that decides about these character devices by our rules, and about everything else as before.
+
+    Arguments:
+        original: a program without rules of ours.
+        rules: by (major, minor), whether opening the device is allowed. The old program decides about mknod.
+    """
+    if not rules:
         return original
-    rules = b"".join(_build_rule(major, minor) for major, minor in devices)
-    mark = _encode((0xB7, 0x06, 0, _MARK), (0xB7, 0x06, 0, len(devices)))
-    return mark + _encode(*_PRELUDE) + rules + original
+    mark = _encode((0xB7, 0x06, 0, _MARK), (0xB7, 0x06, 0, len(rules)))
+    blocks = b"".join(_build_rule(major, minor, allow=allow) for (major, minor), allow in rules.items())
+    return mark + _encode(*_PRELUDE) + blocks + original
 
 
-def list_allowed_devices(program: bytes) -> list[tuple[int, int]]:
-    """Return the (major, minor) that `build_allowing_program` has put into a program; [] for every other program."""
+def list_rules(program: bytes) -> dict[tuple[int, int], bool]:
+    """Return the rules that `build_program` has put into a program; {} for every other program."""
     instructions = decode_program(program)
     if len(instructions) <= _MARK_SIZE:
-        return []
+        return {}
     first, second = instructions[:_MARK_SIZE]
     if (first.code, first.dst, first.imm) != (0xB7, 6, _MARK) or (second.code, second.dst) != (0xB7, 6):
-        return []
+        return {}
     start, count = _MARK_SIZE + len(_PRELUDE), second.imm
     if count < 1 or start + count * _RULE_LENGTH >= len(instructions):
-        return []
-    devices = []
+        return {}
+    rules = {}
     for at in range(start, start + count * _RULE_LENGTH, _RULE_LENGTH):
         rule = instructions[at : at + _RULE_LENGTH]
-        devices.append((rule[4].imm & _MASK32, rule[5].imm & _MASK32))
-    return devices
+        rules[rule[4].imm & _MASK32, rule[5].imm & _MASK32] = rule[6].imm == 1
+    return rules
 
 
-def strip_allowed_devices(program: bytes) -> bytes:
-    """Return the program without the rules that `build_allowing_program` has put in front of it."""
-    count = len(list_allowed_devices(program))
+def strip_rules(program: bytes) -> bytes:
+    """Return the program without the rules that `build_program` has put in front of it."""
+    count = len(list_rules(program))
     if not count:
         return program
     return program[(_MARK_SIZE + len(_PRELUDE) + count * _RULE_LENGTH) * INSTRUCTION_SIZE :]
 
 
-def _build_rule(major: int, minor: int) -> bytes:
-    """Return the instructions that allow a device. R1 is kept: the old program needs the context in it."""
+def _build_rule(major: int, minor: int, *, allow: bool) -> bytes:
+    """Return the instructions that decide about a device. R1 is kept: the old program needs the context in it.
+
+    Allowing, it decides about accesses without mknod; denying, about those that read or write.
+    """
     end = _RULE_LENGTH
+    bits, skip = (~(READ | WRITE), 0x55) if allow else (READ | WRITE, 0x15)
     return _encode(
         (0xBC, 0x36, 0, 0),  # w6 = w3: the wanted access
-        (0x54, 0x06, 0, ~(READ | WRITE)),  # w6 &= what this rule does not allow
-        (0x55, 0x06, end - 3, 0),  # if r6 != 0 goto the next rule
+        (0x54, 0x06, 0, bits),  # w6 &= bits
+        (skip, 0x06, end - 3, 0),  # if r6 != 0 (allowing), or r6 == 0 (denying), goto the next rule
         (0x55, 0x02, end - 4, CHAR),  # if r2 != type goto the next rule
         (0x55, 0x04, end - 5, major),
         (0x55, 0x05, end - 6, minor),
-        (0xB7, 0x00, 0, 1),  # r0 = 1
+        (0xB7, 0x00, 0, int(allow)),  # r0 = the decision
         (_EXIT, 0x00, 0, 0),
     )
 
 
 def _encode(*instructions: tuple[int, int, int, int]) -> bytes:
     return b"".join(_LAYOUT.pack(*fields) for fields in instructions)
-
-
-def list_denied_devices(
-    program: bytes, devices: Iterable[tuple[int, int]], access: int = READ | WRITE
-) -> list[tuple[int, int]]:
-    """Return the character devices that a program denies.
-
-    Raises:
-        UnusableProgramError: the program has an instruction that `evaluate_program` does not know.
-    """
-    instructions = decode_program(program)
-    return [
-        (major, minor) for major, minor in devices if not evaluate_program(instructions, CHAR, access, major, minor)
-    ]
 
 
 def evaluate_program(instructions: Sequence[Instruction], kind: int, access: int, major: int, minor: int) -> bool:
