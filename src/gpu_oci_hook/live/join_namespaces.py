@@ -3,6 +3,9 @@
 Rootless engines, and daemons with a private mount namespace, mount the container's root file system where no other
 process sees it.
 
+From then on this process imports its modules from the files of that namespace. So it joins none that a container could
+have made, and another user's only without its terminal and its descriptors.
+
 Import budget: cold.
 """
 
@@ -13,6 +16,11 @@ import os
 from gpu_oci_hook.errors import Fault, describe_os_error
 from gpu_oci_hook.live.monitors import read_namespace_id, read_process_file
 from gpu_oci_hook.live.mount_api import CLONE_NEWNS, CLONE_NEWUSER, set_namespace
+from gpu_oci_hook.live.untrusted_child import continue_in_untrusted_child
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 _RUN_DIRECTORY = "XDG_RUNTIME_DIR"
 # What this process keeps of its environment as another user's root, who decides there which files it loads.
@@ -27,31 +35,70 @@ def join_mount_namespace(pid: int) -> None:
     runtime, which runs there too.
 
     Raises:
-        Fault: the kernel refuses.
+        Fault: the kernel refuses, or the namespace has another root directory than this process, as a container's has.
     """
     mount_namespace, user_namespace = read_namespace_id(pid, "mnt"), read_namespace_id(pid, "user")
     if not mount_namespace or mount_namespace == read_namespace_id(os.getpid(), "mnt"):
         return
     joins_user_namespace = user_namespace != read_namespace_id(os.getpid(), "user")
-    _take_run_directory(pid)
     try:
         fds = [
             (os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC), flag)
             for kind, flag, wanted in (("user", CLONE_NEWUSER, joins_user_namespace), ("mnt", CLONE_NEWNS, True))
             if wanted
         ]
-        for fd, flag in fds:
-            set_namespace(fd, flag)
-            if flag == CLONE_NEWUSER:
-                _become_root()
+        _require_same_root(pid, fds)
+        if joins_user_namespace:
+            continue_in_untrusted_child([fd for fd, _ in fds])
+        _take_run_directory(pid)
+        _enter_namespaces(fds)
+        for fd, _ in fds:
             os.close(fd)
-        os.chdir("/")
     except OSError as error:
         raise Fault(
             f"the mount namespace of the container's monitor cannot be joined: {describe_os_error(error)}",
             where=f"process {pid}",
             hint="Run explain as root, or as the user whose container it is",
         ) from error
+
+
+def _enter_namespaces(fds: Iterable[tuple[int, int]]) -> None:
+    for fd, flag in fds:
+        set_namespace(fd, flag)
+        if flag == CLONE_NEWUSER:
+            _become_root()
+    os.chdir("/")
+
+
+def _require_same_root(pid: int, fds: Iterable[tuple[int, int]]) -> None:
+    """Check that namespaces have this process's root directory, in a child process that does nothing else there.
+
+    A process in a container can have any name, also that of a monitor. The files of its mount namespace are the
+    container's, and this process would run them as its modules.
+
+    Raises:
+        Fault: it is another one.
+        OSError: the namespaces cannot be entered.
+    """
+    root = os.stat("/")
+    child = os.fork()
+    if child == 0:
+        try:
+            _enter_namespaces(fds)
+            os._exit(0 if os.path.samestat(root, os.stat("/")) else 1)
+        except OSError as error:
+            os._exit(min(error.errno or 0, 250) + 2)
+        finally:
+            os._exit(2)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status > 2:
+        raise OSError(status - 2, os.strerror(status - 2))
+    if status != 0:
+        raise Fault(
+            "the process that calls itself the container's monitor has another root directory than this machine's",
+            where=f"process {pid}",
+            hint="Run explain where the container engine runs, or name the bundle with --bundle DIR",
+        )
 
 
 def _become_root() -> None:

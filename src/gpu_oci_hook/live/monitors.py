@@ -61,9 +61,15 @@ def list_monitors() -> list[Monitor]:
 
 
 def read_monitor(pid: int) -> Monitor | None:
-    """Return what a process watches; None for a process that is not a monitor."""
+    """Return what a process watches; None for a process that is not a monitor.
+
+    A process in a container can have any name. What has another mount namespace than this process, and in the same user
+    namespace fewer capabilities, is such a process: monitors act as root for their containers.
+    """
     arguments = _read_command_line(pid)
     program = arguments[0].rpartition("/")[2] if arguments else ""
+    if not program.startswith((SHIM_PREFIX, CONMON)) or _is_confined(pid):
+        return None
     try:
         if program.startswith(SHIM_PREFIX):
             namespace, container_id = _find_value(arguments, "-namespace"), _find_value(arguments, "-id")
@@ -107,6 +113,24 @@ def read_namespace_id(pid: int, kind: str) -> str:
         return os.readlink(f"{PROC}/{pid}/ns/{kind}")
     except OSError:
         return ""
+
+
+def _is_confined(pid: int) -> bool:
+    """Tell whether a process has another mount namespace, and fewer capabilities in this process's user namespace."""
+    own = os.getpid()
+    if read_namespace_id(pid, "mnt") == read_namespace_id(own, "mnt"):
+        return False
+    if read_namespace_id(pid, "user") != read_namespace_id(own, "user"):
+        return False
+    return bool(_read_capabilities(own) & ~_read_capabilities(pid))
+
+
+def _read_capabilities(pid: int) -> int:
+    """Return the effective capabilities of a process, one bit each; 0 if they cannot be read."""
+    for line in read_process_file(pid, "status").split(b"\n"):
+        if line.startswith(b"CapEff:"):
+            return int(line.split()[1], 16)
+    return 0
 
 
 def _read_command_line(pid: int) -> list[str]:
