@@ -53,6 +53,7 @@ _REASONS = {
     errno.EROFS: "the file system is read-only",
     errno.ENAMETOOLONG: "the name is too long",
     errno.EMFILE: "too many files are open",
+    errno.EBADF: "it is closed",
     errno.ENOEXEC: "it is not a program that this kernel can run",
 }
 _WRITE_REASONS = {errno.ENOENT: "no file can be created there", errno.EACCES: "this user may not write there"}

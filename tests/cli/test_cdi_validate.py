@@ -212,7 +212,8 @@ def test_a_warning_fails_only_a_strict_check(command: Command, tmp_path: Path) -
     path = tmp_path / "a.yml"
     path.write_text(GOOD)
     path.chmod(0o644)
-    for words, status in (((), 0), (("--strict",), 1)):
+    assert command("cdi", "validate", "--no-host", path, "--quiet").out == ""
+    for words, status in (((), 0), (("--strict",), 1), (("--strict", "--quiet"), 1)):
         answer = command("cdi", "validate", "--no-host", path, *words)
         assert answer.status == status and f"{path}: warning: is ignored by engines" in answer.out
 

@@ -258,6 +258,28 @@ def test_an_output_that_takes_nothing_is_one_sentence(words: list[str]) -> None:
     assert run.stderr.startswith("gpu-oci-hook: ") and "the disk is full" in run.stderr
 
 
+def test_a_deleted_current_directory_is_named(command: Command, tmp_path: Path) -> None:
+    host = tmp_path / "host"
+    assert command("simulate", str(host)).status == 0
+    words = ["cdi", "generate", "--output", "x.yaml", "--no-hook", "--quiet", "--root", str(host)]
+    code = f"from gpu_oci_hook.cli import main; main({words!r})"
+    (tmp_path / "gone").mkdir()
+    run = subprocess.run(
+        ["sh", "-c", 'rmdir "$PWD"; "$0" -c "$1"', sys.executable, code],
+        cwd=tmp_path / "gone",
+        capture_output=True,
+        text=True,
+    )
+    what = "the current directory was deleted. Change to another directory"
+    assert (run.returncode, run.stderr) == (1, f"gpu-oci-hook: {what}\n")
+
+
+def test_errors_that_cannot_be_printed_leave_the_exit_status() -> None:
+    code = "from gpu_oci_hook.cli import main; main(['nope'])"
+    with open("/dev/full", "w") as full:
+        assert subprocess.run([sys.executable, "-c", code], stderr=full).returncode == 2
+
+
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&-"])
 def test_a_closed_output_is_one_sentence_or_none(closed: str) -> None:
     code = "from gpu_oci_hook.cli import main; main(['list'])"

@@ -81,3 +81,5 @@ def test_a_number_that_json_cannot_say_is_refused_when_written() -> None:
 def test_an_error_has_line_and_column() -> None:
     with pytest.raises(Fault, match="line 2, column 6"):
         fastjson.parse_json(b'{"a":1,\n "b":}')
+    with pytest.raises(Fault, match="Unterminated string starting at line 1, column 2"):
+        fastjson.parse_json(b'["a')

@@ -125,6 +125,15 @@ def test_a_gpu_whose_uuid_the_driver_does_not_know_yet_has_no_name_by_it(own: Pa
     assert "gpu1 is left out: it has no name by uuid" in found.warnings
 
 
+def test_two_gpus_with_one_uuid_have_no_name_by_it_since_engines_would_refuse_the_whole_file(own: Path) -> None:
+    for path in (own / "proc/driver/nvidia/gpus").glob("*/information"):
+        path.write_text(re.sub(r"GPU-\S+", "GPU-11111111-2222-3333-4444-555555555555", path.read_text()))
+    found = build_host_spec(own)
+    assert list(index_devices(found.spec)) == ["0", "1", "all", "none"]
+    reason = "another GPU has the same one (GPU-11111111-2222-3333-4444-555555555555)"
+    assert f"GPU 1 has no name by UUID: {reason}" in found.warnings
+
+
 @pytest.mark.parametrize("vendor, category", [("example.com", "accelerator"), ("acme", "")])
 def test_the_kind_is_the_options_or_the_configurations(host: Path, vendor: str, category: str) -> None:
     assert plan_host_spec(host, vendor=vendor, category=category).spec["kind"] == f"{vendor}/{category or 'gpu'}"

@@ -95,6 +95,25 @@ def test_what_is_no_config_of_a_container_is_one_sentence_and_no_answer(
     assert words in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("redirection", "reason"),
+    [
+        ("<&-", "standard input: the config.json cannot be read: it is closed. Let podman or CRI-O call this hook"),
+        (">&-", "standard output: the config.json cannot be written: it is closed"),
+        (">/dev/full", "standard output: the config.json cannot be written: the disk is full"),
+    ],
+)
+def test_a_closed_or_full_stream_is_named(scene: PrecreateScene, redirection: str, reason: str) -> None:
+    done = subprocess.run(
+        ["/bin/sh", "-c", f"exec {scene.program} precreate {redirection}"],
+        input=json.dumps(scene.read_spec()),
+        capture_output=True,
+        text=True,
+        timeout=30,
+    )
+    assert (done.returncode, done.stderr) == (1, f"gpu-oci-hook: {reason}\n")
+
+
 def test_a_gpu_that_is_not_there_stops_the_container_with_the_reason(scene: PrecreateScene) -> None:
     done = scene.call(json.dumps(scene.read_spec("NVIDIA_VISIBLE_DEVICES=7")))
     assert (done.returncode, done.stdout) == (1, "")

@@ -127,6 +127,7 @@ def test_a_process_leads_to_the_bundle_of_its_own_container(machine: Machine, pi
         ("docker:", ("names no container", "docker:NAME")),
         ("podman:none", ("podman has no such container", "Running: job")),
         ("containerd:default/x", ("containerd runs no such container", "NAMESPACE/ID")),
+        ("containerd:", ("names no container", "containerd:NAMESPACE/ID")),
         ("containerd:x", ("containerd runs no such container", "k8s.io/")),
     ],
 )

@@ -137,6 +137,15 @@ def test_a_beginning_of_two_uuids_fails_and_names_both() -> None:
     assert GPUS[1].uuid in str(caught.value)
 
 
+def test_the_uuid_of_two_gpus_fails_and_says_what_tells_them_apart() -> None:
+    twins = [Gpu(index=n, uuid=GPUS[0].uuid, pci=f"0000:0{n}:00.0", minor=n, model="A") for n in range(2)]
+    for selector in (GPUS[0].uuid, "GPU-1111"):
+        with pytest.raises(Fault) as caught:
+            resolve_gpus((DeviceRequest(selector, "here"),), twins)
+        assert f'"{selector}" is the UUID of GPUs 0, 1' in str(caught.value)
+        assert "index or PCI address" in caught.value.hint
+
+
 def test_a_range_that_runs_backwards_says_how_to_write_it() -> None:
     with pytest.raises(Fault, match="Use 0-3"):
         chosen("3-0")

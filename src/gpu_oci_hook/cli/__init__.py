@@ -143,9 +143,12 @@ def _print_error(error: Exception) -> None:
 
 
 def _print_stderr(*lines: str) -> None:
-    for line in lines:
-        if line and sys.stderr is not None:
-            print(line, file=sys.stderr)
+    try:
+        for line in lines:
+            if line and sys.stderr is not None:
+                print(line, file=sys.stderr, flush=True)
+    except OSError:
+        pass  # the exit status has to tell
 
 
 def _flush_stdout(status: int) -> int:

@@ -89,7 +89,7 @@ def validate(
         print_data(form, "cdi-validate", content)
     else:
         for report in reports:
-            _print_report(report, every_finding=verbose)
+            _print_report(report, every_finding=verbose, with_warnings=strict or not is_quiet())
     if not valid or (strict and any(finding.level == "warning" for report in reports for finding in report.findings)):
         sys.exit(1)
 
@@ -112,8 +112,9 @@ def _parse_limit(target: str, max_version: str) -> EngineLimit:
     return EngineLimit(engine_version, target.lower().replace("-", " ", 1), f"--target {target.lower()}")
 
 
-def _print_report(report: FileReport, *, every_finding: bool) -> None:
-    shown = [finding for finding in report.findings if finding.level == "error" or not is_quiet()]
+def _print_report(report: FileReport, *, every_finding: bool, with_warnings: bool) -> None:
+    levels = ("error", "warning") if with_warnings else ("error",)
+    shown = [finding for finding in report.findings if finding.level in levels or not is_quiet()]
     print_findings(shown, every_finding=every_finding)
     if report.is_valid and report.data is not None:
         summary = _summarize_spec(report.data)

@@ -14,7 +14,15 @@ from gpu_oci_hook.cli.command_config import require_config_file
 from gpu_oci_hook.cli.common_options import config_option, format_option, quiet_option, strict_option
 from gpu_oci_hook.cli.config_host_check import check_config_against_host
 from gpu_oci_hook.cli.lazy_group import SuggestingGroup
-from gpu_oci_hook.cli.printing import DATA_FORMS, print_data, print_document, print_line, print_progress, print_warning
+from gpu_oci_hook.cli.printing import (
+    DATA_FORMS,
+    is_quiet,
+    print_data,
+    print_document,
+    print_line,
+    print_progress,
+    print_warning,
+)
 from gpu_oci_hook.config.findings import ConfigFinding, locate_findings
 from gpu_oci_hook.config.keys import KEYS, USER_FILE_KEYS, Config
 from gpu_oci_hook.config.load import find_config_path, parse_config, read_config_file, read_named_config
@@ -142,7 +150,7 @@ def validate(form: str, strict: bool, config_path: str, file: str) -> None:
         of_file = [_finding_to_data(finding) for finding in findings if finding.kind != "host"]
         _print_findings_data(form, path, of_file, [str(finding) for finding in findings if finding.kind == "host"])
     else:
-        _print_findings_text(findings, path, missing=data is None)
+        _print_findings_text(findings, path, missing=data is None, with_warnings=strict or not is_quiet())
     if any(strict or finding.level == "error" for finding in findings):
         sys.exit(1)
 
@@ -169,13 +177,11 @@ def _print_syntax_error(fault: Fault) -> None:
         print_document(f"{fault.format_caret()}\n")
 
 
-def _print_findings_text(findings: list[ConfigFinding], path: str, *, missing: bool) -> None:
+def _print_findings_text(findings: list[ConfigFinding], path: str, *, missing: bool, with_warnings: bool) -> None:
     for finding in findings:
-        line = f"{finding.format_place(path)}: {finding.level}: {finding}"
-        if finding.level == "error":
-            print_line(line, colour="red")
-        else:
-            print_progress(line, colour="yellow")
+        if finding.level == "error" or with_warnings:
+            line = f"{finding.format_place(path)}: {finding.level}: {finding}"
+            print_line(line, colour="red" if finding.level == "error" else "yellow")
     if missing:
         print_progress(f"{path} {_MISSING_FILE}")
     elif all(finding.level != "error" for finding in findings):

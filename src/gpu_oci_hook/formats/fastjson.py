@@ -82,6 +82,7 @@ def parse_json(data: bytes) -> object:
     except ValueError as error:  # json.JSONDecodeError among them
         at = getattr(error, "pos", None)
         reason = getattr(error, "msg", str(error))
+        reason = reason.removesuffix(" at")  # "Unterminated string starting at"
         position = "" if at is None else f" at {_describe_position(text, at)}"
         raise Fault(f"not valid JSON: {reason}{position}") from None
     rest = text[end:].lstrip(_WHITESPACE)

@@ -14,15 +14,21 @@ if TYPE_CHECKING:
     from gpu_oci_hook.model.mig import MigDevice
 
 
-def list_gpu_names(gpu: Gpu, strategies: tuple[str, ...], warnings: list[str]) -> list[str]:
+def list_gpu_names(gpu: Gpu, gpus: list[Gpu], strategies: tuple[str, ...], warnings: list[str]) -> list[str]:
     """List the names of a GPU; appends a warning for a name that it cannot have.
 
     Arguments:
+        gpus: all GPUs of the machine. Engines refuse a file in which two devices have one name.
         strategies: of NAME_STRATEGIES.
     """
-    if gpu.uuid and not is_device_name(gpu.uuid) and "uuid" in strategies:
-        warnings.append(f"GPU {gpu.index} has no name by UUID: the driver does not know it yet ({gpu.uuid})")
-    names = {"index": str(gpu.index), "uuid": gpu.uuid, "type-index": f"gpu{gpu.index}"}
+    uuid, reason = gpu.uuid, ""
+    if uuid and not is_device_name(uuid):
+        reason = f"the driver does not know it yet ({uuid})"
+    elif uuid and [other.uuid for other in gpus].count(uuid) > 1:
+        uuid, reason = "", f"another GPU has the same one ({uuid})"
+    if reason and "uuid" in strategies:
+        warnings.append(f"GPU {gpu.index} has no name by UUID: {reason}")
+    names = {"index": str(gpu.index), "uuid": uuid, "type-index": f"gpu{gpu.index}"}
     return _choose_valid_names(names, strategies, warnings)
 
 

@@ -68,7 +68,7 @@ def select_devices(facts: HostFacts, options: ContentOptions, warnings: list[str
     devices = [
         PlannedDevice(
             f"GPU {gpu.index}",
-            list_gpu_names(gpu, strategies, warnings),
+            list_gpu_names(gpu, facts.gpus, strategies, warnings),
             [(gpu, "")],
             in_all=gpu.index not in mig_enabled and not is_display_card(gpu),
         )

@@ -9,7 +9,6 @@ Import budget: hook.
 
 from __future__ import annotations
 
-import errno
 import os
 
 from gpu_oci_hook.errors import Fault, clip_text, describe_os_error
@@ -190,7 +189,7 @@ def _read_state(state_fd: int) -> dict[str, object]:
                 break
             data += chunk
     except OSError as error:
-        reason = "it is closed" if error.errno == errno.EBADF else describe_os_error(error)
+        reason = describe_os_error(error)
         raise Fault(f"cannot read the container's state: {reason}", where="standard input", hint=_STATE_HINT) from None
     if len(data) > STATE_SIZE_LIMIT:
         raise Fault(f"the container's state is larger than {STATE_SIZE_LIMIT >> 20} MiB", where="standard input")

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 import os
 
-from gpu_oci_hook.errors import Fault
+from gpu_oci_hook.errors import Fault, describe_os_error
 from gpu_oci_hook.files import state_dir
-from gpu_oci_hook.files.read_regular import CONFIG_JSON_LIMIT
+from gpu_oci_hook.files.read_regular import CONFIG_JSON_LIMIT, UnusableFileError, read_fd
 from gpu_oci_hook.formats.fastjson import parse_config_json
 from gpu_oci_hook.formats.oci import get_list, get_member
 from gpu_oci_hook.inject.pipeline import load_config_for_request, make_edits, prepare_injection
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from gpu_oci_hook.formats.oci import Object
 
 _STDIN = "standard input"
+_CALLER_HINT = "Let podman or CRI-O call this hook"
 # podman and CRI-O mount a file of the container's own directory there.
 _ENGINE_FILES = ("/run/.containerenv", "/etc/hostname", "/etc/hosts")
 
@@ -64,22 +65,25 @@ def find_bundle(spec: Object) -> str:
             return os.path.dirname(source)
     root = get_member(spec, "root", "path")
     if not isinstance(root, str) or not root.startswith("/"):
-        raise Fault("root.path is not an absolute path", where=_STDIN, hint="Let podman or CRI-O call this hook")
+        raise Fault("root.path is not an absolute path", where=_STDIN, hint=_CALLER_HINT)
     return os.path.dirname(root.rstrip("/"))
 
 
 def _read_all(fd: int) -> bytes:
-    data = b""
-    while len(data) <= CONFIG_JSON_LIMIT:
-        chunk = os.read(fd, 1 << 20)
-        if not chunk:
-            if not data.strip():
-                raise Fault("no config.json", where=_STDIN, hint="Let podman or CRI-O call this hook")
-            return data
-        data += chunk
-    raise Fault(f"the config.json has more than {CONFIG_JSON_LIMIT >> 20} MiB", where=_STDIN)
+    try:
+        data = read_fd(fd, CONFIG_JSON_LIMIT)
+    except (OSError, UnusableFileError) as error:
+        what = f"the config.json cannot be read: {describe_os_error(error)}"
+        raise Fault(what, where=_STDIN, hint=_CALLER_HINT) from None
+    if not data.strip():
+        raise Fault("no config.json", where=_STDIN, hint=_CALLER_HINT)
+    return data
 
 
 def _write_all(fd: int, data: bytes) -> None:
-    while data:
-        data = data[os.write(fd, data) :]
+    try:
+        while data:
+            data = data[os.write(fd, data) :]
+    except OSError as error:
+        what = f"the config.json cannot be written: {describe_os_error(error, writing=True)}"
+        raise Fault(what, where="standard output") from None

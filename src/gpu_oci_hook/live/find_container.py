@@ -52,6 +52,9 @@ class FoundContainer(NamedTuple):
     monitor_pid: int
 
 
+_REFERENCE_FORMS = {"docker": "docker:NAME", "podman": "podman:NAME", "containerd": "containerd:NAMESPACE/ID"}
+
+
 def find_container(reference: str) -> FoundContainer:
     """Return the container that "docker:NAME", "podman:NAME" or "containerd:NAMESPACE/ID" names.
 
@@ -62,7 +65,7 @@ def find_container(reference: str) -> FoundContainer:
     """
     engine, _, name = reference.partition(":")
     if not name:
-        raise Fault(f"{reference} names no container", hint=f"Write {engine}:NAME")
+        raise Fault(f"{reference} names no container", hint=f"Write {_REFERENCE_FORMS[engine]}")
     if engine == "docker":
         return _find_docker_container(name)
     if engine == "podman":

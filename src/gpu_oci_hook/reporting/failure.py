@@ -36,6 +36,8 @@ def describe_error(error: BaseException) -> str:
         return str(error)
     if isinstance(error, OSError):
         subject = error.filename if isinstance(error.filename, str) else ""
+        if not subject and isinstance(error, FileNotFoundError) and _is_current_directory_deleted():
+            return "the current directory was deleted. Change to another directory"
         return make_printable(f"{subject}: {describe_os_error(error)}" if subject else describe_os_error(error))
     if isinstance(error, MemoryError):
         return "the memory that this process may use is too small"
@@ -48,6 +50,14 @@ def describe_error(error: BaseException) -> str:
     return make_printable(
         f"internal error: {type(error).__name__}{location}: {clip_text(str(error), 2000)}. Please report it"
     )
+
+
+def _is_current_directory_deleted() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return True
+    return False
 
 
 def report_failure(error: BaseException, log_path: str, log_format: str, program: str = RUNTIME_NAME) -> bool:
