@@ -19,7 +19,7 @@ from support.command_line import Command
 
 ROOT = Path(__file__).parents[2]
 NAMES = {"gpu-oci-runtime", "gpu-oci-hook"}
-ALIASES = {"nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-cdi-hook"}
+ALIASES = {"nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-cdi-hook", "nvidia-container-cli"}
 
 
 def test_install_writes_two_launchers_that_start(command: Command, tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_installing_again_changes_nothing(command: Command, tmp_path: Path) -> N
     before = {path.name: path.lstat() for path in (tmp_path / "bin").iterdir()}
     answer = command("install", "--prefix", tmp_path, "--aliases")
     assert answer.status == 0
-    assert answer.out.count("unchanged ") == 5
+    assert answer.out.count("unchanged ") == 6
     assert {path.name: path.lstat().st_mtime_ns for path in (tmp_path / "bin").iterdir()} == {
         name: status.st_mtime_ns for name, status in before.items()
     }

@@ -10,6 +10,7 @@ import sys
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats.program_names import (
     NVIDIA_CDI_HOOK,
+    NVIDIA_CONTAINER_CLI,
     NVIDIA_CTK,
     NVIDIA_PRESTART_HOOKS,
     PRECREATE,
@@ -55,6 +56,10 @@ def run_command_line(arguments: list[str], program: str = "gpu-oci-hook") -> int
         from gpu_oci_hook.hook.cdi_hook import run_hook
 
         return run_hook(hook_arguments)
+    if get_program_name(program) == NVIDIA_CONTAINER_CLI:
+        from gpu_oci_hook.cli.container_cli.run_command import run_container_cli
+
+        return _flush_stdout(run_container_cli(arguments))
     return _flush_stdout(_run_click(arguments, program))
 
 
@@ -63,6 +68,8 @@ def _extract_hook_arguments(arguments: list[str], program: str) -> list[str] | N
     name = get_program_name(program)
     if name == NVIDIA_CDI_HOOK:
         return arguments
+    if name == NVIDIA_CONTAINER_CLI:
+        return None
     if name in NVIDIA_PRESTART_HOOKS:
         return [PRESTART, *arguments]
     if name == NVIDIA_CTK:

@@ -39,8 +39,8 @@ from gpu_oci_hook.formats.program_names import is_launcher
 @click.option(
     "--aliases",
     is_flag=True,
-    help="Also link the aliases nvidia-container-runtime, nvidia-container-runtime-hook and nvidia-cdi-hook, which "
-    "engines look for.",
+    help="Also link the aliases nvidia-container-runtime, nvidia-container-runtime-hook, nvidia-cdi-hook and "
+    "nvidia-container-cli, which engines and other programs look for.",
 )
 @click.option("--force", is_flag=True, help="Replace existing files that gpu-oci-hook did not write.")
 @quiet_option

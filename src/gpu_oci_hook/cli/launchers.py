@@ -20,6 +20,7 @@ from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.formats.program_names import (
     HOOK_PROGRAM,
     NVIDIA_CDI_HOOK,
+    NVIDIA_CONTAINER_CLI,
     NVIDIA_PRESTART_HOOK,
     NVIDIA_RUNTIME,
     RUNTIME_PROGRAM,
@@ -30,6 +31,7 @@ ALIASES = {
     NVIDIA_RUNTIME: RUNTIME_PROGRAM,
     NVIDIA_PRESTART_HOOK: HOOK_PROGRAM,
     NVIDIA_CDI_HOOK: HOOK_PROGRAM,
+    NVIDIA_CONTAINER_CLI: HOOK_PROGRAM,
 }
 
 # Kernels before 5.1 cut a script's first line after 127 characters (BINPRM_BUF_SIZE in binfmts.h).

@@ -22,6 +22,7 @@ NVIDIA_RUNTIME = "nvidia-container-runtime"
 NVIDIA_PRESTART_HOOK = "nvidia-container-runtime-hook"
 NVIDIA_CDI_HOOK = "nvidia-cdi-hook"
 NVIDIA_CTK = "nvidia-ctk"
+NVIDIA_CONTAINER_CLI = "nvidia-container-cli"
 NVIDIA_PRESTART_HOOKS = (NVIDIA_PRESTART_HOOK, "nvidia-container-toolkit")
 _NVIDIA_CDI_HOOKS = (NVIDIA_CDI_HOOK, NVIDIA_CTK)
 

@@ -40,7 +40,8 @@ if TYPE_CHECKING:
     from gpu_oci_hook.host.gpus import MachineGpus
     from gpu_oci_hook.host.mig.mig_devices import MigDevices
     from gpu_oci_hook.host.root import Host
-    from gpu_oci_hook.model.machine import Cache, Gpu, Inventory
+    from gpu_oci_hook.model.machine import Cache, DeviceNode, Gpu, Inventory
+    from gpu_oci_hook.model.optional_devices import OptionalItems
     from gpu_oci_hook.model.plan_input import AbsentControlNode, ControlNode
     from gpu_oci_hook.model.request import Request
 
@@ -218,6 +219,32 @@ def gather_plan_input(
     Raises:
         Fault: something that was requested does not exist.
     """
+    control_nodes, absent_control_nodes, gpu_nodes, items = gather_nodes(machine, request, chosen, inventory)
+    return PlanInput(
+        request=request,
+        config=machine.config,
+        inventory=inventory,
+        gpus=machine.gpus,
+        chosen_gpus=chosen.gpus,
+        control_nodes=control_nodes,
+        absent_control_nodes=absent_control_nodes,
+        gpu_nodes=gpu_nodes,
+        optional_items=items,
+        container=container,
+    )
+
+
+def gather_nodes(
+    machine: Machine, request: Request, chosen: ChosenDevices, inventory: Inventory
+) -> tuple[list[ControlNode], list[AbsentControlNode], dict[int, DeviceNode], OptionalItems]:
+    """Gather the device nodes of the chosen devices and the optional items of the request.
+
+    Returns:
+        Control nodes, control nodes that cannot be given, nodes of GPUs by minor number, optional items.
+
+    Raises:
+        Fault: something that was requested does not exist.
+    """
     host, platform, problems = machine.host, machine.platform, machine.problems
     control_nodes: list[ControlNode] = []
     absent_control_nodes: list[AbsentControlNode] = []
@@ -239,18 +266,7 @@ def gather_plan_input(
         item_paths = {node.path for node, _ in items.nodes}
         control_nodes = [entry for entry in control_nodes if entry[1].path not in item_paths]
         absent_control_nodes = [entry for entry in absent_control_nodes if entry[1] not in item_paths]
-    return PlanInput(
-        request=request,
-        config=machine.config,
-        inventory=inventory,
-        gpus=machine.gpus,
-        chosen_gpus=chosen.gpus,
-        control_nodes=control_nodes,
-        absent_control_nodes=absent_control_nodes,
-        gpu_nodes=gpu_nodes,
-        optional_items=items,
-        container=container,
-    )
+    return control_nodes, absent_control_nodes, gpu_nodes, items
 
 
 def gather_container_facts(

@@ -61,7 +61,7 @@ def check_host_requirements(
         warnings.append(f"requirements are not checked: {request.requirements_disabled_by}")
         return
     subjects: list[Gpu | None] = [*chosen_gpus]
-    hosts = [_read_host_properties(platform, gpu, version) for gpu in subjects or [None]]
+    hosts = [read_host_properties(platform, gpu, version) for gpu in subjects or [None]]
     unknown = evaluate_requirements(request.requirements, hosts, warnings)
     if not unknown:
         return
@@ -87,7 +87,7 @@ def check_host_requirements(
         raise make_unknown_property_fault(request.requirements, hosts, unknown, reason)
 
 
-def _read_host_properties(platform: Platform | None, gpu: Gpu | None, version: str) -> HostProperties:
+def read_host_properties(platform: Platform | None, gpu: Gpu | None, version: str) -> HostProperties:
     """Read the values that constraints are checked against: the host's, with one of its GPUs or without."""
     label = f"GPU {gpu.index} ({gpu.model})" if gpu else "this host"
     if platform is not None:

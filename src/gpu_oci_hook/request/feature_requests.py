@@ -114,7 +114,7 @@ def _read_imex_channels(
             where=selectors[0][1],
             hint='Use "none" alone, or only the channels',
         )
-    request.imex_channels = tuple([_parse_imex_channels(selector, origin) for selector, origin in wanted])
+    request.imex_channels = tuple([parse_imex_channels(selector, origin) for selector, origin in wanted])
 
 
 def _find_channel_selectors(
@@ -141,8 +141,12 @@ def _find_channel_selectors(
     return [] if "void" in selectors else [(selector, origin) for selector in selectors], True
 
 
-def _parse_imex_channels(selector: str, origin: str) -> ImexChannelRange:
-    """Parse one selector of channels: a number, a range, or `all`; "channel" may stand before a number."""
+def parse_imex_channels(selector: str, origin: str) -> ImexChannelRange:
+    """Parse one selector of channels: a number, a range, or `all`; "channel" may stand before a number.
+
+    Raises:
+        Fault: it is none of these.
+    """
     if selector == "all":
         return ImexChannelRange(selector, origin, 0, LAST_IMEX_CHANNEL, is_all=True)
     first, dash, last = selector.removeprefix("channel").partition("-")

@@ -61,7 +61,7 @@ def read_mig_rights(request: Request, environment: Environment) -> tuple[tuple[s
                 where=origin,
                 hint="Run it privileged (--privileged, or securityContext.privileged in Kubernetes), or unset it",
             )
-        single = next((item.selector for item in request.device_requests if is_mig_selector(item.selector)), "")
+        single = find_mig_selector(request.device_requests)
         if single:
             raise Fault(
                 f'{variable} grants a right over whole GPUs, and the MIG device "{clip_text(single)}" is part of one',
@@ -70,6 +70,11 @@ def read_mig_rights(request: Request, environment: Environment) -> tuple[tuple[s
             )
         rights.append((right, origin))
     return tuple(rights)
+
+
+def find_mig_selector(device_requests: tuple[DeviceRequest, ...]) -> str:
+    """Return the first selector of a single MIG device, with which no right over all of them goes; "" if none is."""
+    return next((item.selector for item in device_requests if is_mig_selector(item.selector)), "")
 
 
 def describe_mig_right(right: str) -> str:

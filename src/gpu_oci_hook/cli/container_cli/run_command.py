@@ -1,0 +1,87 @@
+"""Run `nvidia-container-cli`: every failure is one line with its phase, and exit status 1.
+
+Import budget: cold.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from gpu_oci_hook.cli.container_cli.command_help import format_help, format_usage, format_version
+from gpu_oci_hook.cli.container_cli.command_line import (
+    COMMAND_OPTIONS,
+    CommandLine,
+    find_shown_text,
+    read_command_line,
+    read_list_options,
+)
+from gpu_oci_hook.cli.container_cli.option_parser import OptionFault, parse_command_line
+from gpu_oci_hook.errors import Fault, make_printable
+from gpu_oci_hook.formats.program_names import NVIDIA_CONTAINER_CLI
+from gpu_oci_hook.reporting.failure import describe_error
+
+_EXIT_FAILURE = 1  # also for a wrong command line (facts: container-cli-errors)
+
+
+def run_container_cli(words: Sequence[str]) -> int:
+    """Run one command and return its exit status.
+
+    Arguments:
+        words: the command line without the program.
+    """
+    command = ""
+    try:
+        if sys.stdout is None:
+            raise Fault("standard output is closed, so there is nowhere to print to")
+        line = read_command_line(words)
+        command = line.command
+        sys.stdout.write(_run_command(line))
+        return 0
+    except OptionFault as fault:
+        program = f"{NVIDIA_CONTAINER_CLI} {command}".strip()
+        return _fail(f"{fault}\nSee '{program} --help'")
+    except BrokenPipeError:
+        return _EXIT_FAILURE  # `list | grep -q` has seen enough
+    except Exception as error:
+        return _fail(describe_error(error))
+
+
+def _run_command(line: CommandLine) -> str:
+    """Run one command; return what it prints on standard output."""
+    if line.shown:
+        return _format_shown(line.shown, "")
+    parsed = parse_command_line(line.words, COMMAND_OPTIONS[line.command], stop_at_argument=False)
+    shown = find_shown_text(parsed)
+    if shown:
+        return _format_shown(shown, line.command)
+    if line.command == "info":
+        from gpu_oci_hook.cli.container_cli.machine_info import report_machine
+
+        if parsed.arguments:
+            raise OptionFault(f"unexpected argument {parsed.arguments[0]}")
+        return report_machine(line.options, as_csv=bool(parsed.options))
+    from gpu_oci_hook.cli.container_cli.list_components import list_components
+
+    paths, warnings = list_components(line.options, read_list_options(parsed))
+    for warning in warnings:
+        _print_stderr(f"warning: {warning}")
+    return "".join(f"{path}\n" for path in paths)
+
+
+def _format_shown(shown: str, command: str) -> str:
+    if shown == "version":
+        return format_version()
+    return format_help(command) if shown == "help" else format_usage(command)
+
+
+def _fail(text: str) -> int:
+    _print_stderr(text)
+    return _EXIT_FAILURE
+
+
+def _print_stderr(text: str) -> None:
+    if sys.stderr is not None:
+        for number, line in enumerate(text.split("\n")):
+            prefix = "" if number else f"{NVIDIA_CONTAINER_CLI}: "
+            print(f"{prefix}{make_printable(line)}", file=sys.stderr)
