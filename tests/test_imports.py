@@ -19,11 +19,13 @@ import pytest
 
 import gpu_oci_hook
 from gpu_oci_hook.cli.launchers import find_interpreter
+from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.simulate import host_tree
 from support import cdi_edits
 from support.bundles import DEV, PROC, Spec, container_spec, make_bundle, skip_or_fail, user_namespace_param
 
 SOURCE = Path(gpu_oci_hook.__file__).resolve().parents[1]
+PACKAGE = SOURCE / "gpu_oci_hook"
 
 # As `gpu-oci-hook install` writes it, but with a state directory of its own. With `dump` it writes the loaded modules
 # into that file instead of exec.
@@ -62,7 +64,7 @@ INJECTION = CREATE | {
 }  # fmt: skip
 INJECTION |= modules(
     """
-    shim.code_bundle
+    files.code_bundle
     inject.pipeline inject.gather inject.optional_items inject.requirements inject.device_links
     plan.build plan.devices plan.driver_params plan.files plan.library_mounts plan.layout plan.links
     plan.loader_files plan.mounting
@@ -320,16 +322,20 @@ def opened(machine: Machine, *words: str | Path, bare: bool = False) -> tuple[li
         [strace, "-f", "-y", "-e", "trace=open,openat,openat2,execve", "-o", trace, *command],
         env=machine.env, check=True, capture_output=True, timeout=60,
     )  # fmt: skip
+    before, became, _ = trace.read_text().partition('execve("/bin/true"')
+    return list_opened_paths(before), bool(became)
+
+
+def list_opened_paths(trace: str) -> list[str]:
+    """The paths in the output of `strace -f -y`, in their order."""
     found = []
-    for line in trace.read_text().splitlines():
+    for line in trace.splitlines():
         call = line.partition(" ")[2].strip()
-        if call.startswith("execve(") and '"/bin/true"' in call:
-            return found, True
         if call.startswith("open"):
             path = call.split('"')[1]
             above = call.partition("<")[2].partition(">")[0] if not path.startswith("/") else ""
             found.append(os.path.normpath(f"{above}/{path}" if above else path))
-    return found, False
+    return found
 
 
 def test_a_call_reads_nothing_but_our_own_code_and_the_one_cached_file(machine: Machine) -> None:
@@ -391,10 +397,127 @@ from gpu_oci_hook.cli import main
 main()
 """
 
+# With `dump` it writes the loaded modules into that file when it ends without having needed the full program.
+QUICK_LAUNCHER = """#!{python} -ISXutf8
+import sys
+sys.path += [{source!r}]
+from gpu_oci_hook.files import state_dir
+state_dir.DIRECTORY = {state!r}
+if {dump!r}:
+    import posix
+    def leave(status):
+        fd = posix.open({dump!r}, posix.O_WRONLY | posix.O_CREAT | posix.O_TRUNC, 0o600)
+        posix.write(fd, "\\n".join(sys.modules).encode())
+        end(status)
+    end, posix._exit = posix._exit, leave
+from gpu_oci_hook.cli import main
+main()
+"""
+
+# Loaded by a call of the prestart or precreate hook for a container that requests no GPU.
+QUICK_HOOK = {"gc", "_signal", "marshal", "posix"} | modules(
+    "cli hook.main hook.standard_streams files.read_regular files.state_dir"
+)
+
+
+class QuickHook:
+    """A bundle without a request, and the hooks as hooks.d calls them. Its configuration is cached."""
+
+    def __init__(self, machine: Machine, root: Path, name: str) -> None:
+        self.machine = machine
+        self.env = machine.env
+        self.dump = root / "modules"
+        self.trace = root / "trace"
+        self.program, self.plain_program = root / name, root / "plain" / name
+        self.plain_program.parent.mkdir()
+        for program, dump in ((self.program, str(self.dump)), (self.plain_program, "")):
+            text = QUICK_LAUNCHER.format(
+                python=find_interpreter(), source=str(SOURCE), state=str(machine.state), dump=dump
+            )
+            program.write_text(text)
+            program.chmod(0o755)
+        self.bundle = make_bundle(root / "b", container_spec())
+        self.state = json.dumps({"ociVersion": "1.0.2", "id": "x", "pid": 1, "bundle": str(self.bundle)}).encode()
+        self.call("prestart", self.program)  # caches the configuration
+
+    def read_input(self, command: str) -> bytes:
+        return (self.bundle / "config.json").read_bytes() if command == "precreate" else self.state
+
+    def call(self, command: str, *program: str | Path) -> bytes:
+        done = subprocess.run(
+            [*program, command], input=self.read_input(command), env=self.env, capture_output=True, timeout=60
+        )
+        assert (done.returncode, done.stderr) == (0, b"")
+        return done.stdout
+
+    def loaded(self, command: str) -> set[str]:
+        self.dump.unlink(missing_ok=True)
+        output = self.call(command, self.program)
+        assert output == (self.read_input(command) if command == "precreate" else b"")
+        assert self.dump.exists(), "the full program was needed"
+        return set(self.dump.read_text().split("\n")) - BARE
+
+    def opened(self, command: str) -> list[str]:
+        """The paths that a call opens, beyond those that the bare interpreter opens and our own code."""
+        strace = shutil.which("strace")
+        if strace is None:
+            skip_or_fail("what a hook opens; strace is not installed")
+        self.call(command, strace, "-f", "-y", "-e", "trace=open,openat,openat2", "-o", self.trace, self.plain_program)
+        bare, _ = opened(self.machine, bare=True)
+        found = list_opened_paths(self.trace.read_text())
+        assert found, "strace has seen nothing"
+        code = {str(SOURCE), str(self.plain_program)}
+        rest = [
+            path for path in found if path not in {*bare, *code} and PACKAGE not in (Path(path), *Path(path).parents)
+        ]
+        return [path for path in rest if not (os.path.isdir(path) and "/lib/python3." in path)]  # searched for modules
+
+
+QUICK_CALLS = [
+    ("gpu-oci-hook", "prestart"),
+    ("nvidia-container-runtime-hook", "prestart"),
+    ("gpu-oci-hook", "precreate"),
+    ("nvidia-container-runtime-hook", "poststop"),
+]
+
+
+@pytest.mark.parametrize(("name", "command"), QUICK_CALLS)
+def test_a_hook_that_asks_for_nothing_loads_its_allow_list_and_nothing_else(
+    name: str, command: str, machine: Machine, tmp_path: Path
+) -> None:
+    found = QuickHook(machine, tmp_path, name).loaded(command)
+    assert found <= QUICK_HOOK
+    assert {module for module in QUICK_HOOK if module.startswith("gpu_oci_hook")} <= found
+    assert not QUICK_HOOK & FORBIDDEN
+
+
+@pytest.mark.parametrize(("name", "command"), QUICK_CALLS)
+def test_a_hook_that_asks_for_nothing_reads_its_config_json_and_the_one_cached_file(
+    name: str, command: str, machine: Machine, tmp_path: Path
+) -> None:
+    hook = QuickHook(machine, tmp_path, name)
+    config = [str(hook.bundle / "config.json")] if command == "prestart" else []
+    memory = [str(machine.state), str(machine.state / "hook")] if command in ("prestart", "precreate") else []
+    assert hook.opened(command) == [*memory, *config]
+
+
+@pytest.mark.parametrize(("name", "command"), QUICK_CALLS)
+def test_without_a_config_file_a_hook_that_asks_for_nothing_reads_its_config_json_alone(
+    name: str, command: str, machine: Machine, tmp_path: Path
+) -> None:
+    if os.path.exists(state_dir.DEFAULT_CONFIG_PATH):
+        skip_or_fail(f"a machine without a config file; {state_dir.DEFAULT_CONFIG_PATH} exists")
+    hook = QuickHook(machine, tmp_path, name)
+    hook.env = {"PATH": "/usr/bin:/bin"}
+    config = [str(hook.bundle / "config.json")] if command == "prestart" else []
+    assert hook.opened(command) == config
+    assert hook.loaded(command) <= QUICK_HOOK
+
+
 # Loaded by our hook for every container.
 HOOK = {name for name in INJECTION if not name.startswith("gpu_oci_hook")} | modules(
     """
-    cli
+    cli hook.main hook.standard_streams
     hook.cdi_hook hook.arguments hook.called_container hook.loader_steps hook.link_steps
     plan.layout plan.loader_files
     container.image
@@ -505,7 +628,7 @@ def join_modules(*sets: set[str] | str) -> set[str]:
 
 # Budget to its modules; a module that is in several has the first.
 BUDGETS = {
-    "pass-through": join_modules(CREATE, RARE["pass-through"]),
+    "pass-through": join_modules(CREATE, QUICK_HOOK, RARE["pass-through"]),
     "GPU container": join_modules(INJECTION, MIG, KEPT, *OPTIONAL.values(), RARE["GPU container"]),
     "CDI": CDI,
     "hook": join_modules(HOOK, *HOOK_STEPS.values(), RARE["hook"]),
@@ -517,7 +640,6 @@ IMPORTABLE = {
     "CDI": {"pass-through", "GPU container", "CDI"},
     "hook": {"pass-through", "GPU container", "CDI", "hook"},
 }
-PACKAGE = SOURCE / "gpu_oci_hook"
 SOURCES = {
     ".".join(path.relative_to(SOURCE).with_suffix("").parts).removesuffix(".__init__"): path
     for path in sorted(PACKAGE.rglob("*.py"))

@@ -31,7 +31,6 @@ from gpu_oci_hook.files import read_regular
 from gpu_oci_hook.files.read_regular import read_config_json
 from gpu_oci_hook.formats.fastjson import parse_config_json
 from gpu_oci_hook.reporting import failure
-from gpu_oci_hook.shim import main
 from gpu_oci_hook.simulate import host_tree
 from support.bundles import (
     DEV,
@@ -330,7 +329,7 @@ def test_any_bytes_in_config_json(world: World, data: st.DataObject) -> None:
         (directory / "config.json").write_bytes(text)
         found = read_config_json(str(directory / "config.json"))
         assert found == text
-        if read_regular.has_trigger(text, main.TRIGGERS):
+        if read_regular.has_trigger(text, read_regular.TRIGGERS):
             world.start(directory)
 
 

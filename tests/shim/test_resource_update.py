@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from gpu_oci_hook.files.read_regular import TRIGGERS
 from gpu_oci_hook.shim import resource_update
-from gpu_oci_hook.shim.main import TRIGGERS
 
 DENY_ALL = {"allow": False, "access": "rwm"}
 GPU_RULE = {"allow": True, "type": "c", "major": 195, "minor": 0, "access": "rw"}

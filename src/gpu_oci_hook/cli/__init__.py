@@ -1,22 +1,14 @@
 """The entry point of `gpu-oci-hook`: every failure ends as one line on stderr, never as a traceback.
 
-Import budget: hook.
+Import budget: pass-through.
 """
 
-from __future__ import annotations
+# A hook that has nothing to do ends in `hook.main`. So everything else is imported where it is used, and
+# `from __future__ import annotations` would be one more file to load.
 
 import sys
 
-from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.formats.program_names import (
-    NVIDIA_CDI_HOOK,
-    NVIDIA_CONTAINER_CLI,
-    NVIDIA_CTK,
-    NVIDIA_PRESTART_HOOKS,
-    PRECREATE,
-    PRESTART,
-    get_program_name,
-)
+from gpu_oci_hook.hook.main import answer_hook_call
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -33,14 +25,22 @@ def main(arguments: list[str] | None = None) -> None:
     Arguments:
         arguments: the command line without the program; default: that of the process.
     """
+    stdin = None
     if arguments is None:
         arguments = sys.argv[1:]
+        try:
+            stdin = answer_hook_call(sys.argv[0], arguments)
+        except Exception as error:
+            from gpu_oci_hook.hook.cdi_hook import report_hook_failure
+
+            report_hook_failure(error)
+            sys.exit(EXIT_FAILURE)
     hook_arguments = _extract_hook_arguments(arguments, sys.argv[0])
     if hook_arguments is not None:
         # Container runtimes call the hook at every container start, so click is not imported for it.
         from gpu_oci_hook.hook.cdi_hook import run_hook_and_exit
 
-        run_hook_and_exit(hook_arguments)
+        run_hook_and_exit(hook_arguments, stdin)
     sys.exit(run_command_line(arguments, sys.argv[0]))
 
 
@@ -56,6 +56,8 @@ def run_command_line(arguments: list[str], program: str = "gpu-oci-hook") -> int
         from gpu_oci_hook.hook.cdi_hook import run_hook
 
         return run_hook(hook_arguments)
+    from gpu_oci_hook.formats.program_names import NVIDIA_CONTAINER_CLI, get_program_name
+
     if get_program_name(program) == NVIDIA_CONTAINER_CLI:
         from gpu_oci_hook.cli.container_cli.run_command import run_container_cli
 
@@ -65,6 +67,16 @@ def run_command_line(arguments: list[str], program: str = "gpu-oci-hook") -> int
 
 def _extract_hook_arguments(arguments: list[str], program: str) -> list[str] | None:
     """Return a hook's name and flags, None if the command line calls no hook."""
+    from gpu_oci_hook.formats.program_names import (
+        NVIDIA_CDI_HOOK,
+        NVIDIA_CONTAINER_CLI,
+        NVIDIA_CTK,
+        NVIDIA_PRESTART_HOOKS,
+        PRECREATE,
+        PRESTART,
+        get_program_name,
+    )
+
     name = get_program_name(program)
     if name == NVIDIA_CDI_HOOK:
         return arguments
@@ -87,6 +99,9 @@ def _extract_hook_arguments(arguments: list[str], program: str) -> list[str] | N
 
 
 def _run_click(arguments: list[str], program: str) -> int:
+    from gpu_oci_hook.errors import Fault
+    from gpu_oci_hook.formats.program_names import get_program_name
+
     try:
         _refuse_other_toolkit_names(get_program_name(program))
         if sys.stdout is None:
@@ -101,7 +116,7 @@ def _run_click(arguments: list[str], program: str) -> int:
         return EXIT_FAILURE
 
 
-def _run_root_command(root_command: click.Command, arguments: list[str]) -> int:
+def _run_root_command(root_command: "click.Command", arguments: list[str]) -> int:
     """Run a command and return its exit status. A wrong command line is one line of ours and how to get help."""
     import click
 
@@ -125,6 +140,8 @@ def _explain_missing_package(error: Exception) -> Exception:
     """Return a fault for a Python package that is not installed, other errors unchanged."""
     if not isinstance(error, ModuleNotFoundError) or (error.name or "").startswith("gpu_oci_hook"):
         return error
+    from gpu_oci_hook.errors import Fault
+
     return Fault(f"the command line needs the Python package {error.name}", hint="Install it for this Python")
 
 
@@ -134,6 +151,9 @@ def _refuse_other_toolkit_names(name: str) -> None:
     Raises:
         Fault: the name is one of these programs'.
     """
+    from gpu_oci_hook.errors import Fault
+    from gpu_oci_hook.formats.program_names import NVIDIA_CTK
+
     if name == NVIDIA_CTK:
         raise Fault(
             f"{name}: gpu-oci-hook replaces only its hooks (nvidia-ctk hook NAME)",

@@ -1,4 +1,4 @@
-"""Build the files from which the shim loads its modules: see `shim.code_bundle`.
+"""Build the files from which the shim loads its modules: see `files.code_bundle`.
 
 Import budget: cold.
 """
@@ -10,7 +10,7 @@ import marshal
 import os
 from typing import TYPE_CHECKING
 
-from gpu_oci_hook.shim.code_bundle import (
+from gpu_oci_hook.files.code_bundle import (
     BUNDLE_PATH,
     BUNDLE_STAMP,
     HASH_SIZE,
@@ -24,7 +24,7 @@ from gpu_oci_hook.shim.code_bundle import (
 if TYPE_CHECKING:
     from types import CodeType
 
-    from gpu_oci_hook.shim.code_bundle import IndexEntry, ModuleEntry
+    from gpu_oci_hook.files.code_bundle import IndexEntry, ModuleEntry
 
 # The modules of a start with all capabilities.
 BUNDLED_MODULES = (

@@ -25,6 +25,12 @@ MAX_CONFIG_SIZE: Final = 1 << 20
 """Greatest size of a config file in bytes."""
 
 
+def list_request_words(config: Config) -> tuple[bytes, ...]:
+    """List the words by which a config.json shows requests that the configuration adds to `read_regular.TRIGGERS`."""
+    prefixes = [f'"{prefix}'.encode() for prefix in config.annotation_prefixes]
+    return (*prefixes, *[f"{name}=".encode() for name in config.device_variables])
+
+
 def find_config_path() -> str:
     """Return the path of the config file: GPU_OCI_HOOK_CONFIG, else /etc/gpu-oci-hook/config.toml."""
     return os.environ.get("GPU_OCI_HOOK_CONFIG") or DEFAULT_PATH

@@ -12,6 +12,17 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+# A container that requests a GPU has one of these in its config.json. An engine that escaped plain ASCII letters would
+# hide them, and the container would start without a GPU; none does. `config.load.list_request_words` has those that the
+# configuration adds.
+REQUEST_TRIGGERS = (
+    b"NVIDIA_VISIBLE_DEVICES", b"CUDA_VERSION", b"nvidia-container-devices",
+    b"/gpu-oci-hook/",  # in the mounts of a kept bundle, from which an earlier injection is removed
+)  # fmt: skip
+# Hooks that inject GPUs by themselves, as files with these names. They are removed where config.json can be changed.
+HOOK_TRIGGERS = (b"nvidia-container-runtime-hook", b"nvidia-container-toolkit")
+TRIGGERS = (*REQUEST_TRIGGERS, *HOOK_TRIGGERS)
+
 PROC_SELF_FD = "/proc/self/fd"  # the host's /proc: opens an inode again without its name
 CONFIG_JSON_LIMIT = 32 << 20
 

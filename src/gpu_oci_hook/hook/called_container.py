@@ -17,6 +17,7 @@ from gpu_oci_hook.files.read_regular import read_config_json
 from gpu_oci_hook.files.rootfs import Rootfs, read_rootfs_path
 from gpu_oci_hook.formats.fastjson import parse_config_json, parse_json
 from gpu_oci_hook.formats.oci import get_list, get_member
+from gpu_oci_hook.hook.standard_streams import STATE_SIZE_LIMIT, read_input
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from gpu_oci_hook.files.directory import Directory
     from gpu_oci_hook.plan.layout import Layout
 
-STATE_SIZE_LIMIT = 4 << 20  # it has the container's annotations, of which Kubernetes allows 256 KiB
 PROBE_NAME = ".gpu-oci-hook"  # a name that nothing is mounted on
 _STATE_HINT = "Let a runtime call this hook, or pipe the output of `runc state ID` into it"
 
@@ -120,7 +120,7 @@ def read_container(state_fd: int) -> Container:
     Raises:
         Fault: the state is missing or invalid, or the bundle or the root file system cannot be used.
     """
-    state = _read_state(state_fd)
+    state = parse_state(read_state(state_fd))
     state_root = state.get("root")  # only crun's state has it, with the value of the bundle's config.json
     bundle, is_guess = _find_bundle(state, state_root)
     path = f"{bundle}/config.json"
@@ -149,48 +149,38 @@ def read_container(state_fd: int) -> Container:
     return Container(bundle, spec, rootfs)
 
 
-def read_bundle_and_pid(state_fd: int) -> tuple[str, int]:
-    """Return the bundle's directory and the process in the OCI state that can be read from a descriptor.
+def find_bundle_and_pid(state: dict[str, object]) -> tuple[str, int]:
+    """Return the bundle's directory and the process in a container's state.
 
     Returns:
         The process is 0 where the state has none.
 
     Raises:
-        Fault: the state is missing or invalid, or has no bundle.
+        Fault: the state has no bundle.
     """
-    state = _read_state(state_fd)
     pid = state.get("pid")
     return _find_bundle(state, state.get("root"))[0], pid if type(pid) is int and pid > 0 else 0
 
 
-def drain_state(state_fd: int) -> None:
-    """Read and discard the state, for a hook that does not need it.
+def read_state(state_fd: int) -> bytes:
+    """Read the container's state from a descriptor.
 
-    crun up to 1.8 fails a start ("Broken pipe") when a hook ends without reading its stdin. A terminal is not read,
-    and reading stops at the size limit of a state.
+    Raises:
+        Fault: it cannot be read.
     """
-    remaining = STATE_SIZE_LIMIT
     try:
-        while remaining > 0 and not os.isatty(state_fd):
-            chunk = os.read(state_fd, 65536)
-            if not chunk:
-                return
-            remaining -= len(chunk)
-    except OSError:
-        pass  # closed: no writer waits for us
-
-
-def _read_state(state_fd: int) -> dict[str, object]:
-    data = b""
-    try:
-        while len(data) <= STATE_SIZE_LIMIT:
-            chunk = os.read(state_fd, STATE_SIZE_LIMIT + 1 - len(data))
-            if not chunk:
-                break
-            data += chunk
+        return read_input(state_fd, STATE_SIZE_LIMIT)
     except OSError as error:
         reason = describe_os_error(error)
         raise Fault(f"cannot read the container's state: {reason}", where="standard input", hint=_STATE_HINT) from None
+
+
+def parse_state(data: bytes) -> dict[str, object]:
+    """Parse the container's state.
+
+    Raises:
+        Fault: it is empty, too large, or not an object.
+    """
     if len(data) > STATE_SIZE_LIMIT:
         raise Fault(f"the container's state is larger than {STATE_SIZE_LIMIT >> 20} MiB", where="standard input")
     if not data.strip():
@@ -210,7 +200,7 @@ def _find_bundle(state: dict[str, object], state_root: object) -> tuple[str, boo
     crun leaves the bundle's path empty and runs the hook in the bundle. It is recognised by the key "root", which only
     crun writes. Any other runtime may run the hook in the root file system, whose config.json would be the image's.
     """
-    bundle = state.get("bundle")
+    bundle = state.get("bundle", state.get("bundlePath"))  # the second one until version 1.0 of the specification
     if bundle in (None, "") and isinstance(state_root, str) and state_root:
         try:
             return os.getcwd(), True

@@ -24,20 +24,21 @@ if TYPE_CHECKING:
     from gpu_oci_hook.hook.called_container import Container
 
 
-def run_hook_and_exit(arguments: list[str]) -> None:
+def run_hook_and_exit(arguments: list[str], stdin: bytes | None = None) -> None:
     """Run one hook and end the process.
 
     Arguments:
         arguments: the hook's name and its flags.
+        stdin: what was read from standard input; None if nothing was.
     """
     gc.disable()  # a process of 20 ms has nothing to collect
     if _signal.getsignal(_signal.SIGINT) is _signal.default_int_handler:
         _signal.signal(_signal.SIGINT, _signal.SIG_DFL)
-    os._exit(run_hook(arguments))  # nothing is buffered, and finalising the interpreter costs a millisecond
+    os._exit(run_hook(arguments, stdin))  # nothing is buffered, and finalising the interpreter costs a millisecond
 
 
-def run_hook(arguments: list[str]) -> int:
-    """Run one hook and return its exit status."""
+def run_hook(arguments: list[str], stdin: bytes | None = None) -> int:
+    """Run one hook and return its exit status; arguments as for `run_hook_and_exit`."""
     log, bundle = _find_log_option(arguments), ""
     try:
         if arguments[:1] == [CREATE_CONTAINER]:
@@ -52,20 +53,17 @@ def run_hook(arguments: list[str]) -> int:
         elif arguments[:1] == [PRESTART]:
             from gpu_oci_hook.hook.prestart_hook import run_prestart_hook
 
-            notes = run_prestart_hook(arguments[1:])
+            notes = run_prestart_hook(arguments[1:], stdin)
         elif arguments == [PRECREATE]:
             from gpu_oci_hook.hook.precreate_hook import run_precreate_hook
 
-            notes = run_precreate_hook(0, 1)
+            notes = run_precreate_hook(0, 1, stdin)
         else:
             from gpu_oci_hook.hook.nvidia_hooks import run_nvidia_hook
 
             notes = run_nvidia_hook(arguments)
     except Exception as error:
-        from gpu_oci_hook.reporting.failure import report_failure, save_hook_failure
-
-        if not report_failure(error, log, "text", HOOK_PROGRAM):
-            save_hook_failure(error, HOOK_PROGRAM, bundle)
+        report_hook_failure(error, log, bundle)
         return 1
     if notes:
         from gpu_oci_hook.reporting.failure import report_warning
@@ -73,6 +71,14 @@ def run_hook(arguments: list[str]) -> int:
         for note in notes:
             report_warning(note, log, "text", HOOK_PROGRAM)
     return 0
+
+
+def report_hook_failure(error: Exception, log: str = "", bundle: str = "") -> None:
+    """Write the reason of a failure to stderr, and to a log."""
+    from gpu_oci_hook.reporting.failure import report_failure, save_hook_failure
+
+    if not report_failure(error, log, "text", HOOK_PROGRAM):
+        save_hook_failure(error, HOOK_PROGRAM, bundle)
 
 
 def run_create_container(arguments: HookArguments, container: Container) -> None:

@@ -23,7 +23,7 @@ from gpu_oci_hook.formats.architectures import ARCHITECTURES
 from gpu_oci_hook.formats.oci import get_list, get_member
 from gpu_oci_hook.formats.program_names import find_nvidia_hook_arguments
 from gpu_oci_hook.hook.arguments import parse_flags, parse_link_flag
-from gpu_oci_hook.hook.called_container import drain_state, read_container
+from gpu_oci_hook.hook.called_container import read_container
 from gpu_oci_hook.hook.link_steps import create_links, list_mount_destinations
 from gpu_oci_hook.hook.loader_steps import (
     choose_board_compat,
@@ -32,6 +32,7 @@ from gpu_oci_hook.hook.loader_steps import (
     start_library_search,
     write_loader_files,
 )
+from gpu_oci_hook.hook.standard_streams import drain_state
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -14,10 +14,12 @@ import os
 
 from gpu_oci_hook.errors import Fault, describe_os_error
 from gpu_oci_hook.files import state_dir
-from gpu_oci_hook.files.read_regular import CONFIG_JSON_LIMIT, UnusableFileError, read_fd
+from gpu_oci_hook.files.read_regular import CONFIG_JSON_LIMIT
 from gpu_oci_hook.formats.fastjson import parse_config_json
 from gpu_oci_hook.formats.oci import get_list, get_member
-from gpu_oci_hook.inject.pipeline import load_config_for_request, make_edits, prepare_injection
+from gpu_oci_hook.hook.hook_config import load_hook_config
+from gpu_oci_hook.hook.standard_streams import read_input, write_config_json
+from gpu_oci_hook.inject.pipeline import make_edits, prepare_injection
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -29,24 +31,28 @@ _CALLER_HINT = "Let podman or CRI-O call this hook"
 _ENGINE_FILES = ("/run/.containerenv", "/etc/hostname", "/etc/hosts")
 
 
-def run_precreate_hook(input_fd: int, output_fd: int) -> list[str]:
+def run_precreate_hook(input_fd: int, output_fd: int, config_json: bytes | None = None) -> list[str]:
     """Read a config.json, make the edits of the plan, and write it; return notes for the log.
 
     A config.json that stays as it is is written byte by byte.
 
+    Arguments:
+        config_json: what was read from the input; None if nothing was.
+
     Raises:
         Fault: it cannot be read, or the container requests something that it cannot have. Nothing is written.
     """
-    data = _read_all(input_fd)
+    data = _read_config_json(input_fd) if config_json is None else config_json
+    _check_size(data)
     spec = parse_config_json(data, _STDIN)
-    config = load_config_for_request(spec)
+    config = load_hook_config(spec)
     notes: list[str] = []
     if config is not None:
         outcome = prepare_injection(spec, config, find_bundle(spec), state_dir.StateCache())
         notes = outcome.plan.warnings
         content, _ = make_edits(outcome, spec, _STDIN, data)
         data = content or data
-    _write_all(output_fd, data)
+    write_config_json(output_fd, data)
     return notes
 
 
@@ -69,21 +75,17 @@ def find_bundle(spec: Object) -> str:
     return os.path.dirname(root.rstrip("/"))
 
 
-def _read_all(fd: int) -> bytes:
+def _read_config_json(fd: int) -> bytes:
     try:
-        data = read_fd(fd, CONFIG_JSON_LIMIT)
-    except (OSError, UnusableFileError) as error:
+        return read_input(fd, CONFIG_JSON_LIMIT)
+    except OSError as error:
         what = f"the config.json cannot be read: {describe_os_error(error)}"
         raise Fault(what, where=_STDIN, hint=_CALLER_HINT) from None
+
+
+def _check_size(data: bytes) -> None:
     if not data.strip():
         raise Fault("no config.json", where=_STDIN, hint=_CALLER_HINT)
-    return data
-
-
-def _write_all(fd: int, data: bytes) -> None:
-    try:
-        while data:
-            data = data[os.write(fd, data) :]
-    except OSError as error:
-        what = f"the config.json cannot be written: {describe_os_error(error, writing=True)}"
-        raise Fault(what, where="standard output") from None
+    if len(data) > CONFIG_JSON_LIMIT:
+        what = f"the config.json cannot be read: it is larger than {CONFIG_JSON_LIMIT >> 20} MiB"
+        raise Fault(what, where=_STDIN, hint=_CALLER_HINT)

@@ -17,44 +17,45 @@ from gpu_oci_hook.files.read_regular import read_config_json
 from gpu_oci_hook.files.rootfs import Rootfs
 from gpu_oci_hook.formats.fastjson import parse_config_json
 from gpu_oci_hook.formats.program_names import NVIDIA_PRESTART_HOOK, PRESTART
-from gpu_oci_hook.hook.called_container import Container, drain_state, read_bundle_and_pid
+from gpu_oci_hook.hook.called_container import Container, find_bundle_and_pid, parse_state, read_state
+from gpu_oci_hook.hook.hook_config import load_hook_config
+from gpu_oci_hook.hook.main import IDLE_COMMANDS, find_nvidia_command
+from gpu_oci_hook.hook.standard_streams import drain_state
 from gpu_oci_hook.inject.device_links import make_device_links
-from gpu_oci_hook.inject.pipeline import load_config_for_request, prepare_injection
+from gpu_oci_hook.inject.pipeline import prepare_injection
 from gpu_oci_hook.model.edits import AddDeviceRule, DropHook
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from gpu_oci_hook.model.outcome import Outcome
 
-# Commands of NVIDIA's program that do nothing.
-_IDLE_COMMANDS = ("poststart", "poststop")
 
-
-def run_prestart_hook(arguments: list[str]) -> list[str]:
+def run_prestart_hook(arguments: list[str], state_data: bytes | None = None) -> list[str]:
     """Inject the GPUs that the container requests and may have; return notes for the log.
 
     Arguments:
         arguments: the command line of NVIDIA's program, without its name.
+        state_data: what was read from standard input; None if nothing was.
 
     Raises:
         Fault: it cannot have them, its request is invalid, or the arguments name no command.
     """
-    command = next((argument for argument in reversed(arguments) if not argument.startswith("-")), "")
-    if command in _IDLE_COMMANDS:
+    command = find_nvidia_command(arguments)
+    if command in IDLE_COMMANDS:
         drain_state(0)
         return []
     if command != PRESTART:
         raise Fault(
             f"{NVIDIA_PRESTART_HOOK}: no such command: {command or 'none was given'}",
-            hint=f"Use {PRESTART}, {' or '.join(_IDLE_COMMANDS)}",
+            hint=f"Use {PRESTART}, {' or '.join(IDLE_COMMANDS)}",
         )
-    bundle, pid = read_bundle_and_pid(0)
+    bundle, pid = find_bundle_and_pid(parse_state(read_state(0) if state_data is None else state_data))
     path = f"{bundle}/config.json"
     data = read_config_json(path)
     if data is None:
         raise Fault("the bundle has no config.json", where=path)
     spec = parse_config_json(data, path)
-    config = load_config_for_request(spec)
+    config = load_hook_config(spec)
     if config is None:
         return []
     outcome = prepare_injection(spec, config, bundle, state_dir.StateCache())

@@ -11,7 +11,7 @@ import os
 import sys
 
 from gpu_oci_hook.config.keys import Config
-from gpu_oci_hook.config.load import find_config_path, load_config
+from gpu_oci_hook.config.load import find_config_path, list_request_words, load_config
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files.read_regular import read_regular_head
 from gpu_oci_hook.files.state_dir import get_file_signature, read_state, write_state
@@ -50,11 +50,11 @@ def resolve_runtime(path: str, entries: CachedRuntimes, base_triggers: tuple[byt
     key = (path, os.environ.get("PATH"))
     parsed: object = None
     defaults = Config()
-    candidates, words = defaults.low_level, _list_request_words(defaults)
+    candidates, words = defaults.low_level, list_request_words(defaults)
     try:
         loaded = load_config(path)
         parsed = loaded.to_data()
-        candidates, words = loaded.low_level, _list_request_words(loaded)
+        candidates, words = loaded.low_level, list_request_words(loaded)
     except Fault:
         if key in entries:
             candidates = (entries[key][1], *candidates)
@@ -68,12 +68,6 @@ def resolve_runtime(path: str, entries: CachedRuntimes, base_triggers: tuple[byt
         while len(entries) > _MAX_CACHED_RUNTIMES:
             del entries[next(iter(entries))]
     return entry
-
-
-def _list_request_words(config: Config) -> list[bytes]:
-    """List the words by which a config.json shows requests that the configuration adds."""
-    prefixes = [f'"{prefix}'.encode() for prefix in config.annotation_prefixes]
-    return [*prefixes, *[f"{name}=".encode() for name in config.device_variables]]
 
 
 def _record_runtime(runtime: str) -> tuple[str, ...]:

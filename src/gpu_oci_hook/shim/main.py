@@ -38,15 +38,6 @@ CREATE_VALUE_FLAGS = ("bundle", "config", "console-socket", "pid-file", "pidfd-s
 CREATE_SHORT_FLAGS = {"b": "bundle", "f": "config"}
 CREATE_SHORT_SWITCHES = "d"
 
-# A container that asks for a GPU has one of these in its config.json. An engine that escaped plain ASCII letters would
-# hide them, and the container would start without a GPU; none does. `shim.low_level_runtime` adds the annotation
-# prefixes of the configuration.
-TRIGGERS = (
-    b"NVIDIA_VISIBLE_DEVICES", b"CUDA_VERSION", b"nvidia-container-devices",
-    b"nvidia-container-runtime-hook", b"nvidia-container-toolkit",  # hooks that inject GPUs are removed
-    b"/gpu-oci-hook/",  # in the mounts of a kept bundle, from which an earlier injection is removed
-)  # fmt: skip
-
 # Its value is the process that has become the low-level runtime. A wrapper script in runc's place that calls this
 # program again would otherwise loop for ever, and the files do not show that.
 LOOP_GUARD_VARIABLE = "GPU_OCI_HOOK_PROCESS"
@@ -185,9 +176,10 @@ def load_runtime() -> CachedRuntime:
         and entry[2] == get_file_signature(entry[1])
     ):
         return entry
-    from gpu_oci_hook.shim.code_bundle import use_code_bundle
+    from gpu_oci_hook.files.code_bundle import use_code_bundle
 
     use_code_bundle()
+    from gpu_oci_hook.files.read_regular import TRIGGERS
     from gpu_oci_hook.shim.low_level_runtime import resolve_runtime
 
     entry = resolve_runtime(path, entries, TRIGGERS)
@@ -296,7 +288,7 @@ def main() -> None:
             path = call.config_json_path()
             data = None if is_oversized_without_triggers(path, entry[4]) else read_config_json(path)
             if data is not None and has_trigger(data, entry[4]):
-                from gpu_oci_hook.shim.code_bundle import use_code_bundle
+                from gpu_oci_hook.files.code_bundle import use_code_bundle
 
                 use_code_bundle()
                 reserve = _reserve_descriptor()

@@ -14,14 +14,14 @@ import pytest
 
 import gpu_oci_hook
 from gpu_oci_hook.cli import code_bundle_builder
-from gpu_oci_hook.shim import code_bundle
+from gpu_oci_hook.files import code_bundle
 from test_imports import CREATE, INJECTION
 
 PACKAGE = Path(gpu_oci_hook.__file__).resolve().parent
 LOADERS = """
 import sys
 sys.path.insert(0, {source!r})
-from gpu_oci_hook.shim import code_bundle
+from gpu_oci_hook.files import code_bundle
 code_bundle.use_code_bundle()
 from gpu_oci_hook.inject import pipeline
 from gpu_oci_hook.host import root
@@ -137,7 +137,7 @@ def test_every_module_loads_from_the_two_files(copy: Path) -> None:
     code = f"""
 import importlib, sys
 sys.path.insert(0, {str(copy.parent)!r})
-from gpu_oci_hook.shim import code_bundle
+from gpu_oci_hook.files import code_bundle
 code_bundle.use_code_bundle()
 finder = sys.meta_path[0]
 finder.find_spec("gpu_oci_hook.none")
@@ -145,7 +145,7 @@ for name in (*finder._entries, *finder._index):
     module = importlib.import_module(name)
     loader = type(module.__spec__.loader).__name__
     assert loader == "BundleFinder" or name in {{"gpu_oci_hook.files", "gpu_oci_hook.files.read_regular",
-        "gpu_oci_hook.shim", "gpu_oci_hook.shim.code_bundle"}}, (name, loader)
+        "gpu_oci_hook.shim", "gpu_oci_hook.files.code_bundle"}}, (name, loader)
 print(len(finder._entries) + len(finder._index))
 """
     done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=False)
@@ -205,6 +205,6 @@ def test_without_the_file_everything_loads_as_ever(copy: Path) -> None:
 def test_its_modules_are_those_of_a_container_with_every_capability() -> None:
     # What only some containers need.
     some = {"inject.requirements", "host.model_tables", "request.require_variables", "request.require_expressions"}
-    some |= {"shim.code_bundle"}
+    some |= {"files.code_bundle"}
     ours = {name.removeprefix("gpu_oci_hook.") for name in INJECTION - CREATE if name.startswith("gpu_oci_hook")}
     assert set(code_bundle_builder.BUNDLED_MODULES) == ours - some
