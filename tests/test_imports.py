@@ -416,7 +416,7 @@ main()
 
 # Loaded by a call of the prestart or precreate hook for a container that requests no GPU.
 QUICK_HOOK = {"gc", "_signal", "marshal", "posix"} | modules(
-    "cli hook.main hook.standard_streams files.read_regular files.state_dir"
+    "cli hook.quick_answer hook.standard_streams files.read_regular files.state_dir"
 )
 
 
@@ -517,7 +517,7 @@ def test_without_a_config_file_a_hook_that_asks_for_nothing_reads_its_config_jso
 # Loaded by our hook for every container.
 HOOK = {name for name in INJECTION if not name.startswith("gpu_oci_hook")} | modules(
     """
-    cli hook.main hook.standard_streams
+    cli hook.quick_answer hook.standard_streams
     hook.cdi_hook hook.arguments hook.called_container hook.loader_steps hook.link_steps
     plan.layout plan.loader_files
     container.image

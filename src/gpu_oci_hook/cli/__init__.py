@@ -3,12 +3,12 @@
 Import budget: pass-through.
 """
 
-# A hook that has nothing to do ends in `hook.main`. So everything else is imported where it is used, and
+# A hook that has nothing to do ends in `hook.quick_answer`. So everything else is imported where it is used, and
 # `from __future__ import annotations` would be one more file to load.
 
 import sys
 
-from gpu_oci_hook.hook.main import answer_hook_call
+from gpu_oci_hook.hook.quick_answer import answer_hook_call
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Load the configuration for a prestart or precreate hook, and cache it for `hook.main` and the next call.
+"""Load the configuration for a prestart or precreate hook, and cache it for `hook.quick_answer` and the next call.
 
 Import budget: cold.
 """
@@ -10,7 +10,7 @@ import time
 
 from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.files import state_dir
-from gpu_oci_hook.hook.main import BUILD_STAMP, CACHE_NAME, find_cached_config, load_cached_configs
+from gpu_oci_hook.hook.quick_answer import BUILD_STAMP, CACHE_NAME, find_cached_config, load_cached_configs
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:

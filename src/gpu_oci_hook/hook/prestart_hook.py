@@ -19,7 +19,7 @@ from gpu_oci_hook.formats.fastjson import parse_config_json
 from gpu_oci_hook.formats.program_names import NVIDIA_PRESTART_HOOK, PRESTART
 from gpu_oci_hook.hook.called_container import Container, find_bundle_and_pid, parse_state, read_state
 from gpu_oci_hook.hook.hook_config import load_hook_config
-from gpu_oci_hook.hook.main import IDLE_COMMANDS, find_nvidia_command
+from gpu_oci_hook.hook.quick_answer import IDLE_COMMANDS, find_nvidia_command
 from gpu_oci_hook.hook.standard_streams import drain_state
 from gpu_oci_hook.inject.device_links import make_device_links
 from gpu_oci_hook.inject.pipeline import prepare_injection

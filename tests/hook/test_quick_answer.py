@@ -16,7 +16,7 @@ from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.config.load import list_request_words
 from gpu_oci_hook.files import read_regular
 from gpu_oci_hook.formats.program_names import NVIDIA_PRESTART_HOOKS, PRECREATE, PRESTART
-from gpu_oci_hook.hook import main
+from gpu_oci_hook.hook import quick_answer
 from gpu_oci_hook.hook.called_container import find_bundle_and_pid, parse_state
 from gpu_oci_hook.hook.standard_streams import find_state_bundle
 from support import cdi_edits
@@ -69,9 +69,9 @@ def scene(tmp_path: Path, shared_host: SharedHost) -> Scene:
 
 
 def test_the_names_are_those_of_the_full_program() -> None:
-    assert (main.PRESTART, main.PRECREATE) == (PRESTART, PRECREATE)
+    assert (quick_answer.PRESTART, quick_answer.PRECREATE) == (PRESTART, PRECREATE)
     assert {name.decode() for name in read_regular.HOOK_TRIGGERS} == set(NVIDIA_PRESTART_HOOKS)
-    assert list_request_words(Config()) == main.DEFAULT_REQUEST_WORDS
+    assert list_request_words(Config()) == quick_answer.DEFAULT_REQUEST_WORDS
 
 
 @pytest.mark.parametrize("program", ["gpu-oci-hook", "x", *NVIDIA_PRESTART_HOOKS, "nvidia-cdi-hook", "nvidia-ctk"])
@@ -81,17 +81,20 @@ def test_the_names_are_those_of_the_full_program() -> None:
      "hook prestart", "hook create-container", "precreate x", "prestart poststop"],
 )  # fmt: skip
 def test_a_command_that_is_answered_is_the_one_that_the_full_program_would_run(program: str, words: str) -> None:
-    command = main.find_hook_command(f"/usr/bin/{program}", words.split())
+    command = quick_answer.find_hook_command(f"/usr/bin/{program}", words.split())
     full = cli._extract_hook_arguments(words.split(), f"/usr/bin/{program}")
     if command == "precreate":
         assert full == ["precreate"]
     elif command:
         assert full is not None
         assert full[0] == "prestart"
-        assert main.find_nvidia_command(full[1:]) == command
+        assert quick_answer.find_nvidia_command(full[1:]) == command
     elif full and program not in ("nvidia-cdi-hook", "nvidia-ctk"):
         assert full[0] != "precreate" or full[1:]
-        assert full[0] != "prestart" or main.find_nvidia_command(full[1:]) not in ("prestart", *main.IDLE_COMMANDS)
+        assert full[0] != "prestart" or quick_answer.find_nvidia_command(full[1:]) not in (
+            "prestart",
+            *quick_answer.IDLE_COMMANDS,
+        )
 
 
 BUNDLES: dict[str, object] = {
