@@ -23,7 +23,7 @@ ALIASES = {"nvidia-container-runtime", "nvidia-container-runtime-hook", "nvidia-
 
 
 def test_install_writes_two_launchers_that_start(command: Command, tmp_path: Path) -> None:
-    answer = command("install", "--prefix", tmp_path)
+    answer = command("install", "--prefix", tmp_path, "--native", "never")
     assert answer.status == 0
     assert {path.name for path in (tmp_path / "bin").iterdir()} == NAMES
     for name in NAMES:
@@ -36,6 +36,61 @@ def test_install_writes_two_launchers_that_start(command: Command, tmp_path: Pat
         assert Path(python).resolve() == Path(python) and not Path(python).is_relative_to(sys.prefix)
     run = subprocess.run([tmp_path / "bin/gpu-oci-hook", "--version"], env={}, capture_output=True, text=True)
     assert (run.returncode, run.stdout, run.stderr) == (0, f"gpu-oci-hook version {VERSION}\n", "")
+
+
+COMPILED = b"\x7fELF"
+
+
+def test_with_a_compiler_the_runtime_is_a_program_that_starts_the_python_launcher(
+    command: Command, tmp_path: Path
+) -> None:
+    answer = command("install", "--prefix", tmp_path)
+    assert answer.status == 0
+    runtime, python = tmp_path / "bin/gpu-oci-runtime", tmp_path / "libexec/gpu-oci-hook/gpu-oci-runtime"
+    assert f"wrote {python}\n" in answer.out and f"wrote {runtime}\n" in answer.out
+    assert runtime.read_bytes().startswith(COMPILED) and runtime.stat().st_mode & 0o7777 == 0o755
+    assert python.read_bytes().startswith(b"#!/")
+    assert list(python.parent.iterdir()) == [python]
+    for path in (runtime, python):
+        assert program_names.is_runtime_launcher(path.read_bytes()[:4096])
+        run = subprocess.run([path, "--version"], env={}, capture_output=True, text=True)
+        assert (run.returncode, run.stdout.split("\n")[0]) == (0, f"gpu-oci-runtime version {VERSION}")
+
+
+@pytest.mark.parametrize(
+    ("compiler", "reason"),
+    [
+        ("", "there is no C compiler: none of cc, gcc, clang is in PATH"),
+        ("echo 'x.c:1: fatal error: stdio.h: No such file' >&2; exit 1", "x.c:1: fatal error: stdio.h: No such file"),
+        ("exit 0", "the compiler wrote no program"),
+        ("for last; do :; done; printf '#!/bin/sh\\n' >$last; chmod +x $last", "it does not start gpu-oci-runtime"),
+    ],
+)
+def test_without_a_working_compiler_the_python_launcher_takes_its_place(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, compiler: str, reason: str
+) -> None:
+    programs = tmp_path / "programs"
+    programs.mkdir()
+    (programs / "chmod").symlink_to("/bin/chmod")
+    if compiler:
+        (programs / "cc").write_text(f"#!/bin/sh\n{compiler}\n")
+        (programs / "cc").chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs))
+    answer = command("install", "--prefix", tmp_path)
+    assert answer.status == 0
+    assert (tmp_path / "bin/gpu-oci-runtime").read_bytes().startswith(b"#!/")
+    assert "Python is started for every call of gpu-oci-runtime: " in answer.out and reason in answer.out
+    answer = command("install", "--prefix", tmp_path, "--native", "always")
+    assert answer.status == 1 and reason in answer.err and "Install gcc and libc6-dev" in answer.err
+
+
+def test_the_launchers_can_be_exchanged_for_each_other(command: Command, tmp_path: Path) -> None:
+    runtime = tmp_path / "bin/gpu-oci-runtime"
+    for native, start in (("never", b"#!/"), ("always", COMPILED), ("never", b"#!/"), ("auto", COMPILED)):
+        assert command("install", "--prefix", tmp_path, "--native", native).status == 0
+        assert runtime.read_bytes().startswith(start)
+        run = subprocess.run([runtime, "--version"], env={}, capture_output=True, text=True)
+        assert run.stdout.startswith(f"gpu-oci-runtime version {VERSION}\n")
 
 
 def test_the_launched_command_line_is_deaf_to_the_environment(command: Command, tmp_path: Path) -> None:

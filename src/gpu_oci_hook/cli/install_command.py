@@ -19,17 +19,19 @@ from gpu_oci_hook.cli.insecure_paths import find_insecure_paths, find_unreachabl
 from gpu_oci_hook.cli.launchers import (
     ALIASES,
     LAUNCHER_NAMES,
+    PYTHON_LAUNCHER_DIRECTORY,
     check_interpreter,
     find_import_paths,
     find_interpreter,
     render_launcher,
 )
+from gpu_oci_hook.cli.native_launcher import COMPILERS, compile_native_launcher, find_compiler
 from gpu_oci_hook.cli.printing import print_progress, print_warning
 from gpu_oci_hook.cli.usage_errors import UsageFault
 from gpu_oci_hook.errors import Fault, describe_os_error
 from gpu_oci_hook.files.read_regular import read_regular_head
 from gpu_oci_hook.files.replace import remove_stale_temporaries, replace_file, replace_file_at, replace_symlink_at
-from gpu_oci_hook.formats.program_names import is_launcher
+from gpu_oci_hook.formats.program_names import RUNTIME_PROGRAM, is_launcher
 
 
 @click.command()
@@ -43,8 +45,16 @@ from gpu_oci_hook.formats.program_names import is_launcher
     "nvidia-container-cli, which engines and other programs look for.",
 )
 @click.option("--force", is_flag=True, help="Replace existing files that gpu-oci-hook did not write.")
+@click.option(
+    "--native",
+    type=click.Choice(("auto", "always", "never")),
+    default="auto",
+    show_default=True,
+    help="Compile gpu-oci-runtime, so that calls which only become runc start no Python. auto does so if there is a C "
+    "compiler.",
+)
 @quiet_option
-def install(prefix: str, *, aliases: bool, force: bool) -> None:
+def install(prefix: str, *, aliases: bool, force: bool, native: str) -> None:
     """Write gpu-oci-runtime and gpu-oci-hook into DIR/bin.
 
     Files are replaced atomically, and running it again changes nothing. If one of the names is taken by a file that
@@ -67,6 +77,8 @@ def install(prefix: str, *, aliases: bool, force: bool) -> None:
             _refuse_foreign_file(directory / name)
     try:
         directory.mkdir(parents=True, exist_ok=True)
+        if native != "never":
+            launchers[RUNTIME_PROGRAM] = _build_native_launcher(directory, launchers[RUNTIME_PROGRAM], native)
         for name, content in launchers.items():
             _print_result(directory / name, write_launcher(directory / name, content))
         for name, target in links.items():
@@ -84,6 +96,33 @@ def install(prefix: str, *, aliases: bool, force: bool) -> None:
     if os.geteuid() == 0:
         for sentence in find_insecure_paths([python, str(package), *paths, str(directory)]):
             print_warning(sentence)
+
+
+def _build_native_launcher(directory: Path, python_launcher: bytes, native: str) -> bytes:
+    """Write the Python launcher beside the directory, compile the native one that starts it, and return that one.
+
+    Arguments:
+        directory: of the launchers.
+        python_launcher: the content of the Python launcher.
+        native: "always" or "auto"; with the latter the Python launcher is returned if nothing can be compiled.
+
+    Raises:
+        Fault: it cannot be compiled, and must be.
+    """
+    compiler = find_compiler()
+    try:
+        if not compiler:
+            raise Fault(f"there is no C compiler: none of {', '.join(COMPILERS)} is in PATH")
+        private_directory = directory.parent / PYTHON_LAUNCHER_DIRECTORY
+        private_directory.mkdir(parents=True, exist_ok=True)
+        path = private_directory / RUNTIME_PROGRAM
+        _print_result(path, write_launcher(path, python_launcher))
+        return compile_native_launcher(compiler, path, private_directory)
+    except Fault as fault:
+        if native == "always":
+            raise Fault(fault.what, where=fault.where or "--native always", hint="Install gcc and libc6-dev") from None
+        print_progress(f"Python is started for every call of {RUNTIME_PROGRAM}: {fault.what} (docs/install.md)")
+        return python_launcher
 
 
 def _compile_package(package: Path) -> None:
@@ -125,7 +164,7 @@ def _refuse_foreign_file(path: Path) -> None:
     if stat.S_ISLNK(status.st_mode):
         is_own = str(path.readlink()) in LAUNCHER_NAMES
     elif stat.S_ISREG(status.st_mode):
-        is_own = is_launcher(read_regular_head(str(path), 1024))
+        is_own = is_launcher(read_regular_head(str(path), 4096))
     if not is_own:
         raise Fault(
             "gpu-oci-hook did not write this file; nothing was changed",

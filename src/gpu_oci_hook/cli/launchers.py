@@ -27,6 +27,8 @@ from gpu_oci_hook.formats.program_names import (
 )
 
 LAUNCHER_NAMES = (RUNTIME_PROGRAM, HOOK_PROGRAM)
+PYTHON_LAUNCHER_DIRECTORY = "libexec/gpu-oci-hook"
+"""Where below the prefix the Python launcher is that the compiled one starts."""
 ALIASES = {
     NVIDIA_RUNTIME: RUNTIME_PROGRAM,
     NVIDIA_PRESTART_HOOK: HOOK_PROGRAM,

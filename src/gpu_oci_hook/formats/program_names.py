@@ -83,5 +83,6 @@ def is_launcher(head: bytes) -> bool:
 
 
 def is_runtime_launcher(head: bytes) -> bool:
-    """Tell whether a file that begins with these bytes is a script that starts our runtime."""
-    return head.startswith(b"#!") and any(mark in head for mark in _RUNTIME_LAUNCHER_MARKS)
+    """Tell whether a file that begins with these bytes starts our runtime: a script, or the compiled launcher."""
+    is_program = head.startswith(b"#!") or (head.startswith(b"\x7fELF") and LAUNCHER_MARKER in head)
+    return is_program and any(mark in head for mark in _RUNTIME_LAUNCHER_MARKS)

@@ -184,7 +184,9 @@ def load_runtime() -> CachedRuntime:
 
     entry = resolve_runtime(path, entries, TRIGGERS)
     if entry[3] is not None:
-        state_dir.write_state(CACHE_NAME, marshal.dumps((BUILD_STAMP, entries)))
+        from gpu_oci_hook.shim.launcher_records import encode_cache
+
+        state_dir.write_state(CACHE_NAME, encode_cache(BUILD_STAMP, entries))
     return entry
 
 
@@ -194,7 +196,9 @@ def _load_cached_runtimes() -> CachedRuntimes:
     if data is None:
         return {}
     try:
-        build, entries = marshal.loads(data)  # noqa: S302 - only this user can write it, see state_dir
+        # Before it are the records of the compiled launcher, see launcher_records.
+        start = 4 + int.from_bytes(data[:4], sys.byteorder)
+        build, entries = marshal.loads(data[start:])  # noqa: S302 - only this user can write it, see state_dir
     except (EOFError, ValueError, TypeError):
         return {}
     return entries if build == BUILD_STAMP and isinstance(entries, dict) else {}
