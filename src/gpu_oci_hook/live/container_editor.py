@@ -16,18 +16,8 @@ from gpu_oci_hook.container.rootfs_edits import RootfsEditor
 from gpu_oci_hook.errors import Fault, describe_os_error
 from gpu_oci_hook.files.mounts import read_mount_of_fd
 from gpu_oci_hook.live.mount_api import bind_mount, detach_mount
-from gpu_oci_hook.model.edits import (
-    AddDeviceNode,
-    AddDeviceRule,
-    AddGroup,
-    AddHook,
-    AddMount,
-    DropHook,
-    DropMount,
-    SetEnvVariable,
-)
-from gpu_oci_hook.model.file_edits import AddHostLink
-from gpu_oci_hook.plan.driver_params import DRIVER_PARAMS
+from gpu_oci_hook.model.edits import AddDeviceNode, AddMount
+from gpu_oci_hook.plan.live_edits import RUNTIME_HINT, plan_live_edit
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -36,9 +26,6 @@ if TYPE_CHECKING:
     from gpu_oci_hook.files.directory import Directory
     from gpu_oci_hook.files.rootfs import Rootfs
     from gpu_oci_hook.model.edits import Edit
-
-_PARAMS_MOUNT_OPTIONS = ("ro", "nosuid", "nodev", "noexec")
-_RUNTIME_HINT = "Start the container with gpu-oci-runtime instead of this hook"
 
 
 class ContainerEditor:
@@ -84,21 +71,16 @@ class ContainerEditor:
                 pass  # the container or its runtime has removed it already
 
     def _apply_edit(self, edit: Edit) -> None:
-        match edit:
-            case AddDeviceNode():
-                self._create_device_node(edit)
-            case AddMount():
-                self._bind_mount(edit.source, edit.destination, edit.options, clear=edit.clear_mount_point)
-            case AddHook():
-                self._replace_hook(edit)
-            case SetEnvVariable():
-                self.notes.append(f"a hook cannot set the container's variable {edit.name}={edit.value}")
-            case AddGroup():
-                self.notes.append(f"a hook cannot give the container's process the group {edit.gid}")
-            case AddDeviceRule() | DropHook() | DropMount() | AddHostLink():
-                pass  # rules and links on the host are the parent process's; nothing is left to drop
-            case _:
-                edit.apply_to_rootfs(self._files)
+        live = plan_live_edit(edit)
+        if live.obstacle:
+            self.notes.append(live.obstacle)
+        match live.edit:
+            case AddDeviceNode() as node:
+                self._create_device_node(node)
+            case AddMount() as mount:
+                self._bind_mount(mount.source, mount.destination, mount.options, clear=mount.clear_mount_point)
+            case _ if live.place == "container":
+                live.edit.apply_to_rootfs(self._files)
 
     def _create_device_node(self, edit: AddDeviceNode) -> None:
         """Create a device node by its numbers, as the low-level runtime would."""
@@ -120,16 +102,6 @@ class ContainerEditor:
         finally:
             os.umask(old_umask)
         self.changes.append(f"device {edit.describe()}")
-
-    def _replace_hook(self, edit: AddHook) -> None:
-        """Do what a planned hook would do: mount the driver's parameters.
-
-        Raises:
-            Fault: it is another hook, which only the low-level runtime can run.
-        """
-        if not edit.args[-1].endswith(DRIVER_PARAMS):
-            raise Fault(f"a hook cannot add the hook {edit.path}", hint=_RUNTIME_HINT)
-        self._bind_mount(edit.args[-2], DRIVER_PARAMS, _PARAMS_MOUNT_OPTIONS, clear=False)
 
     def _bind_mount(self, source: str, destination: str, options: tuple[str, ...], *, clear: bool) -> None:
         """Bind-mount a file or directory of the host."""
@@ -162,7 +134,7 @@ class ContainerEditor:
             raise Fault(
                 "the container shares this mount with the host, where the new mount would appear too",
                 where=destination,
-                hint=_RUNTIME_HINT,
+                hint=RUNTIME_HINT,
             )
 
     def _open_parent(self, path: str) -> tuple[Directory, str]:
