@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 from pathlib import Path
 
 import pytest
 
+from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.hook.precreate_hook import find_bundle
 from support import cdi_edits
@@ -120,11 +122,86 @@ def test_a_gpu_that_is_not_there_stops_the_container_with_the_reason(scene: Prec
     assert "NVIDIA_VISIBLE_DEVICES=7" in done.stderr
 
 
-def test_files_for_mounts_lie_where_the_engine_keeps_the_containers_own_files() -> None:
-    spec: dict[str, object] = {"root": {"path": "/storage/overlay/1/merged/"}}
-    assert find_bundle(spec) == "/storage/overlay/1"
+CONTAINER_ID = "0123456789abcdef" * 4
+
+
+def make_engine_directory(storage: Path, container_id: str = CONTAINER_ID) -> Path:
+    directory = storage / f"overlay-containers/{container_id}/userdata"
+    directory.mkdir(parents=True)
+    return directory
+
+
+def mount_file(destination: str, directory: Path) -> dict[str, object]:
+    source = str(directory / destination.rpartition("/")[2])
+    return {"destination": destination, "source": source, "type": "bind", "options": ["bind"]}
+
+
+def test_files_for_mounts_lie_where_the_engine_keeps_the_containers_own_files(tmp_path: Path) -> None:
+    spec: dict[str, object] = {"root": {"path": f"{tmp_path}/overlay/1/merged/"}}
+    (tmp_path / "overlay/1").mkdir(parents=True)
+    assert find_bundle(spec) == f"{tmp_path}/overlay/1"
+    own, pod = make_engine_directory(tmp_path), make_engine_directory(tmp_path, "fedcba9876543210" * 4)
     spec["mounts"] = [
         {"destination": "/data", "source": "/home/me"},
-        {"destination": "/run/.containerenv", "source": "/storage/containers/1/userdata/.containerenv"},
+        mount_file("/etc/hosts", pod),  # containers of a pod share it
+        mount_file("/run/.containerenv", own),
     ]
-    assert find_bundle(spec) == "/storage/containers/1/userdata"
+    assert find_bundle(spec) == str(own)
+
+
+def test_a_file_of_a_volume_in_place_of_the_engines_own_leads_nowhere(tmp_path: Path) -> None:
+    volume, own = tmp_path / "volume", make_engine_directory(tmp_path)
+    spec: dict[str, object] = {"root": {"path": f"{tmp_path}/overlay/1/merged"}}
+    spec["mounts"] = [mount_file("/run/.containerenv", volume), mount_file("/etc/hosts", own)]
+    assert find_bundle(spec) == str(own)
+    spec["mounts"] = [mount_file("/run/.containerenv", volume)]
+    assert find_bundle(spec) == f"{tmp_path}/overlay/1"
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("change", ["another owner", "others write", "a link of another user"])
+def test_a_directory_that_another_user_can_change_is_refused(tmp_path: Path, change: str) -> None:
+    directory = tmp_path / "home"
+    directory.mkdir()
+    if change == "another owner":
+        os.chown(directory, 4807, 4807)
+    elif change == "others write":
+        directory.chmod(0o777)
+    else:
+        link = tmp_path / "link"
+        link.symlink_to(directory)
+        os.chown(link, 4807, 4807, follow_symlinks=False)
+        directory = link
+    with pytest.raises(Fault, match="can be changed by another user"):
+        find_bundle({"root": {"path": str(directory / "rootfs")}})
+
+
+@pytest.mark.root
+@pytest.mark.parametrize(
+    "prepared", ["a link to a directory of the host", "a record", "a link to a record's directory"]
+)
+def test_what_a_container_has_put_into_a_volume_is_neither_believed_nor_written_through(
+    scene: PrecreateScene, tmp_path: Path, prepared: str
+) -> None:
+    """A pod can mount a file of its volume on /etc/hosts, and its other containers write to the volume as root."""
+    volume, target = tmp_path / "volume", tmp_path / "host"
+    volume.mkdir(0o777)
+    volume.chmod(0o777)
+    target.mkdir()
+    spec = scene.read_spec(GPU0)
+    hosts = mount_file("/etc/hosts", volume)
+    proc = {"destination": "/proc", "type": "proc", "source": "proc"}
+    spec["mounts"] = [proc, hosts]
+    if prepared == "a record":
+        (volume / "gpu-oci-hook").mkdir()
+    else:
+        (volume / "gpu-oci-hook").symlink_to(target)
+    if prepared != "a link to a directory of the host":
+        every = {"destination": "/host", "type": "bind", "source": "/", "options": ["rbind"]}
+        record = [{"root": spec["root"], "mounts": [every]}, {"root": spec["root"], "mounts": [proc]}]
+        (volume / "gpu-oci-hook/injected.json").write_text(json.dumps(record))
+    before = sorted(path.name for path in target.iterdir())
+    done = scene.call(json.dumps(spec))
+    assert done.returncode == 0, done.stderr
+    assert sorted(path.name for path in target.iterdir()) == before
+    assert "/host" not in [mount["destination"] for mount in json.loads(done.stdout)["mounts"]]

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
 
+from gpu_oci_hook.container.injection_record import RECORD_NAME
+from gpu_oci_hook.container.rootfs_edits import GENERATED_DIR
+from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.simulate import host_tree
 from support.bundles import (
     PROC,
@@ -175,3 +179,43 @@ def test_a_spoilt_record_counts_as_none(content: bytes, tmp_path: Path, host: Pa
     (made / "gpu-oci-hook/injected.json").write_bytes(content)
     assert inject_in_process(made, host_config(host)) == before
     assert read_spec(made) == before
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("place", ["the record", "its directory", "a directory that others write", "a link"])
+def test_a_record_that_another_user_could_have_written_is_not_believed(tmp_path: Path, host: Path, place: str) -> None:
+    """What an injection has removed comes back, so such a record would be a way to a mount of any path."""
+    made = make_bundle(tmp_path / "bundle", container_spec("NVIDIA_VISIBLE_DEVICES=0", mounts=[PROC]))
+    spec = read_spec(made)
+    every = {"destination": "/host", "type": "bind", "source": "/", "options": ["rbind"]}
+    record = [{"root": spec["root"], "mounts": [every]}, {"root": spec["root"], "mounts": [PROC]}]
+    directory = made / GENERATED_DIR
+    if place == "a link":
+        (tmp_path / "elsewhere").mkdir()
+        directory.symlink_to(tmp_path / "elsewhere")
+    else:
+        directory.mkdir()
+    path = directory / RECORD_NAME
+    path.write_text(json.dumps(record))
+    if place == "the record":
+        os.chown(path, 4807, 4807)
+    elif place == "its directory":
+        os.chown(directory, 4807, 4807)
+    elif place == "a directory that others write":
+        directory.chmod(0o777)
+    after = inject_in_process(made, host_config(host))
+    assert "/host" not in list_mount_destinations(after)
+
+
+@pytest.mark.root
+def test_nothing_is_written_through_a_link_in_place_of_the_bundles_directory(tmp_path: Path, host: Path) -> None:
+    mounts = [PROC, {"destination": "/proc/driver", "type": "tmpfs", "source": "tmpfs"}]
+    spec = container_spec("NVIDIA_VISIBLE_DEVICES=0", "NVIDIA_DRIVER_CAPABILITIES=all", mounts=mounts)
+    spec["process"]["capabilities"] = {"bounding": ["CAP_SYS_ADMIN"]}  # its library directory is in the bundle
+    made = make_bundle(tmp_path / "bundle", spec)
+    target = tmp_path / "elsewhere"
+    target.mkdir()
+    (made / GENERATED_DIR).symlink_to(target)
+    with pytest.raises(Fault, match="this user may not write there"):
+        inject_in_process(made, host_config(host))
+    assert list(target.iterdir()) == []

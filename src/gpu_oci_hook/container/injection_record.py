@@ -1,7 +1,8 @@
 """Keep in the bundle what config.json was before an injection and after it, so that a later one can start anew.
 
 An engine keeps the bundle of a stopped container, and by the next start the driver or the request can be another one.
-Only what the two differ in counts as ours: an entry of the user that looks the same is never removed.
+Only what the two differ in counts as ours: an entry of the user that looks the same is never removed. What was removed
+comes back, so a record that another user could have written would be a way to a mount of any path.
 
 Import budget: GPU container.
 """
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import os
 
+from gpu_oci_hook.container.rootfs_edits import is_generated_directory, make_generated_directory
 from gpu_oci_hook.files.replace import CREATE_FLAGS
 
 RECORD_NAME = "injected.json"
@@ -26,10 +28,7 @@ def write_record(generated_dir: str, original: bytes, injected: bytes) -> None:
         injected: config.json after it.
     """
     try:
-        try:
-            os.mkdir(generated_dir, 0o755)
-        except FileExistsError:
-            pass
+        make_generated_directory(generated_dir)
         path = f"{generated_dir}/{RECORD_NAME}"
         try:
             fd = os.open(path, CREATE_FLAGS, 0o600)
@@ -47,9 +46,9 @@ def write_record(generated_dir: str, original: bytes, injected: bytes) -> None:
 
 
 def has_record(generated_dir: str) -> bool:
-    """Tell whether an earlier injection has left a record in a bundle."""
+    """Tell whether an earlier injection has left a record in a bundle; a record of another user is none."""
     try:
-        os.lstat(f"{generated_dir}/{RECORD_NAME}")
+        status = os.lstat(f"{generated_dir}/{RECORD_NAME}")
     except (OSError, ValueError):
         return False
-    return True
+    return status.st_uid == os.geteuid() and is_generated_directory(generated_dir)

@@ -8,7 +8,9 @@ Import budget: GPU container.
 
 from __future__ import annotations
 
+import errno
 import os
+import stat
 
 from gpu_oci_hook.errors import Fault, describe_os_error
 from gpu_oci_hook.files.prepared_directory import (
@@ -109,6 +111,7 @@ class RootfsEditor:
         if not edit.source.startswith(f"{self._generated_dir}/"):
             return
         try:
+            make_generated_directory(self._generated_dir)
             prepare_directory(edit.source, edit.entries)
         except OSError as error:
             reason = describe_os_error(error, writing=True)
@@ -146,6 +149,33 @@ class RootfsEditor:
         return self._rootfs.read_file(edit.path, len(edit.content)) == edit.content
 
 
+def make_generated_directory(path: str) -> None:
+    """Create the bundle's directory for generated files if it is missing.
+
+    Raises:
+        OSError: it cannot be created. EACCES: see `is_generated_directory`.
+    """
+    try:
+        os.mkdir(path, 0o755)
+    except FileExistsError:
+        if not is_generated_directory(path):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES)) from None
+
+
+def is_generated_directory(path: str) -> bool:
+    """Tell whether the bundle's directory for generated files exists, is no link, and only this user may write there.
+
+    Bundles belong to the engine. Where another user can write in one after all, what that user has put there is neither
+    believed nor written through.
+    """
+    try:
+        status = os.lstat(path)
+    except (OSError, ValueError):
+        return False
+    others_write = status.st_mode & (stat.S_IWGRP | stat.S_IWOTH)
+    return stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid() and not others_write
+
+
 def generated_file_name(path: str) -> str:
     """Return the name in the bundle of a generated file for a path in the container."""
     return path.strip("/").replace("/", "-")
@@ -162,10 +192,10 @@ def write_generated_file(generated_dir: str, container_path: str, content: bytes
         Fault: the bundle cannot be written.
     """
     path = f"{generated_dir}/{generated_file_name(container_path)}"
-    if _has_content(path, content):
-        return path
     try:
-        os.makedirs(generated_dir, 0o755, exist_ok=True)
+        make_generated_directory(generated_dir)
+        if _has_content(path, content):
+            return path
     except OSError as error:
         raise Fault(
             f"a file for the container cannot be made: {describe_os_error(error, writing=True)}", where=path

@@ -15,8 +15,9 @@ import os
 from gpu_oci_hook.errors import Fault, describe_os_error
 from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.files.read_regular import CONFIG_JSON_LIMIT
+from gpu_oci_hook.files.trust import describe_foreign_access, resolve_trusted_links
 from gpu_oci_hook.formats.fastjson import parse_config_json
-from gpu_oci_hook.formats.oci import get_list, get_member
+from gpu_oci_hook.formats.oci import get_list, get_member, get_text
 from gpu_oci_hook.hook.hook_config import load_hook_config
 from gpu_oci_hook.hook.standard_streams import read_input, write_config_json
 from gpu_oci_hook.inject.pipeline import make_edits, prepare_injection
@@ -27,8 +28,11 @@ if TYPE_CHECKING:
 
 _STDIN = "standard input"
 _CALLER_HINT = "Let podman or CRI-O call this hook"
-# podman and CRI-O mount a file of the container's own directory there.
+# podman and CRI-O mount a file of the container's own directory there; the last one can be another container's, of the
+# same pod.
 _ENGINE_FILES = ("/run/.containerenv", "/etc/hostname", "/etc/hosts")
+_ENGINE_DIRECTORY = "userdata"  # below STORAGE/DRIVER-containers/ID (facts: podman-directories)
+_ID_LENGTH = 64
 
 
 def run_precreate_hook(input_fd: int, output_fd: int, config_json: bytes | None = None) -> list[str]:
@@ -60,19 +64,50 @@ def find_bundle(spec: Object) -> str:
     """Return the container's own directory, where files for bind mounts can lie as long as the container exists.
 
     The bundle is not written yet, and the current directory is podman's own up to podman 4. The engine's files for the
-    container lie in the bundle; without any, the directory that has the root file system is taken.
+    container lie in the bundle; without any, the directory that has the root file system is taken. A user can mount a
+    file of a volume in their place, and containers can write to a volume. So only a directory counts that looks like
+    the engine's, and that no other user can have made.
 
     Raises:
-        Fault: the config.json names no root file system by an absolute path.
+        Fault: the config.json names no such directory.
     """
-    for mount in get_list(spec, "mounts"):
-        source = get_member(mount, "source")
-        if get_member(mount, "destination") in _ENGINE_FILES and isinstance(source, str) and source.startswith("/"):
-            return os.path.dirname(source)
+    sources = {get_text(mount, "destination"): get_text(mount, "source") for mount in get_list(spec, "mounts")}
+    for path in _ENGINE_FILES:
+        directory = os.path.dirname(sources.get(path, ""))
+        if _is_engine_directory(directory):
+            return directory
     root = get_member(spec, "root", "path")
     if not isinstance(root, str) or not root.startswith("/"):
         raise Fault("root.path is not an absolute path", where=_STDIN, hint=_CALLER_HINT)
-    return os.path.dirname(root.rstrip("/"))
+    directory = os.path.dirname(root.rstrip("/"))
+    if not _is_trusted_directory(directory):
+        raise Fault(
+            "this directory can be changed by another user, and the config.json names none of the engine's for the "
+            "container",
+            where=directory,
+            hint=f"Do not mount over {_ENGINE_FILES[0]}, or use gpu-oci-runtime instead of this hook",
+        )
+    return directory
+
+
+def _is_engine_directory(path: str) -> bool:
+    """Tell whether a path is the directory in which podman or CRI-O keeps a container's own files."""
+    parts = path.split("/")
+    if parts[0] or len(parts) < 4 or parts[-1] != _ENGINE_DIRECTORY or not parts[-3].endswith("-containers"):
+        return False
+    container_id = parts[-2]
+    is_id = len(container_id) == _ID_LENGTH and all(character in "0123456789abcdef" for character in container_id)
+    # The directory itself can belong to the root of the container's user namespace; nobody else gets to it.
+    return is_id and _is_trusted_directory(path.rsplit("/", 2)[0])
+
+
+def _is_trusted_directory(path: str) -> bool:
+    try:
+        return not describe_foreign_access(os.stat(resolve_trusted_links(path)))
+    except Fault:
+        return False  # a link of another user
+    except OSError:
+        return True  # using it reports the reason
 
 
 def _read_config_json(fd: int) -> bytes:
