@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ from support.plan_input import (
 
 ALL = ("compute", "compat32", "graphics", "utility", "video", "display", "ngx")
 USER = {"namespaces": [{"type": "mount"}, {"type": "user"}]}
+BIND = {"type": "bind", "options": ["rbind"]}
 RULES = {"resources": {"devices": [{"allow": False, "access": "rwm"}]}}
 
 
@@ -124,6 +126,32 @@ def test_a_node_that_the_host_lacks_costs_nothing_in_a_plain_container() -> None
     made = make_plan_input()
     made.control_nodes = [("compute", make_node("/dev/nvidia-uvm", 510, 0, exists=False))]
     assert "/dev/nvidia-uvm" in [edit.path for edit in of(build.build_plan(made), AddDeviceNode)]
+
+
+@pytest.mark.parametrize(
+    ("mounts", "hidden"),
+    [
+        ([("/dev/nvidia1", "/dev/null")], "/dev/null on /dev/nvidia1, .* host's /dev/nvidia1. Remove"),
+        ([("/dev", "/srv/dev")], "/srv/dev on /dev, .* /dev/nvidia1, /dev/nvidiactl, /dev/nvidia-uvm, "),
+        ([("/dev/./", "/srv/dev/")], "/srv/dev.* on /dev, .* /dev/nvidia1, /dev/nvidiactl"),
+        ([("/dev", "tmpfs"), ("/dev/nvidiactl", "/etc/passwd")], "/etc/passwd on /dev/nvidiactl, "),
+        ([("/dev", "/sim/dev")], ""),
+        ([("/dev/nvidia1", "/sim/dev/nvidia1")], ""),
+        ([("/dev", "/srv/dev"), ("/dev", "tmpfs")], ""),
+        ([("/dev", "tmpfs"), ("/dev/nvidia", "/srv"), ("/dev/shm", "/srv"), ("/device", "/srv")], ""),
+    ],
+)
+def test_a_mount_that_hides_a_node_is_a_warning_unless_it_brings_the_hosts_own(
+    mounts: list[tuple[str, str]], hidden: str
+) -> None:
+    spec_mounts = [
+        {"destination": destination, "source": source, **({"type": "tmpfs"} if source == "tmpfs" else BIND)}
+        for destination, source in mounts
+    ]
+    warnings = plan(spec={"mounts": spec_mounts}).warnings
+    assert (len(warnings) == 1 and re.search(hidden, warnings[0])) if hidden else warnings == []
+    in_user_namespace = plan(spec={"mounts": spec_mounts, "linux": {**USER, **RULES}})
+    assert in_user_namespace.warnings == [], "there the nodes are mounted last"
 
 
 def test_the_group_of_a_node_becomes_an_additional_group_once() -> None:

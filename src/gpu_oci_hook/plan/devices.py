@@ -6,7 +6,7 @@ Import budget: GPU container.
 from __future__ import annotations
 
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.formats.oci import get_list, get_member, has_user_namespace
+from gpu_oci_hook.formats.oci import get_list, get_member, has_user_namespace, is_bind_mount, normalize_destination
 from gpu_oci_hook.model.edits import AddDeviceNode, AddDeviceRule, AddGroup, AddMount, Plan, WithheldItem
 from gpu_oci_hook.model.plan_input import explain_missing_capability
 from gpu_oci_hook.request.selectors import has_all_selector, is_display_card
@@ -61,6 +61,35 @@ def add_device_nodes(plan_input: PlanInput, plan: Plan, implied_by: dict[str, st
             obstacle = f"the host has no {node.source}, and no node can be created in a user namespace"
             plan.withheld.append(WithheldItem("device", node.path, obstacle))
     _add_node_edits(plan_input, plan, nodes, bound=bound, needs_rules=needs_rules)
+    if not bound:  # nodes that are bound are mounted after the mounts of config.json
+        _warn_of_hidden_nodes(plan_input.container.spec, plan, [node for node, _ in nodes])
+
+
+def _warn_of_hidden_nodes(spec: object, plan: Plan, nodes: list[DeviceNode]) -> None:
+    """Warn of nodes below a bind mount of config.json, unless it brings the host's own node.
+
+    runc creates nodes after the mounts and keeps what is there; with a bind mount on /dev it creates none
+    (facts: nodes-below-mounts).
+    """
+    mounts: list[tuple[str, str]] = []  # destination and source, which is "" for a file system of the container
+    for mount in get_list(spec, "mounts"):
+        destination, source = get_member(mount, "destination"), get_member(mount, "source")
+        if isinstance(destination, str) and isinstance(source, str):
+            path = normalize_destination(destination)
+            if f"{path}/".startswith("/dev/"):
+                mounts.append((path, normalize_destination(source) if is_bind_mount(mount) else ""))
+    hidden: dict[tuple[str, str], list[str]] = {}
+    for node in nodes:
+        covering = [mount for mount in mounts if f"{node.path}/".startswith(f"{mount[0]}/")]
+        if covering and covering[-1][1]:
+            destination, source = covering[-1]
+            if not node.exists or source.rstrip("/") + node.path[len(destination) :] != node.source:
+                hidden.setdefault((destination, source), []).append(node.path)
+    for (destination, source), paths in hidden.items():
+        plan.warnings.append(
+            f"config.json mounts {source} on {destination}, so the container has what is there in place of the host's "
+            f"{', '.join(paths)}. Remove the mount, or mount the host's own nodes"
+        )
 
 
 def _find_open_devices(plan_input: PlanInput, *, rules_enforced: bool) -> OpenDevices | None:
