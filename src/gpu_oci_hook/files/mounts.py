@@ -80,11 +80,16 @@ def list_mount_points() -> list[str]:
     for line in table.split(b"\n"):
         fields = line.split(b" ", 5)
         if len(fields) == 6:
-            point = os.fsdecode(fields[4])
-            for code, character in ((r"\040", " "), (r"\011", "\t"), (r"\012", "\n"), (r"\134", "\\")):
-                point = point.replace(code, character)
-            points.append(point)
+            points.append(unescape_mount_path(fields[4]))
     return points
+
+
+def unescape_mount_path(field: bytes) -> str:
+    """Return a path of a mountinfo file, in which blanks and backslashes are octal numbers (proc(5))."""
+    path = os.fsdecode(field)
+    for code, character in ((r"\040", " "), (r"\011", "\t"), (r"\012", "\n"), (r"\134", "\\")):
+        path = path.replace(code, character)
+    return path
 
 
 def bind_file_over(source: str, directory_fd: int, name: str, *, read_only: bool = True) -> None:

@@ -127,6 +127,13 @@ def gather_machine(
     )
 
 
+def lacks_requested_gpu(machine: Machine, request: Request) -> bool:
+    """Tell whether a desktop or server has no driver, or no GPU for a request that names one."""
+    if machine.platform is not None:
+        return False
+    return machine.driver_version is None or bool(request.device_requests and not machine.gpus)
+
+
 def choose_devices(machine: Machine, request: Request, warnings: list[str]) -> ChosenDevices:
     """Choose the GPUs and MIG devices that the request's selectors name.
 

@@ -28,6 +28,7 @@ from gpu_oci_hook.inject.gather import (
     gather_inventory,
     gather_machine,
     gather_plan_input,
+    lacks_requested_gpu,
 )
 from gpu_oci_hook.model.edits import Plan, WithheldItem
 from gpu_oci_hook.model.outcome import Outcome
@@ -172,7 +173,7 @@ def _plan_container(spec: dict[str, object], config: Config, bundle: str, cache:
                 _check_requirements(machine, request, [], warnings)
             cdi = _translate_cdi_devices(request, spec, config, host, cache, warnings)
             return _finish_without_driver(request, spec, bundle, cdi, warnings, injected=injected, gpus=machine.gpus)
-    if _lacks_requested_gpu(machine, request):
+    if lacks_requested_gpu(machine, request):
         from gpu_oci_hook.inject.no_gpu import report_missing_gpu
 
         report_missing_gpu(machine, request, warnings)
@@ -180,7 +181,7 @@ def _plan_container(spec: dict[str, object], config: Config, bundle: str, cache:
 
     # 4. Choose the devices.
     chosen = choose_devices(machine, request, warnings)
-    inventory = _gather_matching_inventory(machine, request, chosen)
+    inventory = gather_matching_inventory(machine, request, chosen)
     _check_requirements(machine, request, chosen.gpus, warnings)
 
     # 5. Plan.
@@ -230,14 +231,7 @@ def _finish_without_driver(
     return Outcome(request, plan, bundle, gpus=gpus, rootfs=rootfs, cdi_devices=cdi.devices)
 
 
-def _lacks_requested_gpu(machine: Machine, request: Request) -> bool:
-    """Tell whether a desktop or server has no driver, or no GPU for a request that names one."""
-    if machine.platform is not None:
-        return False
-    return machine.driver_version is None or bool(request.device_requests and not machine.gpus)
-
-
-def _gather_matching_inventory(machine: Machine, request: Request, chosen: ChosenDevices) -> Inventory:
+def gather_matching_inventory(machine: Machine, request: Request, chosen: ChosenDevices) -> Inventory:
     """Return the driver's files.
 
     Raises:

@@ -138,3 +138,17 @@ def detach_mount(directory_fd: int, name: str) -> None:
     """
     path = f"{PROC_SELF_FD}/{directory_fd}/{name}".encode()
     _call("umount2", path, _MNT_DETACH | _UMOUNT_NOFOLLOW)
+
+
+def mount_tmpfs(path: str, name: str, size: str) -> None:
+    """Mount a tmpfs on a directory of this process's own: for data only, without programs and devices.
+
+    Arguments:
+        name: the source that the mount table shows.
+        size: its limit, as tmpfs(5) has it.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    flags = ctypes.c_ulong(sum(bit for _, bit in (_ATTRIBUTES["nosuid"], _ATTRIBUTES["nodev"], _ATTRIBUTES["noexec"])))
+    _call("mount", name.encode(), os.fsencode(path), b"tmpfs", flags, f"mode=0755,size={size}".encode())

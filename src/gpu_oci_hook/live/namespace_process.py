@@ -39,22 +39,50 @@ def run_in_mount_namespace(pid: int, function: Callable[[], object], *, deadline
         Fault: the namespace cannot be entered or is this process's own, the function raised a Fault, or it took
             longer than the deadline.
     """
+    namespace_fd = open_mount_namespace(pid)
+
+    def enter_and_call() -> object:
+        root = os.stat("/")
+        set_namespace(namespace_fd, CLONE_NEWNS)
+        if not os.path.samestat(root, os.stat("/")):
+            raise Fault("the container has changed its root already", hint="Call this hook at the stage prestart")
+        return function()
+
+    try:
+        return run_with_deadline(enter_and_call, deadline=deadline)
+    finally:
+        os.close(namespace_fd)
+
+
+def open_mount_namespace(pid: int) -> int:
+    """Return a descriptor of a process's mount namespace.
+
+    Raises:
+        Fault: there is no such process, or the namespace is this process's own.
+    """
     where = f"/proc/{pid}/ns/mnt"
     try:
         namespace_fd = os.open(where, os.O_RDONLY | os.O_CLOEXEC)
     except OSError as error:
         raise Fault(f"cannot find the container's mounts: {describe_os_error(error)}", where=where) from None
-    try:
-        if os.path.samestat(os.fstat(namespace_fd), os.stat("/proc/self/ns/mnt")):
-            raise Fault("the container has no mount namespace of its own, so the host would be changed", where=where)
-        read_end, write_end = os.pipe()
-        child = os.fork()
-        if child == 0:
-            os.close(read_end)
-            _run_child(namespace_fd, write_end, function)
-        os.close(write_end)
-    finally:
+    if os.path.samestat(os.fstat(namespace_fd), os.stat("/proc/self/ns/mnt")):
         os.close(namespace_fd)
+        raise Fault("the container has no mount namespace of its own, so the host would be changed", where=where)
+    return namespace_fd
+
+
+def run_with_deadline(function: Callable[[], object], *, deadline: float = DEADLINE) -> object:
+    """Call a function in a child process, which has one thread, and return its JSON-able result.
+
+    Raises:
+        Fault: the function raised a Fault, or it took longer than the deadline.
+    """
+    read_end, write_end = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read_end)
+        _run_child(write_end, function)
+    os.close(write_end)
     try:
         data, is_complete = _read_result(read_end, time.monotonic() + deadline)
     finally:
@@ -98,21 +126,17 @@ def _parse_result(data: bytes) -> object:
     try:
         result = json.loads(data)
     except ValueError:
-        raise Fault("the process in the container's namespace was killed") from None
+        raise Fault("the process that changes the container was killed") from None
     if "fault" in result:
         what, where, hint = result["fault"]
         raise Fault(what, where=where, hint=hint)
     return result["result"]
 
 
-def _run_child(namespace_fd: int, write_end: int, function: Callable[[], object]) -> None:
-    """Enter the namespace, call the function, write its result and end; never return."""
+def _run_child(write_end: int, function: Callable[[], object]) -> None:
+    """Call the function, write its result and end; never return."""
     status = 1
     try:
-        root = os.stat("/")
-        set_namespace(namespace_fd, CLONE_NEWNS)
-        if not os.path.samestat(root, os.stat("/")):
-            raise Fault("the container has changed its root already", hint="Call this hook at the stage prestart")
         result: dict[str, object] = {"result": function()}
         status = 0
     except Fault as fault:

@@ -18,8 +18,9 @@ COMPATIBLE_VERSION = "1.19.0"
 _COMMAND_HELP = {
     "info": "Print the driver's version and the GPUs.",
     "list": "Print the paths of device nodes and driver files; without options, all of them.",
+    "configure": "Give GPUs and the driver's files to a container that is set up and has not started.",
 }
-_ARGUMENTS = {"": "COMMAND [ARGUMENT]..."}
+_ARGUMENTS = {"": "COMMAND [ARGUMENT]...", "configure": "ROOTFS"}
 
 
 def format_version() -> str:

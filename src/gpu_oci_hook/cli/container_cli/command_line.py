@@ -67,7 +67,7 @@ CONFIGURE_OPTIONS = (
     Option("no-cntlibs", "", "", "The same as --cuda-compat-mode=disabled."),
     Option("cuda-compat-mode", "", "MODE", "CUDA compat libraries of the image: disabled, mount or ldconfig."),
 )
-COMMAND_OPTIONS = {"info": INFO_OPTIONS, "list": LIST_OPTIONS}
+COMMAND_OPTIONS = {"info": INFO_OPTIONS, "list": LIST_OPTIONS, "configure": CONFIGURE_OPTIONS}
 
 _COMPAT_MODES = ("disabled", "mount", "ldconfig")
 _MAX_PID = 1 << 22  # PID_MAX_LIMIT of the kernel
@@ -180,6 +180,16 @@ def read_command_line(words: Sequence[str]) -> CommandLine:
 def find_shown_text(parsed: ParsedLine) -> str:
     """Return which of help, usage and version is asked for first; "" if none is."""
     return next((name for name, _ in parsed.options if name in ("help", "usage", "version")), "")
+
+
+def read_csv_option(parsed: ParsedLine) -> bool:
+    """Tell whether `info` shall print CSV.
+
+    Raises:
+        OptionFault: there is an argument.
+    """
+    _refuse_arguments(parsed, 0)
+    return any(name == "csv" for name, _ in parsed.options)
 
 
 def read_list_options(parsed: ParsedLine) -> ListOptions:

@@ -5,6 +5,7 @@ Import budget: cold.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -14,6 +15,8 @@ from gpu_oci_hook.cli.container_cli.command_line import (
     CommandLine,
     find_shown_text,
     read_command_line,
+    read_configure_options,
+    read_csv_option,
     read_list_options,
 )
 from gpu_oci_hook.cli.container_cli.option_parser import OptionFault, parse_command_line
@@ -30,21 +33,25 @@ def run_container_cli(words: Sequence[str]) -> int:
     Arguments:
         words: the command line without the program.
     """
-    command = ""
+    command = debug_file = ""
     try:
         if sys.stdout is None:
             raise Fault("standard output is closed, so there is nowhere to print to")
         line = read_command_line(words)
-        command = line.command
+        command, debug_file = line.command, line.options.debug_file
+        write_debug_lines(debug_file, [f"{NVIDIA_CONTAINER_CLI} {' '.join(words)}"])
         sys.stdout.write(_run_command(line))
         return 0
     except OptionFault as fault:
         program = f"{NVIDIA_CONTAINER_CLI} {command}".strip()
-        return _fail(f"{fault}\nSee '{program} --help'")
+        text = f"{fault}\nSee '{program} --help'"
     except BrokenPipeError:
         return _EXIT_FAILURE  # `list | grep -q` has seen enough
     except Exception as error:
-        return _fail(describe_error(error))
+        text = describe_error(error)
+    write_debug_lines(debug_file, text.split("\n"))
+    _print_stderr(text)
+    return _EXIT_FAILURE
 
 
 def _run_command(line: CommandLine) -> str:
@@ -55,29 +62,52 @@ def _run_command(line: CommandLine) -> str:
     shown = find_shown_text(parsed)
     if shown:
         return _format_shown(shown, line.command)
+    # Each command is imported when it is called.
     if line.command == "info":
         from gpu_oci_hook.cli.container_cli.machine_info import report_machine
 
-        if parsed.arguments:
-            raise OptionFault(f"unexpected argument {parsed.arguments[0]}")
-        return report_machine(line.options, as_csv=bool(parsed.options))
-    from gpu_oci_hook.cli.container_cli.list_components import list_components
+        return report_machine(line.options, as_csv=read_csv_option(parsed))
+    if line.command == "list":
+        from gpu_oci_hook.cli.container_cli.list_components import list_components
 
-    paths, warnings = list_components(line.options, read_list_options(parsed))
-    for warning in warnings:
-        _print_stderr(f"warning: {warning}")
-    return "".join(f"{path}\n" for path in paths)
+        paths, warnings = list_components(line.options, read_list_options(parsed))
+        _report(warnings, line.options.debug_file)
+        return "".join(f"{path}\n" for path in paths)
+    from gpu_oci_hook.cli.container_cli.configure_container import configure_container, ignore_environment
+
+    with ignore_environment():
+        changes, warnings = configure_container(line.options, read_configure_options(parsed))
+    write_debug_lines(line.options.debug_file, changes)
+    _report(warnings, line.options.debug_file)
+    return ""
+
+
+def _report(warnings: list[str], debug_file: str) -> None:
+    lines = [f"warning: {warning}" for warning in warnings]
+    write_debug_lines(debug_file, lines)
+    for line in lines:
+        _print_stderr(line)
+
+
+def write_debug_lines(path: str, lines: Sequence[str]) -> None:
+    """Append lines to the file of --debug; a file that cannot be written stops nothing."""
+    if not path:
+        return
+    text = "".join(f"{make_printable(line)}\n" for line in lines)
+    try:
+        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOCTTY | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+        try:
+            os.write(fd, text.encode("utf-8", "backslashreplace"))
+        finally:
+            os.close(fd)
+    except (OSError, ValueError):
+        pass
 
 
 def _format_shown(shown: str, command: str) -> str:
     if shown == "version":
         return format_version()
     return format_help(command) if shown == "help" else format_usage(command)
-
-
-def _fail(text: str) -> int:
-    _print_stderr(text)
-    return _EXIT_FAILURE
 
 
 def _print_stderr(text: str) -> None:
