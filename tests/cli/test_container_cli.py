@@ -98,7 +98,7 @@ def test_options_of_a_command_may_follow_its_argument() -> None:
 @pytest.mark.parametrize(
     ("words", "problem", "see"),
     [
-        ([], "no command. Use info, list", ""),
+        ([], "no command. Use info, list, configure", ""),
         (["lits"], "unknown command lits. Did you mean list?", ""),
         (["--ldcahe=x", "list"], "unknown option --ldcahe. Did you mean --ldcache?", ""),
         (["--no", "list"], "option --no is ambiguous: --no-pivot, --no-create-imex-channels", ""),
@@ -108,6 +108,9 @@ def test_options_of_a_command_may_follow_its_argument() -> None:
         (["list", "--nope"], "unknown option --nope", " list"),
         (["list", "x"], "unexpected argument x", " list"),
         (["info", "x"], "unexpected argument x", " info"),
+        (["configure", "--compute"], "missing argument ROOTFS", " configure"),
+        (["configure", "/a", "/b"], "unexpected argument /b", " configure"),
+        (["configure", "--device"], "option --device needs a value", " configure"),
         (["list", "no\nway"], "unexpected argument no\\nway", " list"),
     ],
 )
@@ -122,6 +125,14 @@ def test_a_wrong_command_line_ends_with_1_and_the_way_to_the_help(
 @pytest.mark.parametrize(
     ("words", "line"),
     [
+        (["configure", "rootfs"], "input error: rootfs: invalid rootfs directory. Give an absolute path other than /"),
+        (["configure", "/"], "input error: /: invalid rootfs directory. Give an absolute path other than /"),
+        (["configure", "--pid=0", "/x"], "input error: --pid=0: invalid process number"),
+        (["configure", "--pid=-1", "/x"], "input error: --pid=-1: invalid process number"),
+        (
+            ["configure", "--cuda-compat-mode=on", "/x"],
+            "input error: --cuda-compat-mode=on: invalid mode. Use disabled, mount, ldconfig",
+        ),
         (["list", "--mig-config=0"], "mig-config error: 0: only 'all' devices are supported"),
         (["list", "--mig-monitor=0"], "mig-monitor error: 0: only 'all' devices are supported"),
         (
@@ -274,7 +285,9 @@ def test_list_of_another_driver_root_has_the_paths_that_containers_get(run_cli: 
     assert (answer.status, "initialization error: --driver-root" in answer.err) == (1, True)
 
 
-@pytest.mark.parametrize("words", [["list"], ["info"]], ids=lambda words: words[0])
+@pytest.mark.parametrize(
+    "words", [["list"], ["info"], ["configure", "--pid=1", "/nowhere"]], ids=lambda words: words[0]
+)
 def test_without_a_driver_the_words_that_scripts_look_for_are_printed(
     run_cli: Cli, tmp_path: Path, words: list[str]
 ) -> None:

@@ -4,6 +4,9 @@ The new mount calls (open_tree, mount_setattr, move_mount) set the attributes be
 kernel lacks them (before 5.12), mount(2) gets paths below /proc/self/fd and the flags are set afterwards. The kernel
 never walks a path below a container's root.
 
+A container that has not started yet gets its mounts by `bind_mount`, in its own mount namespace. For one that runs,
+`clone_mount` clones the source outside, and `attach_mount` attaches the clone inside.
+
 Import budget: cold.
 """
 
@@ -25,6 +28,7 @@ _OPEN_TREE_CLONE = 1
 _MOVE_FROM_EMPTY_PATH, _MOVE_TO_EMPTY_PATH = 0x04, 0x40
 CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000  # sched.h
 _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 32, 4096, 16384, 1 << 18
+_MOUNT_ATTR_RDONLY = 1
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
 
 # Mount option to (bit of mount_setattr(2), bit of mount(2)).
@@ -85,19 +89,126 @@ def bind_mount(source: str, directory_fd: int, name: str, options: tuple[str, ..
 
 
 def _attach_clone(source: str, target_fd: int, options: tuple[str, ...]) -> None:
-    recursive = _AT_RECURSIVE if "rbind" in options else 0
-    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | recursive
-    clone = _call("syscall", _OPEN_TREE, _AT_FDCWD, os.fsencode(source), flags)
+    recursive = "rbind" in options
+    clone = _open_tree(_AT_FDCWD, source, recursive=recursive)
     try:
-        attributes = 0
-        for option, (bit, _) in _ATTRIBUTES.items():
-            attributes |= bit if option in options else 0
-        # struct mount_attr: attr_set, attr_clr, propagation, userns_fd
-        data = struct.pack("=QQQQ", attributes, 0, _MS_PRIVATE, 0)
-        _call("syscall", _MOUNT_SETATTR, clone, b"", _AT_EMPTY_PATH | recursive, data, len(data))
-        _call("syscall", _MOVE_MOUNT, clone, b"", target_fd, b"", _MOVE_FROM_EMPTY_PATH | _MOVE_TO_EMPTY_PATH)
+        _set_attributes(clone, options, recursive=recursive)
+        attach_mount(clone, target_fd)
     finally:
         os.close(clone)  # a clone that is not attached ends here
+
+
+def clone_mount(source: str, options: tuple[str, ...], scratch: str) -> int:
+    """Clone a file or directory of this mount namespace as a mount without a path, and return a descriptor of it.
+
+    A clone that is never attached ends with the descriptor.
+
+    Arguments:
+        options: of the mount; "rbind" includes the mounts below a directory.
+        scratch: a directory of ours. Where the kernel lacks mount_setattr (before 5.12), this process moves into a
+            mount namespace of its own and sets the flags of a mount there, on an entry of this directory: a mount that
+            is attached first and made read-only afterwards could be written in between.
+
+    Raises:
+        OSError: the kernel refuses; ENOSYS where it lacks open_tree (before 5.2).
+    """
+    recursive = "rbind" in options
+    clone = _open_tree(_AT_FDCWD, source, recursive=recursive)
+    try:
+        _set_attributes(clone, options, recursive=recursive)
+    except OSError as error:
+        os.close(clone)
+        if error.errno != errno.ENOSYS:
+            raise
+        return _clone_prepared_mount(source, options, scratch)
+    except BaseException:
+        os.close(clone)
+        raise
+    return clone
+
+
+def clone_root(root_fd: int, *, writable: bool) -> int:
+    """Clone the mount of a directory without the mounts below it, and return a descriptor.
+
+    The directory must be in this process's mount namespace. If the mounts below are locked, as those that a user
+    namespace has inherited are, the clone includes them: mount_namespaces(7).
+
+    Arguments:
+        writable: make the clone writable, where the kernel has mount_setattr and the flag is not locked.
+
+    Raises:
+        OSError: the kernel refuses; ENOSYS where it lacks open_tree (before 5.2).
+    """
+    try:
+        clone = _open_tree(root_fd, "", recursive=False)
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        clone = _open_tree(root_fd, "", recursive=True)
+    if writable:
+        data = struct.pack("=QQQQ", 0, _MOUNT_ATTR_RDONLY, 0, 0)
+        try:
+            _call("syscall", _MOUNT_SETATTR, clone, b"", _AT_EMPTY_PATH, data, len(data))
+        except OSError:
+            pass  # it stays read-only, and the plan is one for such a root
+    return clone
+
+
+def attach_mount(clone_fd: int, target_fd: int) -> None:
+    """Attach a clone to a held mount point, which must be a file for a file and a directory for a directory.
+
+    Raises:
+        OSError: the kernel refuses.
+    """
+    _call("syscall", _MOVE_MOUNT, clone_fd, b"", target_fd, b"", _MOVE_FROM_EMPTY_PATH | _MOVE_TO_EMPTY_PATH)
+
+
+def _open_tree(directory_fd: int, path: str, *, recursive: bool) -> int:
+    flags = _OPEN_TREE_CLONE | os.O_CLOEXEC | (_AT_RECURSIVE if recursive else 0) | (0 if path else _AT_EMPTY_PATH)
+    return _call("syscall", _OPEN_TREE, directory_fd, os.fsencode(path), flags)
+
+
+def _set_attributes(clone: int, options: tuple[str, ...], *, recursive: bool) -> None:
+    attributes = 0
+    for option, (bit, _) in _ATTRIBUTES.items():
+        attributes |= bit if option in options else 0
+    # struct mount_attr: attr_set, attr_clr, propagation, userns_fd
+    data = struct.pack("=QQQQ", attributes, 0, _MS_PRIVATE, 0)
+    flags = _AT_EMPTY_PATH | (_AT_RECURSIVE if recursive else 0)
+    _call("syscall", _MOUNT_SETATTR, clone, b"", flags, data, len(data))
+
+
+def _clone_prepared_mount(source: str, options: tuple[str, ...], scratch: str) -> int:
+    """Mount the source with its flags on an entry of a scratch directory, in a namespace of this process alone."""
+    _call("unshare", CLONE_NEWNS)
+    _call("mount", None, b"/", None, ctypes.c_ulong(_MS_REC | _MS_PRIVATE), None)
+    name = "mount-point"
+    path = f"{scratch}/{name}"
+    is_directory = stat.S_ISDIR(os.stat(source).st_mode)
+    os.makedirs(scratch, 0o700, exist_ok=True)
+    if is_directory:
+        os.mkdir(path, 0o700)
+    else:
+        os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600))
+    try:
+        directory_fd = os.open(scratch, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            target_fd = os.open(name, PATH_FLAGS, dir_fd=directory_fd)
+            try:
+                _bind_by_descriptor(source, target_fd, directory_fd, name, options)
+            finally:
+                os.close(target_fd)
+            try:
+                return _open_tree(_AT_FDCWD, path, recursive="rbind" in options)
+            finally:
+                detach_mount(directory_fd, name)
+        finally:
+            os.close(directory_fd)
+    finally:
+        if is_directory:
+            os.rmdir(path)
+        else:
+            os.unlink(path)
 
 
 def _bind_by_descriptor(source: str, target_fd: int, directory_fd: int, name: str, options: tuple[str, ...]) -> None:

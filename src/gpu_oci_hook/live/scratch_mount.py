@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -21,6 +22,8 @@ SCRATCH_SOURCE = HOOK_PROGRAM
 """The source that the mount table shows for mounts of it."""
 
 _SIZE = "64m"
+_PREFIX = f"{HOOK_PROGRAM}-scratch-"
+_STALE_AFTER = 600  # seconds; a process that works on a container is killed long before
 _DIRECTORIES = ("/run", "/tmp")  # noqa: S108  mkdtemp makes a directory of this user's own
 
 
@@ -33,8 +36,9 @@ def make_scratch_directory() -> Iterator[str]:
     """
     problem = ""
     for parent in _DIRECTORIES:
+        _remove_stale_directories(parent)
         try:
-            path = tempfile.mkdtemp(prefix=f"{HOOK_PROGRAM}-", dir=parent)
+            path = tempfile.mkdtemp(prefix=_PREFIX, dir=parent)
             break
         except OSError as error:
             problem = describe_os_error(error, writing=True)
@@ -47,6 +51,19 @@ def make_scratch_directory() -> Iterator[str]:
             os.rmdir(path)
         except OSError:
             pass  # a killed child has left its mount there
+
+
+def _remove_stale_directories(parent: str) -> None:
+    """Remove the empty directories of this user that killed processes have left."""
+    try:
+        with os.scandir(parent) as entries:
+            for entry in entries:
+                if entry.name.startswith(_PREFIX):
+                    status = entry.stat(follow_symlinks=False)
+                    if status.st_uid == os.geteuid() and status.st_mtime < time.time() - _STALE_AFTER:
+                        os.rmdir(entry.path)
+    except OSError:
+        pass
 
 
 @contextmanager

@@ -20,7 +20,8 @@ from gpu_oci_hook.cli.container_cli.machine_query import choose_requested_device
 from gpu_oci_hook.cli.container_cli.phase_faults import PhaseFault, name_phase
 from gpu_oci_hook.container.rootfs_edits import GENERATED_DIR, prepare_shared_directories
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.files.read_regular import read_regular_file
+from gpu_oci_hook.files.mounts import read_mount_info
+from gpu_oci_hook.files.read_regular import PROC_SELF_FD, read_regular_file
 from gpu_oci_hook.files.rootfs import Rootfs, refuse_host_root
 from gpu_oci_hook.files.state_dir import StateCache
 from gpu_oci_hook.formats.oci import Object
@@ -38,6 +39,7 @@ from gpu_oci_hook.live.container_editor import ContainerEditor
 from gpu_oci_hook.live.container_mounts import describe_container_mounts, find_mounts_from, parse_mount_table
 from gpu_oci_hook.live.device_cgroup import allow_devices, find_device_cgroup
 from gpu_oci_hook.live.monitors import read_namespace_id
+from gpu_oci_hook.live.mount_api import clone_root
 from gpu_oci_hook.live.namespace_process import run_in_mount_namespace, run_with_deadline
 from gpu_oci_hook.live.scratch_mount import SCRATCH_SOURCE, make_scratch_directory, mount_scratch
 from gpu_oci_hook.model.edits import AddDeviceNode, AddDeviceRule, AddMount, Edit
@@ -53,7 +55,7 @@ _SAFE_PATH = "/usr/sbin:/usr/bin:/sbin:/bin"
 
 @contextmanager
 def ignore_environment() -> Iterator[None]:
-    """Work without the environment: callers put the container's into it, whose image could name files of ours."""
+    """Work without the environment: callers put variables of the image into it (facts: container-cli-callers)."""
     import posix  # the state directory is found by its table
 
     saved, saved_table = dict(os.environ), dict(posix.environ)
@@ -123,7 +125,8 @@ def _change_container(
         with name_phase("container"):
             rootfs, spec = _open_container(options.rootfs, in_user_namespace=in_user_namespace)
         with name_phase("mount"), mount_scratch(scratch):
-            container = gather_container_facts(spec, scratch, rootfs, machine, chosen)
+            image = _open_image(rootfs)
+            container = gather_container_facts(spec, scratch, image, machine, chosen)
             plan = build_plan(gather_plan_input(machine, request, chosen, inventory, container))
             edits = [edit for edit in plan.edits if options.adds_nodes or not _makes_node(edit)]
             editor = _apply_edits(edits, spec, scratch, rootfs.path)
@@ -171,6 +174,13 @@ def _open_container(path: str, *, in_user_namespace: bool) -> tuple[Rootfs, Obje
     resolved = os.path.realpath(path)
     rootfs = Rootfs(resolved)
     refuse_host_root(rootfs)
+    mount = read_mount_info(rootfs.get_mount_id())
+    if mount is not None and mount.shared:
+        raise Fault(
+            "the container shares its mounts with the host, where new ones would appear too",
+            where=path,
+            hint="Mount its root file system privately (mount --make-private) in a mount namespace of its own",
+        )
     table = parse_mount_table(read_regular_file(_MOUNT_TABLE, _MOUNT_TABLE_LIMIT))
     if find_mounts_from(table, resolved, SCRATCH_SOURCE):
         raise Fault("this container has been configured already", where=path, hint="Set up a new one")
@@ -183,6 +193,26 @@ def _open_container(path: str, *, in_user_namespace: bool) -> tuple[Rootfs, Obje
         "linux": {"namespaces": [{"type": "user"}] if in_user_namespace else []},
     }
     return rootfs, spec
+
+
+def _open_image(rootfs: Rootfs) -> Rootfs:
+    """Open a container's root without the mounts below it, which the plan is made for as before a start.
+
+    Where the kernel cannot clone it (before Linux 5.2), it is the root itself: links of the image that lead into a
+    mount then count as leading elsewhere.
+    """
+    try:
+        root_fd = os.open(rootfs.path, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            clone_fd = clone_root(root_fd, writable=False)
+        finally:
+            os.close(root_fd)
+    except OSError:
+        return rootfs
+    image = Rootfs(f"{PROC_SELF_FD}/{clone_fd}")
+    image.path = rootfs.path
+    os.close(clone_fd)
+    return image
 
 
 def _apply_edits(edits: list[Edit], spec: Object, scratch: str, rootfs_path: str) -> ContainerEditor:
