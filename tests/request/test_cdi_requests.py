@@ -222,11 +222,23 @@ def test_podman_hands_on_an_images_annotations_so_they_may_what_the_environment_
     env: str, root: bool, counts: bool
 ) -> None:
     request = read_request(
-        spec(notes={NOTE: "nvidia.com/gpu=0,vendor.com/dev=a", **LIBPOD}, root=root), Config(env=env)
+        spec(notes={NOTE: "nvidia.com/gpu=0,vendor.com/dev=a", **LIBPOD}, root=root),
+        Config(env=env, env_kinds=("vendor.com/dev",)),
     )
     assert asked(request) == ((["0"], ["vendor.com/dev=a"]) if counts else ([], []))
     assert [name for name, _ in request.withheld] == ([] if counts else ["nvidia.com/gpu=0", "vendor.com/dev=a"])
     assert counts or "is ignored" in request.warnings[0]
+
+
+def test_an_images_annotation_names_no_device_of_another_vendor() -> None:
+    """A CDI file of any vendor can mount any path of the host."""
+    made = spec(notes={NOTE: "site.org/scratch=admin", **LIBPOD})
+    with pytest.raises(Fault, match="an image could have requested it here"):
+        read_request(made, Config())
+    assert asked(read_request(made, Config(env_kinds=("site.org/scratch",)))) == ([], ["site.org/scratch=admin"])
+    assert asked(read_request(made, Config(env="never"))) == ([], [])
+    of_ctr = spec(notes={NOTE: "site.org/scratch=admin"})
+    assert asked(read_request(of_ctr, Config())) == ([], ["site.org/scratch=admin"])
 
 
 @pytest.mark.parametrize("sign", ["manager", "annotation", "cgroup"])

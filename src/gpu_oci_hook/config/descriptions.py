@@ -36,9 +36,9 @@ KEY_DESCRIPTIONS = {
     "log-level": "Least severe level that is logged.",
     "env": "Which containers may request GPUs with NVIDIA_VISIBLE_DEVICES: all, privileged ones (CAP_SYS_ADMIN in the "
     "bounding set and no user namespace of their own), or none. This variable can also be set by the image.",
-    "env-kinds": "CDI kinds of other vendors whose devices containers may request with NVIDIA_VISIBLE_DEVICES. The "
-    "image can set this variable too, and a CDI file can mount any host path. Devices in annotations, in mounts and "
-    "of the kinds of nvidia.com need no entry.",
+    "env-kinds": "CDI kinds of other vendors whose devices containers may request with NVIDIA_VISIBLE_DEVICES, "
+    "and with podman in annotations. The image can set both, and a CDI file can mount any host path. Devices in other "
+    "engines' annotations, in mounts and of the kinds of nvidia.com need no entry.",
     "device-variables": "Variables that replace NVIDIA_VISIBLE_DEVICES in containers that have one of them, such as "
     "DOCKER_RESOURCE_GPU for Docker Swarm. The values of several are joined, and an empty value requests nothing.",
     "volume-mounts": "Whether containers may request GPUs with mounts below /var/run/nvidia-container-devices, which "

@@ -14,8 +14,8 @@ write them (facts: engine-annotations):
   runtime. From 1.7 on it may have resolved them as well: `inject.cdi_devices` checks whether the edits of the CDI file
   are already in the config.json.
 - podman adds the annotations of an image's manifest and resolves none. They may request what the environment may
-  request, see `[request] env`. Up to 4.3 an image's annotations override podman's own, so podman is recognised by other
-  annotations and by the name of the cgroup as well.
+  request, see `[request] env` and `env-kinds`. Up to 4.3 an image's annotations override podman's own, so podman is
+  recognised by other annotations and by the name of the cgroup as well.
 - docker, ctr and others: only their client writes annotations, and they resolve none.
 
 Import budget: CDI.
@@ -63,7 +63,7 @@ def read_device_annotations(
         warnings: gets a warning for each annotation of podman that does not count.
 
     Raises:
-        Fault: the annotations are longer than any engine's.
+        Fault: the annotations are longer than any engine's, or those of an image name another vendor's device.
     """
     annotations = get_member(spec, "annotations")
     if not isinstance(annotations, dict):
@@ -87,6 +87,8 @@ def read_device_annotations(
         if size > _ANNOTATIONS_SIZE_LIMIT:
             problem = f"the annotations that request devices are longer than {_ANNOTATIONS_SIZE_LIMIT >> 10} KiB"
             raise Fault(problem, where=origin, hint="Name fewer devices")
+        if policy.is_podman:
+            refuse_untrusted_kinds(selectors, origin, config)
         device_requests += [DeviceRequest(selector, origin) for selector in selectors]
     return device_requests
 
@@ -144,10 +146,10 @@ def _parse_kubelet_annotations(text: object) -> dict[str, object]:
 
 
 def refuse_untrusted_kinds(selectors: list[str], origin: str, config: Config) -> None:
-    """Check that the environment requests no other vendor's device that the administrator has not allowed.
+    """Check that no other vendor's device is requested that the administrator has not allowed.
 
-    An image can set the variable. What a CDI file of any vendor adds (nodes, mounts of host paths, hooks) is meant
-    for those to whom the engine's client gives the device.
+    For requests that an image can make: by the variable, and with podman by annotations. What a CDI file of any vendor
+    adds (nodes, mounts of host paths, hooks) is meant for those to whom the engine's client gives the device.
 
     Raises:
         Fault: a kind is not in `[request] env-kinds`.
@@ -161,10 +163,10 @@ def refuse_untrusted_kinds(selectors: list[str], origin: str, config: Config) ->
         is_nvidia = vendor == _NVIDIA_VENDOR or vendor.endswith(f".{_NVIDIA_VENDOR}")
         if not is_nvidia and kind not in (*get_own_kinds(config), *config.env_kinds):
             raise Fault(
-                f"{clip_text(selector)} is a device of another vendor, which an image's variable could name too",
+                f"{clip_text(selector)} is a device of another vendor, and an image could have requested it here",
                 where=origin,
-                hint=f"Request it with the engine (docker or podman run --device {clip_text(selector)}) or with an "
-                f'annotation, or add "{clip_text(kind)}" to [request] env-kinds',
+                hint=f"Request it with the engine (docker or podman run --device {clip_text(selector)}), or add "
+                f'"{clip_text(kind)}" to [request] env-kinds',
             )
 
 
