@@ -72,6 +72,46 @@ def test_modules_come_from_the_file_and_look_like_any_others(copy: Path) -> None
     ]
 
 
+LOADED_AT_ONCE = """
+import sys
+sys.path.insert(0, {source!r})
+from gpu_oci_hook.files import code_bundle
+code_bundle.use_code_bundle(load_modules=True)
+loaded = {{name for name in sys.modules if name.startswith("gpu_oci_hook.")}}
+for name in ("inject.pipeline", "request", "host.root"):
+    module = sys.modules.get("gpu_oci_hook." + name)
+    if module is not None:
+        parent, _, leaf = module.__name__.rpartition(".")
+        assert getattr(sys.modules[parent], leaf) is module
+        print(module.__name__, module.__package__, module.__file__, *getattr(module, "__path__", ()))
+from gpu_oci_hook.inject import pipeline
+import gpu_oci_hook.plan.links
+print("later", *sorted({{name for name in sys.modules if name.startswith("gpu_oci_hook.")}} - loaded))
+"""
+
+
+def load_at_once(copy: Path) -> list[str]:
+    code = LOADED_AT_ONCE.format(source=str(copy.parent))
+    done = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def test_what_every_start_imports_is_loaded_at_once(copy: Path) -> None:
+    assert load_at_once(copy) == [
+        f"gpu_oci_hook.inject.pipeline gpu_oci_hook.inject {copy}/inject/pipeline.py",
+        f"gpu_oci_hook.request gpu_oci_hook.request {copy}/request/__init__.py {copy}/request",
+        f"gpu_oci_hook.host.root gpu_oci_hook.host {copy}/host/root.py",
+        "later gpu_oci_hook.plan.links",
+    ]
+
+
+def test_with_a_stale_file_nothing_is_loaded_at_once(copy: Path) -> None:
+    with open(copy / "plan/layout.py", "a") as file:
+        file.write("# changed\n")
+    (later,) = load_at_once(copy)
+    assert later.startswith("later ") and "gpu_oci_hook.inject.pipeline" in later.split()
+
+
 def test_a_source_that_has_changed_makes_the_file_stale(copy: Path) -> None:
     with open(copy / "plan/layout.py", "a") as file:
         file.write("# changed\n")

@@ -43,6 +43,8 @@ BUNDLED_MODULES = (
 )  # fmt: skip
 
 
+# The module that every start of a GPU container imports, and with it what it imports at its top.
+_START_MODULE = "inject.pipeline"
 # Rooms that the shim never enters.
 _UNUSED_ROOMS = ("cli", "generate", "hook", "simulate")
 
@@ -54,7 +56,11 @@ def build_code_bundles() -> dict[str, bytes]:
         OSError: a source cannot be read.
     """
     modules = {name: _compile_module(name) for name in _list_modules("")}
-    entries = {f"gpu_oci_hook.{name}": modules.pop(name) for name in BUNDLED_MODULES}
+    always_needed = _sort_by_imports((_START_MODULE,))
+    entries: dict[str, ModuleEntry] = {}
+    for name in _sort_by_imports(BUNDLED_MODULES):
+        if name in BUNDLED_MODULES:  # the others are loaded before the file is read
+            entries[f"gpu_oci_hook.{name}"] = (*modules.pop(name)[:5], name in always_needed)
     first = marshal.dumps((BUNDLE_STAMP, entries))
     return {BUNDLE_PATH: hash_data(first) + first, OTHER_BUNDLE_PATH: _build_other_bundle(modules)}
 
@@ -95,6 +101,41 @@ def _list_modules(package: str) -> list[str]:
     return names
 
 
+def _sort_by_imports(names: tuple[str, ...]) -> list[str]:
+    """Return modules with all that they need before them: their packages, and what they import at their top."""
+    done: dict[str, None] = {}
+
+    def add(name: str) -> None:
+        if name in done or not _find_source(name):
+            return
+        for needed in (name.rpartition(".")[0], *_list_top_imports(name)):
+            add(needed)
+        done[name] = None
+
+    for name in names:
+        add(name)
+    return list(done)
+
+
+def _list_top_imports(name: str) -> list[str]:
+    """List our modules that a module imports whenever it is loaded, without the name of our package."""
+    with open(_find_source(name), "rb") as file:
+        tree = ast.parse(file.read())
+    prefix = "gpu_oci_hook."
+    found = []
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith(prefix):
+            module = str(node.module).removeprefix(prefix)
+            found += [module, *(f"{module}.{alias.name}" for alias in node.names)]
+    return found
+
+
+def _find_source(name: str) -> str:
+    """Return the path of a module's or package's source; "" if there is none of this name."""
+    paths = (_source_path(name, is_package=is_package) for is_package in (True, False))
+    return next((path for path in paths if name and os.path.exists(path)), "")
+
+
 def _source_path(name: str, *, is_package: bool) -> str:
     return f"{PACKAGE}/{name.replace('.', '/')}{'/__init__' if is_package else ''}.py"
 
@@ -107,7 +148,7 @@ def _compile_module(name: str) -> ModuleEntry:
         status = os.fstat(file.fileno())
         source = file.read()
     code: CodeType = compile(_parse_without_annotations(source), path, "exec", dont_inherit=True, optimize=2)
-    return path, is_package, status.st_size, status.st_mtime_ns, code
+    return path, is_package, status.st_size, status.st_mtime_ns, code, False
 
 
 def _parse_without_annotations(source: bytes) -> ast.Module:

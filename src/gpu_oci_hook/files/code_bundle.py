@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from importlib.machinery import ModuleSpec
     from types import CodeType, ModuleType
 
-    # Path of the source, whether it is a package, size, mtime in ns, code.
-    ModuleEntry = tuple[str, bool, int, int, CodeType]
+    # Path of the source, whether it is a package, size, mtime in ns, code, whether every start imports it. Each module
+    # stands behind those that it imports at its top.
+    ModuleEntry = tuple[str, bool, int, int, CodeType, bool]
     # The same, but with the offset and size of the marshalled code behind the index, and its hash.
     IndexEntry = tuple[str, bool, int, int, tuple[int, int, bytes]]
 
@@ -74,6 +75,31 @@ class BundleFinder:
             spec.submodule_search_locations.append(os.path.dirname(entry[0]))
         return spec
 
+    def load_modules(self) -> None:
+        """Load the modules that every start imports.
+
+        The interpreter searches, locks and describes each module that it imports, which takes as long as running it.
+        Here they are run one after the other, so an import statement in one of them finds the others loaded.
+        """
+        if self._entries is None:
+            self._entries = _read_entries()
+        for name, (path, is_package, _, _, code, is_always_needed) in self._entries.items():
+            if name in sys.modules or not is_always_needed:
+                continue
+            module = type(sys)(name)
+            module.__file__ = path
+            parent, _, leaf = name.rpartition(".")
+            module.__package__ = parent
+            if is_package:
+                module.__package__, module.__path__ = name, [os.path.dirname(path)]
+            sys.modules[name] = module
+            try:
+                exec(code, module.__dict__)  # noqa: S102 - as the interpreter's own loader does
+            except BaseException:
+                del sys.modules[name]
+                raise
+            setattr(sys.modules[parent], leaf, module)
+
     def create_module(self, spec: ModuleSpec) -> None:
         """Let the interpreter create the module: see `importlib.abc.Loader`."""
 
@@ -103,13 +129,21 @@ class BundleFinder:
             code = marshal.loads(data)  # noqa: S302 - see the module's docstring
         except _DAMAGE:
             return None
-        return (*entry[:4], code)
+        return (*entry[:4], code, False)
 
 
-def use_code_bundle() -> None:
-    """Load our modules from the bundle files from now on, as far as these are present, undamaged and fresh."""
-    if not isinstance(sys.meta_path[0], BundleFinder):
-        sys.meta_path.insert(0, BundleFinder())
+def use_code_bundle(*, load_modules: bool = False) -> None:
+    """Load our modules from the bundle files from now on, as far as these are present, undamaged and fresh.
+
+    Arguments:
+        load_modules: load those that every GPU container needs at once.
+    """
+    finder = sys.meta_path[0]
+    if not isinstance(finder, BundleFinder):
+        finder = BundleFinder()
+        sys.meta_path.insert(0, finder)
+    if load_modules:
+        finder.load_modules()
 
 
 def _read_entries() -> dict[str, ModuleEntry]:
@@ -119,7 +153,7 @@ def _read_entries() -> dict[str, ModuleEntry]:
         if data[:HASH_SIZE] != hash_data(data[HASH_SIZE:]):
             return {}
         stamp, entries = marshal.loads(data[HASH_SIZE:])  # noqa: S302 - see the module's docstring
-        if stamp == BUNDLE_STAMP and all(_is_unchanged(*entry[:4]) for entry in entries.values()):
+        if stamp == BUNDLE_STAMP and all(len(entry) == 6 and _is_unchanged(*entry[:4]) for entry in entries.values()):
             return entries  # type: ignore[no-any-return]
     except _DAMAGE:
         pass

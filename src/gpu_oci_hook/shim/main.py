@@ -294,7 +294,7 @@ def main() -> None:
             if data is not None and has_trigger(data, entry[4]):
                 from gpu_oci_hook.files.code_bundle import use_code_bundle
 
-                use_code_bundle()
+                use_code_bundle(load_modules=True)
                 reserve = _reserve_descriptor()
                 from gpu_oci_hook.inject.pipeline import inject_gpus
 
