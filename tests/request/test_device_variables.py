@@ -82,3 +82,9 @@ def test_the_key_of_nvidias_configuration_is_answered_with_ours(tmp_path: Path) 
     config.write_text(f'swarm-resource = "{SWARM}"\n')
     (warning,) = load_config(str(config)).warnings
     assert "use [request] device-variables" in warning
+
+
+def test_very_many_ignored_variables_are_few_warnings() -> None:
+    env = [f"DOCKER_RESOURCE_GPU{number}=GPU-1" for number in range(50_000)]
+    warnings = read_request({"process": {"env": env}}, Config()).warnings
+    assert len(warnings) == 9 and warnings[-1] == "49992 more variables like these are ignored"

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MAX_LINKS = 40  # as the kernel: path_resolution(7)
 MAX_STEPS = 20000  # a hostile link could make the walk take minutes
+MAX_PATH_LENGTH = 4096  # PATH_MAX of limits.h: no program of the container can use a longer path either
 MAX_CACHED_DIRECTORIES = 64  # held directories, and as many missing ones
 MAX_CACHED_SHORT_OF_DESCRIPTORS = 2  # once this process has run out of descriptors
 MAX_CACHED_DEPTH = 16  # components of the deepest directory that a walk caches
@@ -105,6 +106,7 @@ class PathWalker:
         """
         directory = self._cached.get(path)
         if directory is None:
+            _check_length(path)
             if not create and path in self._missing:
                 raise make_os_error(errno.ENOENT)
             directory, missing = self.walk_path(path, create=create)
@@ -136,6 +138,7 @@ class PathWalker:
 
     def walk_path(self, path: str, *, create: bool = False) -> tuple[Directory, list[str]]:
         """Walk a path: see `_walk_path`. Where no descriptor is left, the cache gives its own back."""
+        _check_length(path)
         try:
             return self._walk_path(path, create=create)
         except OSError as error:
@@ -214,6 +217,12 @@ class PathWalker:
             current = Directory(self, os.dup(self._root_fd), [])
             is_shared = False
         return current, missing
+
+
+def _check_length(path: str) -> None:
+    # Some paths are an image's, from its variables and its loader's configuration.
+    if len(path) > MAX_PATH_LENGTH:
+        raise make_os_error(errno.ENAMETOOLONG)
 
 
 def _walk_missing(missing: list[str], name: str) -> None:

@@ -281,7 +281,7 @@ def _plan_driver(
     refuse_host_root(rootfs)
     container = gather_container_facts(spec, bundle, rootfs, machine, chosen)
     plan = build_plan(gather_plan_input(machine, request, chosen, inventory, container))
-    plan.warnings += [text for text in warnings if text not in plan.warnings]
+    plan.warnings[:] = dict.fromkeys([*plan.warnings, *warnings])
     plan.warnings += [*machine.problems, *inventory.problems]
     if cdi is not None:
         plan.edits += cdi.edits

@@ -55,6 +55,7 @@ _DEVICE_MOUNTS_ORIGIN = "device mounts below /var/run/nvidia-container-devices"
 _IMEX_MOUNT_PREFIX = "imex/"
 _MANAGEMENT_SELECTORS = (MANAGEMENT_DEVICE, f"cdi/{MANAGEMENT_DEVICE}", f"cdi/{MANAGEMENT_DEVICE.replace('=', '/')}")
 _CDI_MOUNT_PREFIX = "cdi/"
+_MAX_SWARM_WARNINGS = 8  # an image can set any number of such variables
 
 # On a Jetson this makes all of NVIDIA's CSV lists count (facts: csv-lists).
 ALL_CSV_LISTS = ("NVIDIA_REQUIRE_JETPACK", "csv-mounts=all")
@@ -148,11 +149,14 @@ def _read_devices(
 
 
 def _warn_about_swarm(request: Request, environment: Environment, config: Config) -> None:
-    for name in find_ignored_swarm_variables(environment, config.device_variables):
+    ignored = find_ignored_swarm_variables(environment, config.device_variables)
+    for name in ignored[:_MAX_SWARM_WARNINGS]:
         request.warnings.append(
             f"{environment.describe_variable(name)}, with which Docker Swarm assigns GPUs, is ignored: "
             f'add "{clip_text(name)}" to [request] device-variables'
         )
+    if len(ignored) > _MAX_SWARM_WARNINGS:
+        request.warnings.append(f"{len(ignored) - _MAX_SWARM_WARNINGS} more variables like these are ignored")
 
 
 def _record_void(
