@@ -23,6 +23,7 @@ _COMMANDS = {
     "help": ("help_command", "show_help", ""),
     "version": ("help_command", "show_version", ""),
     "config": ("config_command", "config", "Show, check and document the configuration."),
+    "warm": ("warm_command", "warm", "Fill the caches before the first GPU container."),
     "install": ("install_command", "install", "Install the launchers that container engines call."),
 }
 
