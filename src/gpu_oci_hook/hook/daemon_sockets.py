@@ -48,7 +48,15 @@ def mount_daemon_sockets(container: Container, sockets: Iterable[tuple[str, str]
 
 def _mount_socket(container: Container, source_fd: int, path: str) -> str:
     """Mount one; return why it is left out, "" when it is mounted."""
-    mode = os.fstat(source_fd).st_mode
+    source_status = os.fstat(source_fd)
+    mode = source_status.st_mode
+    if stat.S_ISDIR(mode):
+        from gpu_oci_hook.files.trust import describe_foreign_access  # most hosts have no such directory
+
+        # Below /tmp any user can create a daemon's directory once the daemon is gone.
+        access = describe_foreign_access(source_status, every_user=True, owner_only=True)
+        if access:
+            return f"the host's directory {access}"
     if not (stat.S_ISSOCK(mode) or stat.S_ISDIR(mode)):
         return "the host's file is neither a socket nor a directory"
     layout = container.get_layout()
