@@ -125,17 +125,29 @@ def unit(path: Path) -> configparser.RawConfigParser:
 
 def test_the_units_belong_together_and_call_a_command_that_there_is() -> None:
     stem = "gpu-oci-hook-cdi"
-    assert [path.name for path in UNITS] == [f"{stem}.path", f"{stem}.service", f"{stem}.timer"]
-    path, service, timer = (unit(one) for one in UNITS)
+    units = [path for path in UNITS if path.stem == stem]
+    assert [path.name for path in units] == [f"{stem}.path", f"{stem}.service", f"{stem}.timer"]
+    path, service, timer = (unit(one) for one in units)
     program, *words = service["Service"]["ExecStart"].split()
     assert program == RUNTIME.replace("runtime", "hook")
     command = importlib.import_module("gpu_oci_hook.cli.cdi_command").cdi
     assert words[0] == "cdi" and command.get_command(None, words[1]) is not None and words[2:] == ["$OPTIONS"]
     assert service["Service"]["Type"] == "oneshot"
     # Enabling the service enables all three.
-    assert set(service["Install"]["Also"].split()) == {path.name for path in UNITS} - {f"{stem}.service"}
+    assert set(service["Install"]["Also"].split()) == {path.name for path in units} - {f"{stem}.service"}
     wanted = [one["Install"]["WantedBy"] for one in (service, timer, path)]
     assert wanted == ["multi-user.target", "timers.target", "paths.target"]
+
+
+def test_the_caches_are_filled_before_engines_restart_their_containers() -> None:
+    (path,) = [path for path in UNITS if path.stem == "gpu-oci-hook-warm"]
+    service = unit(path)
+    program, *words = service["Service"]["ExecStart"].split()
+    assert (program, words) == (RUNTIME.replace("runtime", "hook"), ["warm"])
+    assert importlib.import_module("gpu_oci_hook.cli.root_command").root_command.get_command(None, words[0]) is not None
+    engines = {"docker", "containerd", "crio", "podman-restart", "kubelet"}
+    assert {f"{name}.service" for name in engines} <= set(service["Unit"]["Before"].split())
+    assert service["Install"]["WantedBy"] == "multi-user.target"
 
 
 def test_the_file_is_there_before_engines_restart_their_containers() -> None:
