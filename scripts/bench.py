@@ -27,11 +27,13 @@ from typing import Any, NamedTuple
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+from gpu_oci_hook.container.rootfs_edits import GENERATED_DIR  # noqa: E402
 from gpu_oci_hook.simulate import host_tree  # noqa: E402
 from support.e2e import images  # noqa: E402
 from support.nvml_double import NvmlDouble  # noqa: E402
 
 STATE = Path("/run/gpu-oci-hook")
+DEVNULL = Path(os.devnull)
 
 Medians = dict[str, float]
 
@@ -61,6 +63,11 @@ def pass_through(command: str) -> Row:
     )
 
 
+def hook_cost(command: str, m: Medians) -> float:
+    """The cost of a hook for a container that requests no GPU, in starts of the interpreter."""
+    return m[f"{command}, no GPU"] / m["python"]
+
+
 COMMANDS = ("--version", "features", "state")
 EDITED = "shim / runc create of the same edited bundle"
 ROWS = [
@@ -74,6 +81,18 @@ ROWS = [
         "create with our CDI hook, no shim", 1.8, "runc create / the same without the hook",
         lambda m: m["runc, CDI hook"] / m["runc, CDI without hook"],
     ),
+    Row(
+        "create with our prestart hook, no shim", 2.0, "runc create / the same without the hook",
+        lambda m: m["runc, prestart hook"] / m["runc, hook not called"],
+    ),
+    Row(
+        "precreate hook, then create", 1.0, "precreate and runc create / shim create",
+        lambda m: m["precreate, 8 GPUs"] / m["shim, 8 GPUs"],
+    ),
+    *[
+        Row(f"{command} hook without a request", 1.2, "hook / python3 -IS -c pass", partial(hook_cost, command))
+        for command in ("prestart", "precreate")
+    ],
     Row(
         "cdi generate, 16 GPUs with 112 MIG devices", 3.0, "cdi generate / the same for one GPU",
         lambda m: m["generate, 112 MIG"] / m["generate, 1 GPU"],
@@ -134,9 +153,9 @@ class Bench:
         spec["process"]["env"] += ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"]
         self.requesting = json.dumps(spec).encode()
         self.count = 0
-        self.edited = b""
+        self.generated: dict[bytes, Path] = {}
         self.create(self.shim, self.requesting)
-        self.edited = (self.bundle / "config.json").read_bytes()
+        self.edited = self.keep_edited_bundle()
         assert self.edited != self.requesting, "the shim has not injected"
         # MIG devices: NVML is asked once, and does not answer from then on.
         report = host_tree.build_host(directory / "divided", gpus=16, layout="debian", mig=["7"])
@@ -150,7 +169,7 @@ class Bench:
             spec["process"]["env"] += [f"NVIDIA_VISIBLE_DEVICES={value}", "NVIDIA_DRIVER_CAPABILITIES=all"]
             self.mig_requests[devices] = json.dumps(spec).encode()
             self.create_mig(devices)
-            self.mig_edited[devices] = (self.bundle / "config.json").read_bytes()
+            self.mig_edited[devices] = self.keep_edited_bundle()
             assert self.mig_edited[devices] != self.mig_requests[devices], "the shim has not injected"
         self.nvml.set_mode("sleep")
         # CDI: a host with one GPU to compare with, and what an engine makes of the file for eight.
@@ -162,6 +181,29 @@ class Bench:
         with_hook = apply_cdi_file(self.plain, file, "all")
         without = {key: value for key, value in with_hook.items() if key != "hooks"}
         self.cdi_with_hook, self.cdi_without_hook = json.dumps(with_hook).encode(), json.dumps(without).encode()
+        # Our OCI hooks, as engines call them: from config.json, and before it is written.
+        spec = json.loads(self.requesting)
+        env = [f"GPU_OCI_HOOK_CONFIG={directory}/config.toml", f"PATH={os.environ['PATH']}"]
+        spec["hooks"] = {"prestart": [{"path": self.hook, "args": ["gpu-oci-hook", "prestart"], "env": env}]}
+        self.with_prestart_hook = json.dumps(spec).encode()
+        time.sleep(0.2)  # a configuration that has just been written is not cached
+        self.create(self.runc, self.with_prestart_hook)
+        self.plain_file = directory / "plain.json"
+        self.plain_file.write_bytes(self.plain)
+        spec = json.loads(self.requesting)
+        spec["root"]["path"] = str(self.bundle / "rootfs")  # as podman and CRI-O write it
+        self.requesting_absolute = json.dumps(spec).encode()
+        self.state = directory / "state.json"
+        self.state.write_text(
+            json.dumps({"ociVersion": "1.0.2", "id": "x", "status": "creating", "pid": 1, "bundle": str(self.bundle)})
+        )
+
+    def keep_edited_bundle(self) -> bytes:
+        """Return the config.json that the shim has written, and keep the files in the bundle that it mounts."""
+        config = (self.bundle / "config.json").read_bytes()
+        self.generated[config] = self.directory / f"generated-{len(self.generated)}"
+        shutil.copytree(self.bundle / GENERATED_DIR, self.generated[config], symlinks=True)
+        return config
 
     def cdi(self, command: str, host: str, *words: str) -> float:
         """Return the seconds of one of the commands of `cdi`."""
@@ -176,25 +218,29 @@ class Bench:
         for host in ("single", "divided"):
             self.refresh(host)
 
-    def run(self, *words: str) -> float:
+    def run(self, *words: str, stdin: Path = DEVNULL, stdout: Path = DEVNULL) -> float:
         """Return the seconds that a command takes; its output is dropped, since a container would keep a pipe open."""
         before = time.perf_counter()
-        with open(self.directory / "errors", "wb") as errors:
-            code = subprocess.run(
-                words, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=errors, check=False
-            ).returncode
+        with open(self.directory / "errors", "wb") as errors, open(stdin, "rb") as source, open(stdout, "wb") as sink:
+            code = subprocess.run(words, stdin=source, stdout=sink, stderr=errors, check=False).returncode
         took = time.perf_counter() - before
         if code:
             raise SystemExit(f"{' '.join(words)} ended with {code}: {(self.directory / 'errors').read_text()}")
         return took
 
-    def create(self, runtime: str, config: bytes) -> float:
-        """Return the seconds of one create on a fresh root file system; the container is deleted afterwards."""
+    def create(self, runtime: str, config: bytes, *, precreate: bool = False) -> float:
+        """Return the seconds of one create on a fresh root file system; the container is deleted afterwards.
+
+        Arguments:
+            precreate: call our precreate hook first, and count its time too.
+        """
         self.count += 1
         name = f"gpu-oci-hook-bench-{os.getpid()}-{self.count}"
         layer = self.directory / "layer"
         shutil.rmtree(layer, ignore_errors=True)
-        shutil.rmtree(self.bundle / "gpu-oci-hook", ignore_errors=True)
+        shutil.rmtree(self.bundle / GENERATED_DIR, ignore_errors=True)
+        if config in self.generated:
+            shutil.copytree(self.generated[config], self.bundle / GENERATED_DIR, symlinks=True)
         for part in ("upper", "work"):
             (layer / part).mkdir(parents=True)
         rootfs = self.bundle / "rootfs"
@@ -202,13 +248,23 @@ class Bench:
         subprocess.run(["mount", "-t", "overlay", "overlay", "-o", options, rootfs], check=True)
         try:
             (self.bundle / "config.json").write_bytes(config)
-            took = self.run(runtime, "create", "--bundle", str(self.bundle), name)
+            took = 0.0
+            if precreate:
+                written = self.directory / "written.json"
+                written.write_bytes(config)
+                took = self.run(self.hook, "precreate", stdin=written, stdout=self.bundle / "config.json")
+            took += self.run(runtime, "create", "--bundle", str(self.bundle), name)
             self.run(self.runc, "delete", "--force", name)
         finally:
             subprocess.run(["umount", "--lazy", rootfs], check=True)
         # The kernel takes a dead container's mounts apart behind our back; the next row must not pay for it.
         time.sleep(0.1)
         return took
+
+    def call_idle_hook(self, command: str, stdin: Path) -> float:
+        """Return the seconds of a hook that is called for a container without a request."""
+        (self.bundle / "config.json").write_bytes(self.plain)
+        return self.run(self.hook, command, stdin=stdin)
 
     def create_uncached(self) -> float:
         """Return the seconds of the first create after boot: our state directory is empty."""
@@ -228,10 +284,11 @@ class Bench:
             os.environ["GPU_OCI_HOOK_CONFIG"] = str(self.directory / "config.toml")
 
     def ask_nvml(self) -> None:
-        """Let NVML answer once, so that the UUIDs of MIG devices are cached."""
+        """Let NVML answer once, so that the UUIDs of MIG devices are cached, and fill all other caches too."""
         self.nvml.set_mode("normal")
         self.create_mig("1 MIG")
         self.fill_caches()
+        self.create(self.runc, self.with_prestart_hook)
         self.nvml.set_mode("sleep")
 
     def list_actions(self, running: str) -> list[tuple[str, Callable[[], float]]]:
@@ -245,6 +302,11 @@ class Bench:
             ("shim, 8 GPUs", lambda: self.create(self.shim, self.requesting)),
             ("runc, CDI hook", lambda: self.create(self.runc, self.cdi_with_hook)),
             ("runc, CDI without hook", lambda: self.create(self.runc, self.cdi_without_hook)),
+            ("runc, prestart hook", lambda: self.create(self.runc, self.with_prestart_hook)),
+            ("runc, hook not called", lambda: self.create(self.runc, self.requesting)),
+            ("precreate, 8 GPUs", lambda: self.create(self.runc, self.requesting_absolute, precreate=True)),
+            ("prestart, no GPU", lambda: self.call_idle_hook("prestart", self.state)),
+            ("precreate, no GPU", lambda: self.call_idle_hook("precreate", self.plain_file)),
             ("generate, 112 MIG", lambda: self.cdi("generate", "divided")),
             ("generate, 1 GPU", lambda: self.cdi("generate", "single")),
             ("refresh", lambda: self.refresh("single")),

@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import marshal
 import os
 import random
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 
 import gpu_oci_hook
 from gpu_oci_hook.cli import code_bundle_builder
+from gpu_oci_hook.container.rootfs_edits import GENERATED_DIR
 from gpu_oci_hook.files import code_bundle
-from test_imports import CREATE, INJECTION
+from gpu_oci_hook.simulate import host_tree
+from support import cdi_edits
+from support.bundles import container_spec, make_bundle
+from test_imports import CREATE, INJECTION, QUICK_HOOK
 
 PACKAGE = Path(gpu_oci_hook.__file__).resolve().parent
 LOADERS = """
@@ -164,21 +170,22 @@ def test_a_damaged_second_file_is_ignored(copy: Path, damage: str) -> None:
     assert {line[0] for line in loaders(copy, other=True)} == {"SourceFileLoader"}
 
 
-def test_the_two_files_have_every_module_that_the_shim_can_load(copy: Path) -> None:
+def test_the_files_have_every_module_that_the_shim_and_our_hooks_can_load(copy: Path) -> None:
     names = set(marshal.loads(data(copy).read_bytes()[8:])[1])
+    names |= set(marshal.loads(data(copy, code_bundle.HOOK_BUNDLE_PATH).read_bytes()[8:])[1])
     names |= set(marshal.loads(data(copy, code_bundle.OTHER_BUNDLE_PATH).read_bytes()[12:])[1])
     sources = {path.relative_to(copy).with_suffix("") for path in copy.rglob("*.py")}
-    rooms = {path for path in sources if path.parts[0] not in ("cli", "generate", "hook", "simulate")}
+    rooms = {path for path in sources if path.parts[0] not in ("cli", "generate", "simulate")}
     expected = {".".join(("gpu_oci_hook", *path.parts)).removesuffix(".__init__") for path in rooms}
     assert names == expected - {"gpu_oci_hook"}
 
 
-def test_every_module_loads_from_the_two_files(copy: Path) -> None:
+def test_every_module_loads_from_the_files(copy: Path) -> None:
     code = f"""
 import importlib, sys
 sys.path.insert(0, {str(copy.parent)!r})
 from gpu_oci_hook.files import code_bundle
-code_bundle.use_code_bundle()
+code_bundle.use_code_bundle(code_bundle.HOOK_BUNDLE_PATH)
 finder = sys.meta_path[0]
 finder.find_spec("gpu_oci_hook.none")
 for name in (*finder._entries, *finder._index):
@@ -248,3 +255,57 @@ def test_its_modules_are_those_of_a_container_with_every_capability() -> None:
     some |= {"files.code_bundle"}
     ours = {name.removeprefix("gpu_oci_hook.") for name in INJECTION - CREATE if name.startswith("gpu_oci_hook")}
     assert set(code_bundle_builder.BUNDLED_MODULES) == ours - some
+
+
+def test_the_modules_of_a_precreate_hook_are_in_the_two_files_that_are_read_as_a_whole(tmp_path: Path) -> None:
+    host = tmp_path / "host"
+    host_tree.build_host(host, gpus=1)
+    config = tmp_path / "config.toml"
+    config.write_text(f'[host]\nroot = "{host}"\nload-modules = false\n')
+    bundle = make_bundle(tmp_path / "bundle", container_spec("NVIDIA_VISIBLE_DEVICES=0"))
+    spec = json.loads((bundle / "config.json").read_text())
+    spec["root"]["path"] = str(bundle / "rootfs")
+    dump = tmp_path / "modules"
+    prelude = f"""
+import os
+def leave(status):
+    open({str(dump)!r}, "w").write(" ".join(sys.modules))
+    end(status)
+end, os._exit = os._exit, leave
+"""
+    program = cdi_edits.write_hook_launcher(tmp_path / "gpu-oci-hook", prelude)
+    env = {"PATH": "/usr/bin:/bin", "GPU_OCI_HOOK_CONFIG": str(config)}
+    for _ in range(2):  # the first one fills the caches
+        time.sleep(0.15)  # what was written this very moment is not cached
+        shutil.rmtree(bundle / GENERATED_DIR, ignore_errors=True)
+        done = cdi_edits.call_hook(program, ["precreate"], json.dumps(spec), env=env)
+        assert (done.returncode, done.stderr) == (0, "")
+    loaded = {
+        name.removeprefix("gpu_oci_hook.") for name in dump.read_text().split() if name.startswith("gpu_oci_hook.")
+    }
+    before = {name.removeprefix("gpu_oci_hook.") for name in QUICK_HOOK} | {"files.code_bundle"}
+    bundled = {*code_bundle_builder.BUNDLED_MODULES, *code_bundle_builder.HOOK_MODULES}
+    assert "hook.precreate_hook" in loaded
+    assert loaded - before <= bundled
+    assert not set(code_bundle_builder.BUNDLED_MODULES) & set(code_bundle_builder.HOOK_MODULES)
+
+
+def test_a_damaged_file_of_the_hooks_costs_time_only(copy: Path) -> None:
+    path = data(copy, code_bundle.HOOK_BUNDLE_PATH)
+    content = bytearray(path.read_bytes())
+    code = f"""
+import sys
+sys.path.insert(0, {str(copy.parent)!r})
+from gpu_oci_hook.files import code_bundle
+code_bundle.use_code_bundle(code_bundle.HOOK_BUNDLE_PATH)
+from gpu_oci_hook.hook import prestart_hook
+print(type(prestart_hook.__spec__.loader).__name__)
+"""
+
+    def find_loader() -> str:
+        return subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, check=True).stdout
+
+    assert find_loader() == "BundleFinder\n"
+    content[len(content) // 2] ^= 0xFF
+    path.write_bytes(content)
+    assert find_loader() == "SourceFileLoader\n"

@@ -25,11 +25,10 @@ from support.fixtures import SharedHost
 
 # Says on stderr that the full program is at work.
 WITNESS = """
-class Finder:
-    def find_spec(self, name, path=None, target=None):
-        if name == "gpu_oci_hook.hook.cdi_hook":
-            sys.stderr.write("full\\n")
-sys.meta_path.insert(0, Finder())
+def witness(event, arguments):
+    if event == "import" and arguments[0] == "gpu_oci_hook.hook.cdi_hook":
+        sys.stderr.write("full\\n")
+sys.addaudithook(witness)
 """
 
 

@@ -35,6 +35,10 @@ def main(arguments: list[str] | None = None) -> None:
 
             report_hook_failure(error)
             sys.exit(EXIT_FAILURE)
+    if stdin is not None:
+        from gpu_oci_hook.files.code_bundle import HOOK_BUNDLE_PATH, use_code_bundle
+
+        use_code_bundle(HOOK_BUNDLE_PATH, load_modules=True)
     hook_arguments = _extract_hook_arguments(arguments, sys.argv[0])
     if hook_arguments is not None:
         # Container runtimes call the hook at every container start, so click is not imported for it.

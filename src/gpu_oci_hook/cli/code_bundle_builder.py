@@ -1,4 +1,4 @@
-"""Build the files from which the shim loads its modules: see `files.code_bundle`.
+"""Build the files from which the shim and our hooks load their modules: see `files.code_bundle`.
 
 Import budget: cold.
 """
@@ -14,6 +14,7 @@ from gpu_oci_hook.files.code_bundle import (
     BUNDLE_PATH,
     BUNDLE_STAMP,
     HASH_SIZE,
+    HOOK_BUNDLE_PATH,
     INDEX_START,
     OTHER_BUNDLE_PATH,
     PACKAGE,
@@ -42,11 +43,18 @@ BUNDLED_MODULES = (
     "request.capabilities", "request.environment", "request.read", "request.selectors",
 )  # fmt: skip
 
+# In addition, those of a prestart or precreate hook for such a container.
+HOOK_MODULES = (
+    "files.mounts", "hook.arguments", "hook.called_container", "hook.cdi_hook", "hook.hook_config",
+    "hook.precreate_hook", "hook.prestart_hook", "live", "live.container_editor", "live.device_cgroup",
+    "live.device_list", "live.mount_api", "live.namespace_process", "plan.live_edits", "reporting",
+    "reporting.failure",
+)  # fmt: skip
 
 # The module that every start of a GPU container imports, and with it what it imports at its top.
 _START_MODULE = "inject.pipeline"
-# Rooms that the shim never enters.
-_UNUSED_ROOMS = ("cli", "generate", "hook", "simulate")
+# Rooms that the shim and our hooks never enter.
+_UNUSED_ROOMS = ("cli", "generate", "simulate")
 
 
 def build_code_bundles() -> dict[str, bytes]:
@@ -57,22 +65,25 @@ def build_code_bundles() -> dict[str, bytes]:
     """
     modules = {name: _compile_module(name) for name in _list_modules("")}
     always_needed = _sort_by_imports((_START_MODULE,))
-    entries: dict[str, ModuleEntry] = {}
-    for name in _sort_by_imports(BUNDLED_MODULES):
-        if name in BUNDLED_MODULES:  # the others are loaded before the file is read
-            entries[f"gpu_oci_hook.{name}"] = (*modules.pop(name)[:5], name in always_needed)
-    first = marshal.dumps((BUNDLE_STAMP, entries))
-    return {BUNDLE_PATH: hash_data(first) + first, OTHER_BUNDLE_PATH: _build_other_bundle(modules)}
+    bundles = {}
+    for path, names in ((BUNDLE_PATH, BUNDLED_MODULES), (HOOK_BUNDLE_PATH, HOOK_MODULES)):
+        entries: dict[str, ModuleEntry] = {}
+        for name in _sort_by_imports(names):
+            if name in names:  # the others are loaded before the file is read, or are in the first file
+                entries[f"gpu_oci_hook.{name}"] = (*modules.pop(name)[:5], name in always_needed)
+        data = marshal.dumps((BUNDLE_STAMP, entries))
+        bundles[path] = hash_data(data) + data
+    return {**bundles, OTHER_BUNDLE_PATH: _build_other_bundle(modules)}
 
 
 def are_code_bundles_current() -> bool:
     """Tell whether the bundle files have every module as its source is now."""
-    finder = BundleFinder()
+    finder = BundleFinder(BUNDLE_PATH, HOOK_BUNDLE_PATH)
     return all(finder.find_spec(f"gpu_oci_hook.{name}") is not None for name in _list_modules(""))
 
 
 def _build_other_bundle(modules: dict[str, ModuleEntry]) -> bytes:
-    """Build the second file: the hash and size of its index, the index, and the marshalled code of each module."""
+    """Build the last file: the hash and size of its index, the index, and the marshalled code of each module."""
     blobs = [marshal.dumps(entry[4]) for entry in modules.values()]
     start = 0
     while True:  # the offsets in the index depend on its size

@@ -1,10 +1,11 @@
-"""Load our modules from two files instead of a hundred.
+"""Load our modules from a few files instead of a hundred.
 
 `gpu-oci-hook install` writes the files among the interpreter's compiled modules. They are trusted like them: a user who
 can write there can change the code itself. The first one has the modules that every GPU container needs, and is used
-only while none of their sources has changed. The second one has the other modules that the shim can need: an index, and
-the code of each module, which is read when the module is loaded, if its source is unchanged. Without these files the
-interpreter loads the modules as usual, and a start takes a few milliseconds longer.
+only while none of their sources has changed. The hook's file has those that our prestart and precreate hooks need in
+addition. The last one has the other modules that shim and hooks can need: an index, and the code of each module, which
+is read when the module is loaded, if its source is unchanged. Without these files the interpreter loads the modules as
+usual, and a start takes a few milliseconds longer.
 
 Import budget: GPU container.
 """
@@ -35,22 +36,28 @@ PACKAGE = os.path.dirname(os.path.dirname(__file__))
 _PREFIX = f"{PACKAGE}/__pycache__/code_bundle"
 _SUFFIX = f"{sys.implementation.cache_tag}.data"
 BUNDLE_PATH = f"{_PREFIX}.{_SUFFIX}"
+HOOK_BUNDLE_PATH = f"{_PREFIX}_hook.{_SUFFIX}"
 OTHER_BUNDLE_PATH = f"{_PREFIX}_other.{_SUFFIX}"
 BUNDLE_STAMP = (VERSION, sys.hexversion)
 _SIZE_LIMIT = 16 << 20
 _HASH_KEY, HASH_SIZE = 0, 8
-# The second file begins with the hash of the index and the size of the index.
+# The last file begins with the hash of the index and the size of the index.
 INDEX_START = HASH_SIZE + 4
 # What reading and decoding a damaged file raises.
 _DAMAGE = (OSError, ValueError, TypeError, EOFError, AttributeError, KeyError, IndexError)
 
 
 class BundleFinder:
-    """A finder and loader of our modules, asked before the interpreter searches for files."""
+    """A finder and loader of our modules, asked before the interpreter searches for files.
 
-    __slots__ = ("_codes", "_entries", "_index", "_spec_type")
+    Arguments:
+        paths: the bundle files that are read as a whole.
+    """
 
-    def __init__(self) -> None:
+    __slots__ = ("_codes", "_entries", "_index", "_paths", "_spec_type")
+
+    def __init__(self, *paths: str) -> None:
+        self._paths = paths
         self._entries: dict[str, ModuleEntry] | None = None
         self._index: dict[str, IndexEntry] | None = None
         self._codes: dict[str, CodeType] = {}  # of modules that are found and not loaded yet
@@ -63,7 +70,7 @@ class BundleFinder:
         if fullname[:13] != "gpu_oci_hook.":
             return None
         if self._entries is None:
-            self._entries = _read_entries()
+            self._entries = self._read_entries()
         entry = self._entries.get(fullname) or self._read_other_module(fullname)
         if entry is None:
             return None
@@ -82,7 +89,7 @@ class BundleFinder:
         Here they are run one after the other, so an import statement in one of them finds the others loaded.
         """
         if self._entries is None:
-            self._entries = _read_entries()
+            self._entries = self._read_entries()
         for name, (path, is_package, _, _, code, is_always_needed) in self._entries.items():
             if name in sys.modules or not is_always_needed:
                 continue
@@ -100,6 +107,12 @@ class BundleFinder:
                 raise
             setattr(sys.modules[parent], leaf, module)
 
+    def _read_entries(self) -> dict[str, ModuleEntry]:
+        entries: dict[str, ModuleEntry] = {}
+        for path in self._paths:
+            entries.update(_read_entries(path))
+        return entries
+
     def create_module(self, spec: ModuleSpec) -> None:
         """Let the interpreter create the module: see `importlib.abc.Loader`."""
 
@@ -108,7 +121,7 @@ class BundleFinder:
         exec(self._codes.pop(module.__name__), module.__dict__)  # noqa: S102 - as the interpreter's own loader does
 
     def _read_other_module(self, name: str) -> ModuleEntry | None:
-        """Read a module from the second file; return None when it is not there, damaged, or its source has changed."""
+        """Read a module from the last file; return None when it is not there, damaged, or its source has changed."""
         try:
             if self._index is not None and name not in self._index:
                 return None
@@ -132,24 +145,25 @@ class BundleFinder:
         return (*entry[:4], code, False)
 
 
-def use_code_bundle(*, load_modules: bool = False) -> None:
+def use_code_bundle(*more_paths: str, load_modules: bool = False) -> None:
     """Load our modules from the bundle files from now on, as far as these are present, undamaged and fresh.
 
     Arguments:
+        more_paths: files that are read as a whole, like the first one.
         load_modules: load those that every GPU container needs at once.
     """
     finder = sys.meta_path[0]
     if not isinstance(finder, BundleFinder):
-        finder = BundleFinder()
+        finder = BundleFinder(BUNDLE_PATH, *more_paths)
         sys.meta_path.insert(0, finder)
     if load_modules:
         finder.load_modules()
 
 
-def _read_entries() -> dict[str, ModuleEntry]:
-    """Read the first file; return nothing when it is missing, damaged or stale."""
+def _read_entries(path: str) -> dict[str, ModuleEntry]:
+    """Read one file as a whole; return nothing when it is missing, damaged or stale."""
     try:
-        data = memoryview(read_regular_file(BUNDLE_PATH, _SIZE_LIMIT))
+        data = memoryview(read_regular_file(path, _SIZE_LIMIT))
         if data[:HASH_SIZE] != hash_data(data[HASH_SIZE:]):
             return {}
         stamp, entries = marshal.loads(data[HASH_SIZE:])  # noqa: S302 - see the module's docstring
@@ -161,7 +175,7 @@ def _read_entries() -> dict[str, ModuleEntry]:
 
 
 def _read_index(fd: int) -> dict[str, IndexEntry]:
-    """Read the index of the second file; return nothing when it is damaged or of another build.
+    """Read the index of the last file; return nothing when it is damaged or of another build.
 
     Raises:
         OSError, ValueError, TypeError, EOFError: it cannot be read or decoded.

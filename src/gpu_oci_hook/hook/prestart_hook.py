@@ -23,7 +23,7 @@ from gpu_oci_hook.hook.quick_answer import IDLE_COMMANDS, find_nvidia_command
 from gpu_oci_hook.hook.standard_streams import drain_state
 from gpu_oci_hook.inject.device_links import make_device_links
 from gpu_oci_hook.inject.pipeline import prepare_injection
-from gpu_oci_hook.model.edits import AddDeviceRule, DropHook
+from gpu_oci_hook.model.edits import AddDeviceRule, AddMount, DropHook
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -66,6 +66,9 @@ def run_prestart_hook(arguments: list[str], state_data: bytes | None = None) -> 
 
 def _lacks_edits(outcome: Outcome, spec: dict[str, object], data: bytes, path: str) -> bool:
     """Tell whether config.json lacks something of the plan: if it does not, gpu-oci-runtime has injected it."""
+    destinations = [edit.destination for edit in outcome.plan.edits if isinstance(edit, AddMount)]
+    if any(destination.isascii() and destination.encode() not in data for destination in destinations[:1]):
+        return True  # most often, and told without a comparison of everything
     planned_spec = parse_config_json(data, path)
     apply_to_spec(planned_spec, [edit for edit in outcome.plan.edits if not isinstance(edit, DropHook)])
     return planned_spec != spec

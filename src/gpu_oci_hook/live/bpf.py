@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-import platform
 import struct
 
 from gpu_oci_hook.files.directory import make_os_error
@@ -34,7 +33,7 @@ def _call_bpf(command: int, attributes: bytearray) -> int:
     """
     libc = ctypes.CDLL(None, use_errno=True)
     buffer = (ctypes.c_char * len(attributes)).from_buffer(attributes)
-    number = _SYSCALL_NUMBERS.get(platform.machine(), -1)
+    number = _SYSCALL_NUMBERS.get(os.uname().machine, -1)
     result: int = libc.syscall(number, command, ctypes.byref(buffer), len(attributes))
     if result < 0:
         raise make_os_error(ctypes.get_errno())

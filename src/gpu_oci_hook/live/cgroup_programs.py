@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import errno
 import os
-import random
 import time
 from contextlib import ExitStack
-from typing import NamedTuple
 
 from gpu_oci_hook.errors import Fault, describe_os_error
 from gpu_oci_hook.live import bpf
@@ -34,14 +32,17 @@ class _ProgramGoneError(Exception):
     """A program has been replaced since it was listed."""
 
 
-class _Change(NamedTuple):
+class _Change:
     """What replaces what in a cgroup; descriptors, -1 for no program."""
 
-    path: str
-    cgroup_fd: int
-    program_id: int
-    old_fd: int
-    new_fd: int
+    __slots__ = ("cgroup_fd", "new_fd", "old_fd", "path", "program_id")
+
+    def __init__(self, path: str, cgroup_fd: int, program_id: int, old_fd: int, new_fd: int) -> None:
+        self.path = path
+        self.cgroup_fd = cgroup_fd
+        self.program_id = program_id
+        self.old_fd = old_fd
+        self.new_fd = new_fd
 
 
 def change_cgroup_programs(paths: list[str], *, allow: list[Device], deny: list[Device]) -> None:
@@ -60,7 +61,7 @@ def change_cgroup_programs(paths: list[str], *, allow: list[Device], deny: list[
                     return
             except _ProgramGoneError:
                 pass
-        time.sleep(random.uniform(0, _LONGEST_PAUSE))  # noqa: S311
+        time.sleep(int.from_bytes(os.urandom(2), "little") / 65535 * _LONGEST_PAUSE)
     raise Fault("cannot change the device rules: another process keeps replacing them", where=paths[0])
 
 

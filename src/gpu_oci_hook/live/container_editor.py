@@ -14,7 +14,8 @@ import stat
 
 from gpu_oci_hook.container.rootfs_edits import RootfsEditor
 from gpu_oci_hook.errors import Fault, describe_os_error
-from gpu_oci_hook.files.mounts import read_mount_of_fd
+from gpu_oci_hook.files.directory import read_mount_id
+from gpu_oci_hook.files.mounts import read_mount_info
 from gpu_oci_hook.live.mount_api import bind_mount, detach_mount
 from gpu_oci_hook.model.edits import AddDeviceNode, AddMount
 from gpu_oci_hook.plan.live_edits import RUNTIME_HINT, plan_live_edit
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
     from gpu_oci_hook.files.directory import Directory
+    from gpu_oci_hook.files.mounts import MountInfo
     from gpu_oci_hook.files.rootfs import Rootfs
     from gpu_oci_hook.model.edits import Edit
 
@@ -45,6 +47,9 @@ class ContainerEditor:
         self._generated_dir = generated_dir
         self._files = RootfsEditor(rootfs, generated_dir)
         self._undo: list[Callable[[], None]] = []
+        # The kernel's list of mounts is long, and there are many mount points.
+        self._mounts: dict[bytes, MountInfo] = {}
+        self._unshared_directories: set[Directory] = set()
         self.changes: list[str] = []
         self.notes: list[str] = []
 
@@ -120,7 +125,8 @@ class ContainerEditor:
         except OSError as error:
             raise Fault(f"cannot mount {source}: {describe_os_error(error)}", where=destination) from None
         self._undo.append(lambda: detach_mount(directory.fd, name))
-        self._rootfs.drop_cached_directories()
+        if is_directory:  # no path leads through a file
+            self._rootfs.drop_cached_directories()
         self.changes.append(f"mount {destination} <- {source}")
 
     def _refuse_shared_mount(self, directory: Directory, destination: str) -> None:
@@ -129,13 +135,19 @@ class ContainerEditor:
         Raises:
             Fault: it is one.
         """
-        mount = read_mount_of_fd(directory.fd)
+        if directory in self._unshared_directories:
+            return
+        mount_id = read_mount_id(directory.fd)
+        mount = self._mounts.get(mount_id) or read_mount_info(mount_id)
         if mount is not None and mount.shared:
             raise Fault(
                 "the container shares this mount with the host, where the new mount would appear too",
                 where=destination,
                 hint=RUNTIME_HINT,
             )
+        self._unshared_directories.add(directory)
+        if mount is not None:
+            self._mounts[mount_id] = mount
 
     def _open_parent(self, path: str) -> tuple[Directory, str]:
         parent, _, name = path.rpartition("/")

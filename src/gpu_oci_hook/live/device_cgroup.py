@@ -13,8 +13,11 @@ import os
 
 from gpu_oci_hook.errors import Fault, describe_os_error
 from gpu_oci_hook.files.read_regular import UnusableFileError, read_regular_file
-from gpu_oci_hook.live.cgroup_programs import Device, change_cgroup_programs
 from gpu_oci_hook.live.device_list import ALLOW_ALL_LINE, find_allowing_line
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpu_oci_hook.live.cgroup_programs import Device
 
 _LIMIT = 32 << 20
 # crun puts the process into this cgroup below the scope that has the device program.
@@ -125,6 +128,8 @@ def allow_devices(cgroup: DeviceCgroup, devices: list[Device]) -> None:
         Fault: the kernel refuses; nothing is changed in version 2.
     """
     if cgroup.version == 2:
+        from gpu_oci_hook.live.cgroup_programs import change_cgroup_programs  # not needed for version 1
+
         change_cgroup_programs(cgroup.paths, allow=devices, deny=[])
         return
     for path in reversed(cgroup.paths):  # a cgroup cannot allow what the one above it denies
@@ -140,6 +145,8 @@ def deny_devices(cgroup: DeviceCgroup, devices: list[Device]) -> None:
             from which version 1 cannot except it.
     """
     if cgroup.version == 2:
+        from gpu_oci_hook.live.cgroup_programs import change_cgroup_programs
+
         change_cgroup_programs(cgroup.paths, allow=[], deny=devices)
         return
     for major, minor in devices:

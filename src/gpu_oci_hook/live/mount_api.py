@@ -21,6 +21,8 @@ import struct
 from gpu_oci_hook.files.directory import PATH_FLAGS, make_os_error, read_mount_id
 from gpu_oci_hook.files.read_regular import PROC_SELF_FD
 
+_LIBC = ctypes.CDLL(None, use_errno=True)
+
 # System call numbers, the same on every architecture since Linux 5.0.
 _OPEN_TREE, _MOVE_MOUNT, _MOUNT_SETATTR = 428, 429, 442
 _AT_FDCWD, _AT_EMPTY_PATH, _AT_RECURSIVE = -100, 0x1000, 0x8000
@@ -43,7 +45,7 @@ def _call(name: str, *arguments: object) -> int:
     Raises:
         OSError: it failed.
     """
-    function = getattr(ctypes.CDLL(None, use_errno=True), name)
+    function = getattr(_LIBC, name)
     function.restype = ctypes.c_long
     result: int = function(*arguments)
     if result < 0:

@@ -8,13 +8,13 @@ Import budget: cold.
 
 from __future__ import annotations
 
-import json
+import _signal  # type: ignore[import-not-found]  # `signal` loads enum
 import os
 import select
-import signal
 import time
 
 from gpu_oci_hook.errors import Fault, describe_os_error
+from gpu_oci_hook.formats.fastjson import dump_json, parse_json
 from gpu_oci_hook.live.mount_api import CLONE_NEWNS, set_namespace
 
 TYPE_CHECKING = False
@@ -110,11 +110,13 @@ def _read_result(read_end: int, end: float) -> tuple[bytes, bool]:
 
 def _end_child(child: int) -> None:
     """Kill the child if it still runs. One that a dead file system holds in the kernel is left to init."""
-    for _ in range(100):
+    pause = 0.0002  # a child that has written its result needs about that long to end
+    while pause < 1:
         if os.waitpid(child, os.WNOHANG)[0] == child:
             return
-        os.kill(child, signal.SIGKILL)
-        time.sleep(0.01)
+        os.kill(child, _signal.SIGKILL)
+        time.sleep(pause)
+        pause *= 1.5
 
 
 def _parse_result(data: bytes) -> object:
@@ -124,9 +126,11 @@ def _parse_result(data: bytes) -> object:
         Fault: the function raised it, or the child was killed.
     """
     try:
-        result = json.loads(data)
-    except ValueError:
+        result = parse_json(data)
+    except Fault:
         raise Fault("the process that changes the container was killed") from None
+    if not isinstance(result, dict):
+        raise Fault("the process that changes the container wrote something else than its result")
     if "fault" in result:
         what, where, hint = result["fault"]
         raise Fault(what, where=where, hint=hint)
@@ -145,6 +149,6 @@ def _run_child(write_end: int, function: Callable[[], object]) -> None:
         result = {"fault": [f"{type(error).__name__}: {error}", "", ""]}
     try:
         with os.fdopen(write_end, "wb") as file:
-            file.write(json.dumps(result).encode())
+            file.write(dump_json(result))
     finally:
         os._exit(status)
