@@ -514,6 +514,13 @@ def test_without_a_driver_there_is_nothing_to_write(own: Path, tmp_path: Path) -
     (tmp_path / "empty").mkdir()
     with pytest.raises(host_facts.NoDriverError, match="the kernel module nvidia is not loaded"):
         plan_host_spec(tmp_path / "empty")
+    version = own / "proc/driver/nvidia/version"
+    text = version.read_text()
+    version.write_text(text.replace(DRIVER_VERSION, "next"))
+    (own / "sys/module/nvidia/version").unlink()
+    with pytest.raises(host_facts.NoDriverError, match="is unknown, since /proc/driver/nvidia/version names none"):
+        plan_host_spec(own)
+    version.write_text(text)
     shutil.rmtree(own / "proc/driver/nvidia/gpus")
     with pytest.raises(host_facts.NoDriverError, match="has no GPU in /proc/driver/nvidia/gpus"):
         plan_host_spec(own)

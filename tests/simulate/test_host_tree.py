@@ -306,6 +306,7 @@ def test_a_file_in_the_place_of_the_directory_is_a_fault(tmp_path: Path) -> None
         ({"layout": "gentoo"}, "debian-alternatives"),
         ({"driver": "../../x"}, "invalid driver version"),
         ({"driver": "550"}, "invalid driver version"),
+        ({"driver": "535.104.05.01"}, "invalid driver version"),
         ({"driver": "550.1\n"}, "invalid driver version"),
         ({"gpus": -1}, "-1 GPUs"),
         ({"gpus": 1000}, "1000 GPUs"),

@@ -7,6 +7,8 @@ Import budget: GPU container.
 
 from __future__ import annotations
 
+from gpu_oci_hook.formats.driver_version import is_driver_version
+
 TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import TypedDict
@@ -47,9 +49,9 @@ def parse_driver_version(text: bytes | str) -> str | None:
     for line in lines:
         if line.startswith("NVRM version:"):
             for word in line.split():
-                if _is_version(word):
+                if is_driver_version(word):
                     return word
-    if lines and _is_version(lines[0].strip()):
+    if lines and is_driver_version(lines[0].strip()):
         return lines[0].strip()
     return None
 
@@ -104,11 +106,6 @@ def _split_lines(text: bytes | str) -> list[str]:
 def _is_number(word: str) -> bool:
     """Tell whether text is a decimal number that is short enough for a device number."""
     return word.isascii() and word.isdigit() and len(word) <= 9
-
-
-def _is_version(word: str) -> bool:
-    parts = word.split(".")
-    return len(word) <= 32 and 2 <= len(parts) <= 4 and all(p.isascii() and p.isdigit() for p in parts)
 
 
 def _normalize_pci_address(address: str) -> str:

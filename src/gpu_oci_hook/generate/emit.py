@@ -53,7 +53,7 @@ def serialise_spec(spec: ContainerEdits, output_format: str, comments: tuple[str
     try:
         return text.encode()
     except UnicodeEncodeError as error:
-        line_start = error.object[max(0, error.start - 80) : error.end].rpartition("\n")[2]
+        line_start = error.object[max(0, error.start - 80) : error.end].rpartition("\n")[2].lstrip()
         raise Fault(f"a path is not valid UTF-8, and no CDI file can name it: {line_start}") from None
 
 

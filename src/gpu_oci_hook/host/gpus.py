@@ -8,7 +8,6 @@ Import budget: GPU container.
 from __future__ import annotations
 
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.formats.driver_version import is_driver_version
 from gpu_oci_hook.formats.proc import parse_driver_version, parse_gpu_information
 from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.model.machine import Gpu
@@ -35,7 +34,7 @@ def read_driver_version(host: Host) -> str | None:
         except Fault:
             continue
         version = None if data is None else parse_driver_version(data)
-        if version and is_driver_version(version):
+        if version:
             return version
     return None
 

@@ -31,6 +31,7 @@ NO_NODE_HINT = (
     "create missing nodes (nvidia-modprobe -c MINOR); in a container, start that container with the GPUs that its own "
     "containers need"
 )
+_VERSION_FILE = "/proc/driver/nvidia/version"
 _MAX_SHOWN = 4  # GPUs whose reasons a sentence has
 
 
@@ -57,8 +58,7 @@ def describe_missing_gpu(machine: Machine) -> tuple[str, list[str]]:
     has_libraries = any(file.kind == "library" for file in inventory.files)
     facts = []
     if version is None:
-        evidence = "its device numbers are there" if machine.majors.nvidia_loaded else "no nvidia in /proc/devices"
-        facts.append(f"the kernel module nvidia is not loaded ({evidence}, no /proc/driver/nvidia/version)")
+        facts.append(_describe_missing_module(machine))
     elif not machine.gpus and (machine.left_out or machine.problems):
         reasons = "; ".join([*machine.problems, *machine.left_out][:_MAX_SHOWN])
         facts.append(f"the kernel module {version} is loaded, but none of its GPUs can be used: {reasons}")
@@ -70,6 +70,8 @@ def describe_missing_gpu(machine: Machine) -> tuple[str, list[str]]:
         facts.append("driver libraries are installed")
     other_root = "" if has_libraries else find_other_driver_root(machine.host, config, version or "")
     hints = [NO_GPU_HINT if version else "load the driver" if has_libraries else "install and load the driver"]
+    if version is None and machine.host.stat_path(_VERSION_FILE) is not None:
+        hints = [f"look at {_VERSION_FILE}, and reload the driver"]
     if version and machine.left_out and not machine.gpus:
         hints = [NO_NODE_HINT]
     if other_root:
@@ -84,6 +86,15 @@ def describe_missing_gpu(machine: Machine) -> tuple[str, list[str]]:
         f"this machine has no NVIDIA GPU for containers ({describe_config_source(config)}): {'; '.join(facts)}",
         hints,
     )
+
+
+def _describe_missing_module(machine: Machine) -> str:
+    if machine.host.stat_path(_VERSION_FILE) is not None:
+        return (
+            f"the version of the kernel module nvidia is unknown, since {_VERSION_FILE} names none such as 550.163.01"
+        )
+    evidence = "its device numbers are there" if machine.majors.nvidia_loaded else "no nvidia in /proc/devices"
+    return f"the kernel module nvidia is not loaded ({evidence}, no {_VERSION_FILE})"
 
 
 def describe_config_source(config: Config) -> str:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import shutil
 import stat
 import tomllib
@@ -22,6 +21,7 @@ from typing import Any
 from gpu_oci_hook.errors import Fault, describe_os_error
 from gpu_oci_hook.files.rootfs import Rootfs
 from gpu_oci_hook.formats.architectures import HOST_ARCHITECTURES
+from gpu_oci_hook.formats.driver_version import is_driver_version
 from gpu_oci_hook.formats.program_names import SIMULATED_HOST_MARKER
 from gpu_oci_hook.simulate.boards import BOARD_LAYOUTS, Board
 from gpu_oci_hook.simulate.feature_files import FEATURES, add_simulated_features
@@ -31,7 +31,6 @@ from gpu_oci_hook.simulate.userland import Userland
 
 _MAX_GPUS = 128
 _MAX_CHANNELS = 2048  # the module's default (ImexChannelCount)
-_VERSION_PATTERN = re.compile(r"[0-9]{1,4}(\.[0-9]{1,4}){1,3}", re.ASCII)
 
 
 def _load_toml(name: str) -> dict[str, Any]:
@@ -149,7 +148,7 @@ def check_arguments(
     """
     if layout not in LAYOUTS:
         raise Fault(f"unknown layout {layout!r}", hint=f"Use one of {', '.join(LAYOUTS)}")
-    if not _VERSION_PATTERN.fullmatch(driver):
+    if not is_driver_version(driver):
         raise Fault(f"invalid driver version {driver!r}", hint="Give a version such as 550.163.01")
     if not 0 <= gpus <= _MAX_GPUS:
         raise Fault(f"cannot simulate {gpus} GPUs", hint=f"Give a number from 0 to {_MAX_GPUS}")
