@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.live import find_container, monitors
+from gpu_oci_hook.live import engine_containers, find_container, monitors, runtime_states
 
 DOCKER_ID = "d0c4e5" + "0" * 58
 POD_ID, MEMBER_ID = "aaaa" + "0" * 60, "bbbb" + "0" * 60
@@ -76,10 +76,10 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     made.add_process(INIT["plain"], 1, ["sleep"], Path("/"), "41")
     made.add_process(500, 1, ["bash"], Path("/"), "1")
     monkeypatch.setattr(monitors, "PROC", str(tmp_path / "proc"))
-    monkeypatch.setattr(find_container, "CONTAINERD_STATE", str(tmp_path / "state"))
-    monkeypatch.setattr(find_container, "DOCKER_CONTAINERS", str(containers))
-    monkeypatch.setattr(find_container, "PODMAN_STORAGE", str(tmp_path / "storage"))
-    monkeypatch.setattr(find_container, "RUNTIME_ROOTS", (f"{tmp_path}/run/runc", f"{tmp_path}/user/*/runc"))
+    monkeypatch.setattr(engine_containers, "CONTAINERD_STATE", str(tmp_path / "state"))
+    monkeypatch.setattr(engine_containers, "DOCKER_CONTAINERS", str(containers))
+    monkeypatch.setattr(engine_containers, "PODMAN_STORAGE", str(tmp_path / "storage"))
+    monkeypatch.setattr(runtime_states, "RUNTIME_ROOTS", (f"{tmp_path}/run/runc", f"{tmp_path}/user/*/runc"))
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))  # no engine's command answers
     monkeypatch.setenv("HOME", str(tmp_path))
     return made

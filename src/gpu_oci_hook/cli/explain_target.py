@@ -19,7 +19,14 @@ from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files.rootfs import read_rootfs_path
 from gpu_oci_hook.formats.architectures import ARCHITECTURES
 from gpu_oci_hook.live.engine_queries import read_image_environment
-from gpu_oci_hook.live.find_container import ENGINES, FoundContainer, find_container, find_container_of_process
+from gpu_oci_hook.live.find_container import (
+    REFERENCE_FORMS,
+    find_container,
+    find_container_by_bare_name,
+    find_container_of_process,
+    is_container_reference,
+)
+from gpu_oci_hook.live.found_container import FoundContainer
 from gpu_oci_hook.live.join_namespaces import join_mount_namespace
 
 PODMAN_BUNDLE_NAME = "userdata"
@@ -73,15 +80,16 @@ class TargetOptions:
     def _open_bundle(self) -> Bundle:
         if self.pid:
             return _open_container(find_container_of_process(self.pid))
-        engine = self.container.partition(":")[0]
-        if engine in ENGINES and ":" in self.container:
+        if is_container_reference(self.container):
             return _open_container(find_container(self.container))
         path = self.container or self.bundle or "."
         if self.container and not os.path.exists(path):
+            if "/" not in path:
+                return _open_container(find_container_by_bare_name(path))
             raise Fault(
                 "there is no such bundle, and it does not name a container",
                 where=path,
-                hint="Write docker:NAME, podman:NAME, containerd:NAMESPACE/ID or the directory of a bundle",
+                hint=f"Write {REFERENCE_FORMS}, or the directory of a bundle",
             )
         return Bundle(path)
 
@@ -128,7 +136,7 @@ def _open_container(found: FoundContainer) -> Bundle:
         where = fault.where or found.bundle
         raise Fault(f"{found.title}: its bundle cannot be read: {fault.what}", where=where) from None
     bundle.title = found.title
-    bundle.is_running = bool(found.monitor_pid)
+    bundle.is_running = found.is_running
     return bundle
 
 

@@ -58,7 +58,7 @@ def join_mount_namespace(pid: int) -> None:
         raise Fault(
             f"the mount namespace of the container's monitor cannot be joined: {describe_os_error(error)}",
             where=f"process {pid}",
-            hint="Run explain as root, or as the user whose container it is",
+            hint="Run this as root, or as the user whose container it is",
         ) from error
 
 

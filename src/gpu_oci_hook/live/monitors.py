@@ -36,6 +36,8 @@ class Monitor(NamedTuple):
         container_id: the container's id; with a shim for a whole pod, its first container's.
         name: the container's name; "" if the monitor does not know it.
         bundle: the container's bundle, as the monitor sees it.
+        engine: "containerd", "docker", "podman" or "crio".
+        pid_file: the file with the number of the container's first process; "" if the monitor does not name it.
     """
 
     pid: int
@@ -44,6 +46,8 @@ class Monitor(NamedTuple):
     container_id: str
     name: str
     bundle: str
+    engine: str
+    pid_file: str = ""
 
     @property
     def root(self) -> str:
@@ -76,13 +80,16 @@ def read_monitor(pid: int) -> Monitor | None:
             bundle = os.readlink(f"{PROC}/{pid}/cwd")
             if not namespace or not container_id:
                 return None
-            return Monitor(pid, os.stat(f"{PROC}/{pid}").st_uid, namespace, container_id, "", bundle)
+            engine = "docker" if is_docker_namespace(namespace) else "containerd"
+            return Monitor(pid, os.stat(f"{PROC}/{pid}").st_uid, namespace, container_id, "", bundle, engine)
         if program == CONMON:
             container_id, bundle = _find_value(arguments, "-c", "--cid"), _find_value(arguments, "-b", "--bundle")
             if not container_id or not bundle.startswith("/") or "--exec" in arguments or "-e" in arguments:
                 return None
-            name = _find_value(arguments, "-n", "--name")
-            return Monitor(pid, os.stat(f"{PROC}/{pid}").st_uid, "", container_id, name, bundle)
+            name, pid_file = _find_value(arguments, "-n", "--name"), _find_value(arguments, "-p", "--container-pidfile")
+            is_crio = "crio" in _find_value(arguments, "--exit-dir").split("/")  # /var/run/crio/exits
+            engine = "crio" if is_crio else "podman"
+            return Monitor(pid, os.stat(f"{PROC}/{pid}").st_uid, "", container_id, name, bundle, engine, pid_file)
     except OSError:
         pass  # it has ended, or is another user's
     return None
@@ -97,6 +104,17 @@ def list_ancestors(pid: int) -> list[int]:
         fields = status.rpartition(b")")[2].split()  # the program's name can contain spaces and parentheses
         pid = int(fields[1]) if len(fields) > 1 and fields[1].isdigit() else 0
     return pids
+
+
+def read_start_time(pid: int) -> int:
+    """Return when a process started, in clock ticks since boot (proc(5)); 0 if it has ended or is a zombie.
+
+    A number of a process is used again, but not with the same start time.
+    """
+    fields = read_process_file(pid, "stat").rpartition(b")")[2].split()
+    if len(fields) < 20 or fields[0] in (b"Z", b"X") or not fields[19].isdigit():
+        return 0
+    return int(fields[19])
 
 
 def read_process_file(pid: int, name: str) -> bytes:
