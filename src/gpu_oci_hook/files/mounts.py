@@ -25,7 +25,7 @@ _OPEN_TREE_FLAGS = _OPEN_TREE_CLONE | _OPEN_TREE_CLOEXEC | _AT_EMPTY_PATH
 # The bits of statvfs(3) for the same flags.
 _STATVFS_FLAGS = _RDONLY | _NOSUID | _NODEV | _NOEXEC | _NOATIME | _NODIRATIME
 _ST_RELATIME = 4096
-_MOUNTINFO_LIMIT = 32 << 20  # a node with ten thousand mounts has 2 MiB of them
+MOUNTINFO_LIMIT = 32 << 20  # a node with ten thousand mounts has 2 MiB of them
 
 
 class MountInfo:
@@ -58,9 +58,14 @@ def read_mount_info(mount_id: bytes) -> MountInfo | None:
     It is read from /proc/self/mountinfo (proc(5)), which an image cannot influence.
     """
     try:
-        table = read_regular_file("/proc/self/mountinfo", _MOUNTINFO_LIMIT)
+        table = read_regular_file("/proc/self/mountinfo", MOUNTINFO_LIMIT)
     except (OSError, UnusableFileError):
         return None
+    return find_mount_info(table, mount_id)
+
+
+def find_mount_info(table: bytes, mount_id: bytes) -> MountInfo | None:
+    """Return the mount with the kernel's number from the content of a mountinfo file, or None if it is not there."""
     for line in table.split(b"\n"):
         if mount_id and line.startswith(mount_id + b" "):
             left, _, right = line.partition(b" - ")
@@ -73,7 +78,7 @@ def read_mount_info(mount_id: bytes) -> MountInfo | None:
 def list_mount_points() -> list[str]:
     """Return the paths of all mounts in this process's mount namespace; none where /proc does not show them."""
     try:
-        table = read_regular_file("/proc/self/mountinfo", _MOUNTINFO_LIMIT)
+        table = read_regular_file("/proc/self/mountinfo", MOUNTINFO_LIMIT)
     except (OSError, UnusableFileError):
         return []
     points = []

@@ -56,6 +56,12 @@ def plan_again(spec: dict[str, object], generated_dir: str, plan: Callable[[dict
     return outcome
 
 
+def strip_earlier_injection(spec: dict[str, object], generated_dir: str) -> dict[str, object] | None:
+    """Return a config.json as it was before an earlier injection; None if there was none, or that is not certain."""
+    earlier = _find_earlier_changes(generated_dir, spec)
+    return _copy_with_edits(spec, [DropEarlierEntries(earlier, "")]) if earlier else None
+
+
 def _find_earlier_changes(generated_dir: str, spec: dict[str, object]) -> dict[str, ListChanges]:
     """Return what an earlier injection has changed in the lists of a config.json; nothing if that is not certain.
 

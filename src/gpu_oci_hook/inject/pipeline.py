@@ -116,19 +116,26 @@ def load_config_for_request(spec: dict[str, object]) -> Config | None:
         raise
 
 
-def prepare_injection(spec: dict[str, object], config: Config, bundle: str, cache: Cache) -> Outcome:
-    """Plan what a container gets; change nothing. Raises as `inject_gpus` does."""
+def prepare_injection(
+    spec: dict[str, object], config: Config, bundle: str, cache: Cache, rootfs: Rootfs | None = None
+) -> Outcome:
+    """Plan what a container gets; change nothing. Raises as `inject_gpus` does.
+
+    `rootfs` is the container's root without its mounts; None opens the one that the config.json names.
+    """
     bundle = os.path.abspath(bundle)
     if not has_record(generated_dir := f"{bundle}/{GENERATED_DIR}"):
-        return _plan_bundle(spec, config, bundle, cache)
+        return _plan_bundle(spec, config, bundle, cache, rootfs)
     from gpu_oci_hook.inject.earlier_injection import plan_again
 
     return plan_again(spec, generated_dir, lambda stripped: _plan_bundle(stripped, config, bundle, cache))
 
 
-def _plan_bundle(spec: dict[str, object], config: Config, bundle: str, cache: Cache) -> Outcome:
+def _plan_bundle(
+    spec: dict[str, object], config: Config, bundle: str, cache: Cache, rootfs: Rootfs | None = None
+) -> Outcome:
     """Plan for a bundle into which nothing has been injected."""
-    outcome = _plan_container(spec, config, bundle, cache)
+    outcome = _plan_container(spec, config, bundle, cache, rootfs)
     if outcome.plan.edits and config.root == "/":
         links, problems = plan_device_links(spec, outcome.plan.edits)
         outcome.plan.edits += links
@@ -138,7 +145,9 @@ def _plan_bundle(spec: dict[str, object], config: Config, bundle: str, cache: Ca
     return outcome
 
 
-def _plan_container(spec: dict[str, object], config: Config, bundle: str, cache: Cache) -> Outcome:
+def _plan_container(
+    spec: dict[str, object], config: Config, bundle: str, cache: Cache, rootfs: Rootfs | None
+) -> Outcome:
     """Plan what a container gets, in five steps.
 
     1. Read the request.
@@ -156,7 +165,9 @@ def _plan_container(spec: dict[str, object], config: Config, bundle: str, cache:
 
     # 2. A container that does not need the driver gets its CDI devices only.
     host = Host(config.root)
-    injected = request.needs_driver and _is_injected_by_cdi_hook(spec, warnings)
+    injected = request.needs_driver and bool(program := find_injecting_cdi_hook(spec))
+    if injected:
+        warnings.append(f"a CDI file has injected already (its hook is {program}): nothing is added")
     if injected or not request.needs_driver:
         cdi = _translate_cdi_devices(request, spec, config, host, cache, warnings)
         return _finish_without_driver(request, spec, bundle, cdi, warnings, injected=injected)
@@ -186,14 +197,9 @@ def _plan_container(spec: dict[str, object], config: Config, bundle: str, cache:
 
     # 5. Plan.
     cdi = _translate_cdi_devices(request, spec, config, host, cache, warnings)
-    return _plan_driver(request, cdi.spec if cdi else spec, bundle, machine, chosen, inventory, cdi, warnings)
-
-
-def _is_injected_by_cdi_hook(spec: dict[str, object], warnings: list[str]) -> bool:
-    program = find_injecting_cdi_hook(spec)
-    if program:
-        warnings.append(f"a CDI file has injected already (its hook is {program}): nothing is added")
-    return bool(program)
+    planned_spec = cdi.spec if cdi else spec
+    rootfs = rootfs or Rootfs(read_rootfs_path(planned_spec, bundle), follow=False)
+    return _plan_driver(request, planned_spec, bundle, rootfs, machine, chosen, inventory, cdi, warnings)
 
 
 def _translate_cdi_devices(
@@ -270,6 +276,7 @@ def _plan_driver(
     request: Request,
     spec: dict[str, object],
     bundle: str,
+    rootfs: Rootfs,
     machine: Machine,
     chosen: ChosenDevices,
     inventory: Inventory,
@@ -277,7 +284,6 @@ def _plan_driver(
     warnings: list[str],
 ) -> Outcome:
     """Build the plan of a container that gets the driver, with the edits of CDI files at its end."""
-    rootfs = Rootfs(read_rootfs_path(spec, bundle), follow=False)
     refuse_host_root(rootfs)
     container = gather_container_facts(spec, bundle, rootfs, machine, chosen)
     plan = build_plan(gather_plan_input(machine, request, chosen, inventory, container))

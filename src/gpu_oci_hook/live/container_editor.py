@@ -36,16 +36,16 @@ class ContainerEditor:
     Arguments:
         rootfs: the container's root with its mounts, opened in its mount namespace.
         generated_dir: the bundle's directory for generated files that are bind-mounted.
+        layer: the root without its mounts, where files of the image are written; None for the root itself.
 
     Attributes:
         changes: one line for each change so far.
         notes: one sentence for each edit that a container which exists cannot get.
     """
 
-    def __init__(self, rootfs: Rootfs, generated_dir: str) -> None:
+    def __init__(self, rootfs: Rootfs, generated_dir: str, layer: Rootfs | None = None) -> None:
         self._rootfs = rootfs
-        self._generated_dir = generated_dir
-        self._files = RootfsEditor(rootfs, generated_dir)
+        self._files = RootfsEditor(layer or rootfs, generated_dir)
         self._undo: list[Callable[[], None]] = []
         # The kernel's list of mounts is long, and there are many mount points.
         self._mounts: dict[bytes, MountInfo] = {}
@@ -112,22 +112,32 @@ class ContainerEditor:
         """Bind-mount a file or directory of the host."""
         try:
             is_directory = stat.S_ISDIR(os.stat(source).st_mode)
-            if clear and not is_directory and self._rootfs.clear_mount_point(destination):
-                self.changes.append(f"removed {destination} to make room for a mount point")
-            directory, name = self._open_parent(destination)
-            if directory.stat_name(name) is None:
-                if is_directory:
-                    directory.mkdir(name)
-                else:
-                    directory.create_empty_file(name)
+            directory, name = self._open_mount_point(destination, is_directory=is_directory, clear=clear)
             self._refuse_shared_mount(directory, destination)
-            bind_mount(source, directory.fd, name, options)
+            self._attach_mount(source, directory, name, options)
         except OSError as error:
             raise Fault(f"cannot mount {source}: {describe_os_error(error)}", where=destination) from None
         self._undo.append(lambda: detach_mount(directory.fd, name))
         if is_directory:  # no path leads through a file
             self._rootfs.drop_cached_directories()
         self.changes.append(f"mount {destination} <- {source}")
+
+    def _open_mount_point(self, destination: str, *, is_directory: bool, clear: bool) -> tuple[Directory, str]:
+        """Make the mount point if it is missing; return its directory and its name in it."""
+        if clear and not is_directory and self._rootfs.clear_mount_point(destination):
+            self.changes.append(f"removed {destination} to make room for a mount point")
+        directory, name = self._open_parent(destination)
+        if directory.stat_name(name) is None:
+            create_mount_point(directory, name, is_directory=is_directory)
+        return directory, name
+
+    def _attach_mount(self, source: str, directory: Directory, name: str, options: tuple[str, ...]) -> None:
+        """Attach the mount of a source to an entry of a directory."""
+        bind_mount(source, directory.fd, name, options)
+
+    def _find_mount(self, mount_id: bytes) -> MountInfo | None:
+        """Return the mount with the kernel's number."""
+        return read_mount_info(mount_id)
 
     def _refuse_shared_mount(self, directory: Directory, destination: str) -> None:
         """Refuse a mount point in a shared mount: the new mount would appear on the host, too.
@@ -138,7 +148,7 @@ class ContainerEditor:
         if directory in self._unshared_directories:
             return
         mount_id = read_mount_id(directory.fd)
-        mount = self._mounts.get(mount_id) or read_mount_info(mount_id)
+        mount = self._mounts.get(mount_id) or self._find_mount(mount_id)
         if mount is not None and mount.shared:
             raise Fault(
                 "the container shares this mount with the host, where the new mount would appear too",
@@ -152,3 +162,11 @@ class ContainerEditor:
     def _open_parent(self, path: str) -> tuple[Directory, str]:
         parent, _, name = path.rpartition("/")
         return self._rootfs.open_directory(parent or "/"), name
+
+
+def create_mount_point(directory: Directory, name: str, *, is_directory: bool) -> None:
+    """Create an empty directory or file to mount on; an existing entry is kept."""
+    if is_directory:
+        directory.mkdir(name)
+    else:
+        directory.create_empty_file(name)

@@ -75,7 +75,7 @@ def read_request(spec: object, config: Config, is_null_device: Callable[[str], b
     environment = parse_environment(spec, request.warnings)
     request.environment = environment.values
     request.unprivileged_reason = explain_unprivileged(spec)
-    request.environment_refusal = _find_environment_refusal(request, config)
+    request.environment_refusal = find_environment_refusal(request.unprivileged_reason, config)
     request.is_legacy_image = is_legacy_cuda_image(environment.values)
     mounts: list[DeviceRequest] = []
     if _names_device_directory(spec):
@@ -101,12 +101,12 @@ def _names_device_directory(spec: object) -> bool:
     return any(isinstance(path, str) and "nvidia-container-devices" in path for path in paths)
 
 
-def _find_environment_refusal(request: Request, config: Config) -> str:
-    """Return why this container may not request devices by its environment; "" when it may."""
+def find_environment_refusal(unprivileged_reason: str, config: Config) -> str:
+    """Return why a container may not request devices by its environment; "" when it may."""
     if config.env == "never":
         return '[request] env is "never"'
-    if config.env == "privileged" and request.unprivileged_reason:
-        return f'[request] env is "privileged" and {request.unprivileged_reason}'
+    if config.env == "privileged" and unprivileged_reason:
+        return f'[request] env is "privileged" and {unprivileged_reason}'
     return ""
 
 

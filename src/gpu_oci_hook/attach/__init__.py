@@ -1,0 +1,1 @@
+"""Attach, detach and repair GPUs of containers that run: plan, record, apply."""
