@@ -48,12 +48,20 @@ def build_requested_spec(
     linux["devices"] = [
         node for node in get_list(linux, "devices") if _DEVICE_DIRECTORY not in str(get_member(node, "path"))
     ]
-    if in_user_namespace and not has_user_namespace(spec):
-        # The engine itself runs in one, and the container in the same: nothing there can make a device node.
-        linux["namespaces"] = [*get_list(linux, "namespaces"), {"type": "user"}]
     requested["linux"] = linux
     requested["hooks"] = _drop_cdi_hooks(spec)
-    return requested
+    return add_user_namespace(requested) if in_user_namespace else requested
+
+
+def add_user_namespace(spec: Object) -> Object:
+    """Return a config.json that says that the container is in a user namespace.
+
+    The engine itself can run in one, and the container in the same: nothing there can make a device node.
+    """
+    if has_user_namespace(spec):
+        return spec
+    linux = _copy_object(spec, "linux")
+    return {**spec, "linux": {**linux, "namespaces": [*get_list(linux, "namespaces"), {"type": "user"}]}}
 
 
 def build_operator_config(config: Config) -> Config:

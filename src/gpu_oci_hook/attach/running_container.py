@@ -5,8 +5,11 @@ Import budget: cold.
 
 from __future__ import annotations
 
+import fcntl
 import os
+import struct
 from types import TracebackType
+from typing import cast
 
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files.read_regular import read_config_json
@@ -15,7 +18,10 @@ from gpu_oci_hook.formats.fastjson import parse_config_json
 from gpu_oci_hook.formats.oci import Object, get_member
 from gpu_oci_hook.live.found_container import FoundContainer
 from gpu_oci_hook.live.monitors import PROC, read_namespace_id, read_start_time
-from gpu_oci_hook.live.namespace_process import open_mount_namespace
+from gpu_oci_hook.live.namespace_process import open_mount_namespace, run_with_deadline
+
+_NS_GET_OWNER_UID = 0xB704  # ioctl_ns(2)
+_READ_DEADLINE = 10.0  # seconds; a user's bundle can lie in a file system of his
 
 
 class RunningContainer:
@@ -49,17 +55,19 @@ class RunningContainer:
         self.pid = found.init_pid
         self.monitor_pid = found.monitor_pid
         start_time = read_start_time(self.pid)
-        self.bundle = f"{_find_monitor_root(found.monitor_pid)}{found.bundle}"
-        path = f"{self.bundle}/config.json"
-        data = read_config_json(path)
-        if data is None:
-            raise Fault("the bundle has no config.json", where=path)
-        self.spec: Object = parse_config_json(data, path)
+        self._monitor_root = _find_monitor_root(found.monitor_pid)
+        self.bundle = f"{self._monitor_root}{found.bundle}"
+        self.spec = cast("Object", run_with_deadline(self._read_spec, deadline=_READ_DEADLINE))
         self.in_user_namespace = read_namespace_id(self.pid, "user") != read_namespace_id(os.getpid(), "user")
         self.namespace_fd = open_mount_namespace(self.pid)
-        if not start_time or read_start_time(self.pid) != start_time:
+        try:
+            if found.owner:
+                self._require_owner(found.owner)
+            if not start_time or read_start_time(self.pid) != start_time:
+                raise Fault("the container's first process has ended", where=self.title)
+        except BaseException:
             os.close(self.namespace_fd)
-            raise Fault("the container's first process has ended", where=self.title)
+            raise
 
     def __enter__(self) -> RunningContainer:
         return self
@@ -69,19 +77,46 @@ class RunningContainer:
     ) -> None:
         os.close(self.namespace_fd)
 
+    def _read_spec(self) -> Object:
+        path = f"{self.bundle}/config.json"
+        data = read_config_json(path)
+        if data is None:
+            raise Fault("the bundle has no config.json", where=path)
+        return parse_config_json(data, path)
+
+    def _require_owner(self, uid: int) -> None:
+        """Check that a user's container is in a user namespace of that user: he could name any process as his.
+
+        Raises:
+            Fault: it is not.
+        """
+        try:
+            namespace_fd = os.open(f"{PROC}/{self.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                answer = fcntl.ioctl(namespace_fd, _NS_GET_OWNER_UID, struct.pack("=I", 0))
+            finally:
+                os.close(namespace_fd)
+            is_own = self.in_user_namespace and struct.unpack("=I", answer)[0] == uid
+        except OSError:
+            is_own = False
+        if not is_own:
+            raise Fault(
+                f"user {uid} says that process {self.pid} is the container's, and the process is not that user's",
+                where=self.title,
+                hint=f"Name the process instead: --pid {self.pid}",
+            )
+
     def has_writable_image(self) -> bool:
         """Tell whether only the low-level runtime has made the root read-only, after the point where GPUs go in.
 
         The directory itself, as the engine has mounted it, says whether an administrator wants it read-only.
         """
-        if get_member(self.spec, "root", "readonly") is not True:
-            return False
         path = get_member(self.spec, "root", "path")
-        if not isinstance(path, str) or "\0" in path:
+        if get_member(self.spec, "root", "readonly") is not True or not isinstance(path, str) or "\0" in path:
             return False
-        root = _find_monitor_root(self.monitor_pid)
+        full_path = f"{self._monitor_root}{path}" if path.startswith("/") else f"{self.bundle}/{path}"
         try:
-            return not os.statvfs(f"{root}{path}" if path.startswith("/") else f"{self.bundle}/{path}").f_flag & 1
+            return not os.statvfs(full_path).f_flag & os.ST_RDONLY
         except OSError:
             return False
 

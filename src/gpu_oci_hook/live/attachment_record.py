@@ -75,6 +75,10 @@ class AttachmentRecord:
             self.attached or self.detached or self.changes or self.pending or self.devices or self.pending_devices
         )
 
+    def restore_data(self, data: dict[str, object]) -> None:
+        """Return to the state that `to_data` has given."""
+        _fill_record(self, json.loads(json.dumps(data)))
+
     def to_data(self) -> dict[str, object]:
         """Return the record as JSON-able data."""
         return {
@@ -293,7 +297,7 @@ def _fill_record(record: AttachmentRecord, data: object) -> None:
         [_parse_pair(pair) for pair in get_list(data, key)] for key in ("devices", "pending_devices")
     )
     record.changes, record.pending = (
-        [_parse_change(change) for change in get_list(data, key)] for key in ("changes", "pending")
+        [parse_change(change) for change in get_list(data, key)] for key in ("changes", "pending")
     )
     if not isinstance(get_member(data, "changes"), list):
         raise ValueError(record.key)
@@ -305,7 +309,12 @@ def _parse_pair(value: object) -> tuple[int, int]:
     return value[0], value[1]
 
 
-def _parse_change(value: object) -> Change:
+def parse_change(value: object) -> Change:
+    """Return the change that JSON data has.
+
+    Raises:
+        ValueError: it is not one.
+    """
     if not isinstance(value, list) or len(value) != len(Change._fields):
         raise ValueError(value)
     kind, path, numbers, content, before, mode = value

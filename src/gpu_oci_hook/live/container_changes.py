@@ -197,7 +197,15 @@ class ChangeReverter:
         if status is None or not stat.S_ISCHR(status.st_mode) or status.st_rdev != os.makedev(*change.numbers):
             return False
         directory.check_write_guard()
-        os.unlink(name, dir_fd=directory.fd)
+        try:
+            os.unlink(name, dir_fd=directory.fd)
+        except OSError as error:
+            if error.errno != errno.EBUSY:
+                raise
+            detach_mount(directory.fd, name)  # a node of the host's that is bound here
+            point = directory.stat_name(name)
+            if point is not None and stat.S_ISREG(point.st_mode) and not point.st_size:
+                os.unlink(name, dir_fd=directory.fd)
         return True
 
     def _detach_mount(self, change: Change) -> bool:

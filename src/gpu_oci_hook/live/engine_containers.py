@@ -54,24 +54,26 @@ def describe_container(monitor: Monitor, bundle: str) -> FoundContainer:
         title = f"container {monitor.name} ({short_id}) of {CONMON} {monitor.pid}, running"
         reference = f"{monitor.engine}:{monitor.container_id[:12] if monitor.engine == 'crio' else name}"
         names = (monitor.name, monitor.container_id)
-        return FoundContainer(title, bundle, monitor.pid, init_pid, reference, names)
+        return FoundContainer(title, bundle, monitor.pid, init_pid, reference, names, monitor.uid)
     container_id = os.path.basename(bundle)
     if is_docker_namespace(monitor.namespace):
         name = read_docker_name(monitor, bundle, container_id) or container_id
         title = f"docker container {name} ({container_id[:12]}), running"
-        return FoundContainer(title, bundle, monitor.pid, init_pid, f"docker:{name}", (name, container_id))
+        return FoundContainer(title, bundle, monitor.pid, init_pid, f"docker:{name}", (name, container_id), monitor.uid)
     reference = f"containerd:{monitor.namespace}/{container_id}"
     title = f"containerd container {monitor.namespace}/{container_id}, running"
-    return FoundContainer(title, bundle, monitor.pid, init_pid, reference, (container_id,))
+    return FoundContainer(title, bundle, monitor.pid, init_pid, reference, (container_id,), monitor.uid)
 
 
 def read_init_pid(monitor: Monitor, bundle: str) -> int:
     """Return the number of a container's first process; 0 if it is unknown.
 
-    containerd's shim writes it into the bundle, conmon into a file that its command line names.
+    containerd's shim writes it into the bundle, conmon into a file that its command line names. Either process adopts
+    it, so a number that another process has by now, or that a user has made up, is recognised.
     """
     path = f"{bundle}/init.pid" if monitor.namespace else monitor.pid_file
-    return read_pid_file(monitor.root + path) if path else 0
+    pid = read_pid_file(monitor.root + path) if path else 0
+    return pid if monitor.pid in list_ancestors(pid) else 0
 
 
 def find_docker_container(name: str) -> FoundContainer:
@@ -101,7 +103,7 @@ def find_docker_container(name: str) -> FoundContainer:
     shown = names[monitor.pid] or name
     title = f"docker container {shown} ({monitor.container_id[:12]}), running"
     init_pid = read_init_pid(monitor, monitor.bundle)
-    return FoundContainer(title, monitor.bundle, monitor.pid, init_pid, f"docker:{shown}", (shown,))
+    return FoundContainer(title, monitor.bundle, monitor.pid, init_pid, f"docker:{shown}", (shown,), monitor.uid)
 
 
 def find_podman_container(name: str) -> FoundContainer:
@@ -116,7 +118,8 @@ def find_podman_container(name: str) -> FoundContainer:
         monitor = _pick_single(matching, f"podman:{name}")
         title = f"podman container {monitor.name} ({monitor.container_id[:12]}), running"
         init_pid = read_init_pid(monitor, monitor.bundle)
-        return FoundContainer(title, monitor.bundle, monitor.pid, init_pid, f"podman:{monitor.name}", (monitor.name,))
+        reference, names = f"podman:{monitor.name}", (monitor.name,)
+        return FoundContainer(title, monitor.bundle, monitor.pid, init_pid, reference, names, monitor.uid)
     storages = [PODMAN_STORAGE, os.path.expanduser(USER_PODMAN_STORAGE)]
     bundle = next((bundle for storage in storages for bundle in _find_podman_bundles(storage, name)), "")
     bundle = bundle or query_podman_bundle(name)
@@ -146,7 +149,8 @@ def find_crio_container(name: str) -> FoundContainer:
     monitor = _pick_single(matching, f"crio:{name}")
     title = f"CRI-O container {monitor.name} ({monitor.container_id[:13]}), running"
     init_pid = read_init_pid(monitor, monitor.bundle)
-    return FoundContainer(title, monitor.bundle, monitor.pid, init_pid, f"crio:{monitor.container_id[:13]}")
+    reference, names = f"crio:{monitor.container_id[:13]}", (monitor.name,)
+    return FoundContainer(title, monitor.bundle, monitor.pid, init_pid, reference, names, monitor.uid)
 
 
 def find_containerd_container(name: str) -> FoundContainer:
@@ -185,7 +189,8 @@ def find_containerd_container(name: str) -> FoundContainer:
     title, reference = f"containerd container {identity}, running", f"containerd:{identity}"
     if owner is None:
         return FoundContainer(title, matching[0], 0, read_pid_file(f"{matching[0]}/init.pid"), reference)
-    return FoundContainer(title, matching[0], owner.pid, read_init_pid(owner, matching[0]), reference)
+    init_pid = read_init_pid(owner, matching[0])
+    return FoundContainer(title, matching[0], owner.pid, init_pid, reference, (), owner.uid)
 
 
 def suggest_running(names: Iterable[str], otherwise: str) -> str:

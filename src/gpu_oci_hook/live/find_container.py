@@ -34,13 +34,20 @@ from gpu_oci_hook.live.monitors import (
 )
 from gpu_oci_hook.live.runtime_states import find_runtime_container, list_runtime_containers
 
-ENGINES = ("docker", "podman", "containerd", "crio", "runc", "crun")
-REFERENCE_FORMS = "docker:NAME, podman:NAME, containerd:NAMESPACE/ID, crio:ID, runc:ID or crun:ID"
+_FORMS = {
+    "docker": "docker:NAME",
+    "podman": "podman:NAME",
+    "containerd": "containerd:NAMESPACE/ID",
+    "crio": "crio:ID",
+    "runc": "runc:ID",
+    "crun": "crun:ID",
+}
+REFERENCE_FORMS = f"{', '.join(list(_FORMS.values())[:-1])} or {list(_FORMS.values())[-1]}"
 
 
 def is_container_reference(text: str) -> bool:
     """Tell whether a text names an engine before a colon."""
-    return ":" in text and text.partition(":")[0] in ENGINES
+    return ":" in text and text.partition(":")[0] in _FORMS
 
 
 _REFERENCE_FORMS = {"docker": "docker:NAME", "podman": "podman:NAME", "containerd": "containerd:NAMESPACE/ID"}

@@ -25,6 +25,7 @@ class FoundContainer(NamedTuple):
         init_pid: its first process; 0 if it is stopped or that is unknown.
         reference: how the command line names it, such as "docker:web".
         names: its name and its id.
+        owner: the user who says that this is a container, by a process or a file of his.
     """
 
     title: str
@@ -33,6 +34,7 @@ class FoundContainer(NamedTuple):
     init_pid: int = 0
     reference: str = ""
     names: tuple[str, ...] = ()
+    owner: int = 0
 
     @property
     def is_running(self) -> bool:

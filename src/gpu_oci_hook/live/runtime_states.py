@@ -26,7 +26,8 @@ def list_runtime_containers() -> Iterator[FoundContainer]:
             bundle, pid, start_time = _read_state(path)
             if bundle.startswith("/") and pid > 0 and (not start_time or read_start_time(pid) == start_time):
                 title = f"container {container_id} of {runtime}, process {pid}"
-                yield FoundContainer(title, bundle, 0, pid, f"{runtime}:{container_id}", (container_id,))
+                reference, owner = f"{runtime}:{container_id}", os.stat(path).st_uid
+                yield FoundContainer(title, bundle, 0, pid, reference, (container_id,), owner)
 
 
 def _read_state(path: str) -> tuple[str, int, int]:
