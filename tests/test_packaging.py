@@ -150,6 +150,15 @@ def test_the_caches_are_filled_before_engines_restart_their_containers() -> None
     assert service["Install"]["WantedBy"] == "multi-user.target"
 
 
+def test_the_timer_of_repair_calls_a_command_that_there_is() -> None:
+    service, timer = (unit(path) for path in UNITS if path.stem == "gpu-oci-hook-repair")
+    program, command, *options = service["Service"]["ExecStart"].split()
+    assert program == RUNTIME.replace("runtime", "hook")
+    loaded = importlib.import_module(f"gpu_oci_hook.cli.{command}_command").repair
+    assert loaded.make_context(command, options).params["repair_all"] is True
+    assert timer["Install"]["WantedBy"] == "timers.target" and "Install" not in service
+
+
 def test_the_file_is_there_before_engines_restart_their_containers() -> None:
     service = unit(ROOT / "packaging/systemd/gpu-oci-hook-cdi.service")["Unit"]
     engines = {"docker", "containerd", "crio", "podman-restart", "kubelet"}

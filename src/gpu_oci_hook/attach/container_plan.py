@@ -1,6 +1,6 @@
 """Plan what a running container has to have: what it was started with, what was attached, less what was detached.
 
-The plan is the one that a start makes, for the container's root without its mounts. The modules run in the child process
+The plan is the one that a start makes, for the container's root without its mounts. It is made in the child process
 that looks at the container.
 
 Import budget: cold.

@@ -33,14 +33,15 @@ from gpu_oci_hook.live.container_changes import Change, ChangeReverter, list_cha
 from gpu_oci_hook.live.container_entry import ContainerEntry
 from gpu_oci_hook.live.missing_edits import find_missing_edits
 from gpu_oci_hook.live.running_editor import RunningContainerEditor, restrict_writes_to_tmpfs
-from gpu_oci_hook.model.edits import AddDeviceRule, AddGroup, AddHook, AddMount, Edit, SetEnvVariable
+from gpu_oci_hook.model.edits import AddDeviceRule, AddGroup, AddMount, Edit, SetEnvVariable
 from gpu_oci_hook.model.file_edits import AddFile, PrepareDirectory
 from gpu_oci_hook.model.outcome import Outcome
 from gpu_oci_hook.plan.layout import Layout
+from gpu_oci_hook.plan.live_edits import plan_live_edit
 
 Report = dict[str, object]
 
-# The edits that can be made in a container that runs. Those of other vendors' CDI files are the runtime's.
+# The edits that can be made in a container that runs.
 _EDIT_KINDS = ("device", "rule", "mount", "directory", "link", "file", "hook")
 
 
@@ -246,7 +247,9 @@ class ContainerSession:
 
 
 def _select_edits(outcome: Outcome) -> list[Edit]:
-    return [edit for edit in outcome.plan.edits if edit.kind in _EDIT_KINDS]
+    """Return what can be made in a container that runs. Hooks of other vendors' CDI files are not among it."""
+    live = [plan_live_edit(edit) for edit in outcome.plan.edits if edit.kind in _EDIT_KINDS]
+    return [each.edit for each in live if each.place in ("container", "cgroup")]
 
 
 def _list_rule_devices(outcome: Outcome) -> list[Device]:
@@ -256,7 +259,6 @@ def _list_rule_devices(outcome: Outcome) -> list[Device]:
 def _drop_unused_sources(edits: list[Edit], generated_dir: str) -> list[Edit]:
     """Return the edits without the generated files and directories that no other edit of them mounts."""
     sources = {edit.source for edit in edits if isinstance(edit, AddMount)}
-    sources.update(edit.args[-2] for edit in edits if isinstance(edit, AddHook))
     kept = []
     for edit in edits:
         if isinstance(edit, PrepareDirectory):

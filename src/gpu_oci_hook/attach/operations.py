@@ -140,6 +140,7 @@ class ContainerOperations:
         except Fault:
             record.restore_data(old_data)
             self._store.save(record)
+            allow_container_devices(self.container, devices)  # version 1 may have denied some of them
             raise
         record.pending_devices = []
         done = self._take_back_pending()

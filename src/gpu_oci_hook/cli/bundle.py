@@ -34,6 +34,8 @@ class Bundle:
         is_running: the container runs.
         is_assumed: there is no bundle: the container does not exist.
         has_assumed_root: its root file system is not there now; `spec` names another one.
+        attached, detached: the GPUs that were attached to the container while it runs, and those of its start that were
+            detached.
 
     Raises:
         Fault: config.json is missing or is not a JSON object.
@@ -43,6 +45,8 @@ class Bundle:
     is_running = False
     is_assumed = False
     has_assumed_root = False
+    attached: tuple[str, ...] = ()
+    detached: tuple[str, ...] = ()
 
     def __init__(self, path: str) -> None:
         self.directory = path

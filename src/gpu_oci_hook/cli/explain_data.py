@@ -92,6 +92,8 @@ def _describe_bundle(bundle: Bundle) -> dict[str, object]:
         "bundle": None if bundle.is_assumed else bundle.absolute_directory,
         "container": bundle.title or None,
         "running": bundle.is_running,
+        "attached": list(bundle.attached),
+        "detached": list(bundle.detached),
     }
 
 

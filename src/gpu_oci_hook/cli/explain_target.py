@@ -14,10 +14,12 @@ from typing import Any
 import click
 
 from gpu_oci_hook.cli.bundle import Bundle
+from gpu_oci_hook.cli.printing import print_warning
 from gpu_oci_hook.cli.usage_errors import UsageFault
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files.rootfs import read_rootfs_path
 from gpu_oci_hook.formats.architectures import ARCHITECTURES
+from gpu_oci_hook.live.attachment_record import RecordStore
 from gpu_oci_hook.live.engine_queries import read_image_environment
 from gpu_oci_hook.live.find_container import (
     REFERENCE_FORMS,
@@ -128,6 +130,7 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _open_container(found: FoundContainer) -> Bundle:
+    attached, detached = _read_attachments(found)
     if found.monitor_pid:
         join_mount_namespace(found.monitor_pid)
     try:
@@ -137,7 +140,21 @@ def _open_container(found: FoundContainer) -> Bundle:
         raise Fault(f"{found.title}: its bundle cannot be read: {fault.what}", where=where) from None
     bundle.title = found.title
     bundle.is_running = found.is_running
+    bundle.attached, bundle.detached = attached, detached
     return bundle
+
+
+def _read_attachments(found: FoundContainer) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return which GPUs were attached and detached while the container runs, as far as this user may know."""
+    if not found.init_pid or os.geteuid() != 0:
+        return (), ()
+    try:
+        with RecordStore(create=False) as store:
+            record = store.load(found.init_pid, found.title)
+    except Fault as fault:
+        print_warning(str(fault))
+        return (), ()
+    return tuple(record.attached), tuple(record.detached)
 
 
 def _assume_missing_root(bundle: Bundle, context: click.Context) -> None:

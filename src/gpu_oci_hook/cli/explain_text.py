@@ -56,7 +56,7 @@ def print_explanation(
         )
     else:
         print_line(f"the container {_summarize_outcome(outcome, presence)}")
-    for line in _describe_presence(bundle, outcome, presence):
+    for line in (*_describe_presence(bundle, outcome, presence), *_describe_attachments(bundle)):
         print_line(line)
     if warnings:
         print_heading("warnings")
@@ -88,6 +88,12 @@ def _describe_presence(bundle: Bundle, outcome: Outcome, presence: Presence) -> 
     else:
         cause = "they are not from gpu-oci-runtime"
     return [f"config.json has {presence.present} of these {presence.total} nodes, mounts and hooks: {cause}"]
+
+
+def _describe_attachments(bundle: Bundle) -> list[str]:
+    """Return which GPUs were attached to a running container and detached from it since its start."""
+    lines = [("attached since its start", bundle.attached), ("detached since its start", bundle.detached)]
+    return [f"{title}: {', '.join(selectors)}" for title, selectors in lines if selectors]
 
 
 def _print_found(presence: Presence) -> None:

@@ -15,6 +15,9 @@ _COMMANDS = {
     "list": ("list_command", "list_machine", "List this host's GPUs and driver."),
     "explain": ("explain_command", "explain", "Show what a container would get and why; changes nothing."),
     "apply": ("apply_command", "apply", "Apply the edits that explain shows to a bundle."),
+    "attach": ("attach_command", "attach", "Give GPUs to a container that runs."),
+    "detach": ("detach_command", "detach", "Take GPUs away from a container that runs."),
+    "repair": ("repair_command", "repair", "Put back what running containers have lost of their GPUs."),
     "simulate": ("simulate_command", "simulate", "Build a GPU host out of files, for tests without a GPU."),
     "cdi": ("cdi_command", "cdi", "Generate, check and inspect CDI files."),
     "hook": ("hook_command", "hook", ""),  # hidden: only CDI files and hooks.d refer to these

@@ -144,16 +144,10 @@ class RecordStore:
         self._read(record)
         return record
 
-    def load_all(self) -> list[AttachmentRecord]:
-        """Return the records of all containers that run."""
-        records = []
-        for name in self._list_names():
-            pid, start_time = _parse_key(name.removesuffix(".json"))
-            if name.endswith(".json") and pid and read_start_time(pid) == start_time:
-                record = AttachmentRecord(pid, start_time, "")
-                self._read(record)
-                records.append(record)
-        return records
+    def list_pids(self) -> list[int]:
+        """Return the first processes of the running containers that have a record."""
+        keys = [_parse_key(name.removesuffix(".json")) for name in self._list_names() if name.endswith(".json")]
+        return [pid for pid, start_time in keys if pid and read_start_time(pid) == start_time]
 
     def save(self, record: AttachmentRecord) -> None:
         """Write a record, or remove it if there is nothing to remember.

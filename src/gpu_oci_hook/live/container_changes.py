@@ -20,9 +20,8 @@ from gpu_oci_hook.files.read_regular import UnusableFileError, read_regular_file
 from gpu_oci_hook.files.replace import replace_file
 from gpu_oci_hook.formats.ldcache import LoaderCache, dump_ld_cache, parse_ld_cache
 from gpu_oci_hook.live.mount_api import detach_mount
-from gpu_oci_hook.model.edits import AddDeviceNode, AddHook, AddMount
+from gpu_oci_hook.model.edits import AddDeviceNode, AddMount
 from gpu_oci_hook.model.file_edits import AddFile, AddLink
-from gpu_oci_hook.plan.driver_params import DRIVER_PARAMS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -90,8 +89,6 @@ class _ChangeLister:
                 self.changes.append(Change("node", edit.path, (edit.major, edit.minor)))
             case AddMount():
                 self._add_mount(edit.source, edit.destination, clear=edit.clear_mount_point)
-            case AddHook():
-                self._add_mount(edit.args[-2], DRIVER_PARAMS, clear=False)
             case AddLink():
                 self._add_parents(edit.path)
                 before = self._layer.readlink(edit.path) or ""

@@ -9,9 +9,8 @@ import os
 import stat
 
 from gpu_oci_hook.container.rootfs_edits import generated_file_name
-from gpu_oci_hook.model.edits import AddDeviceNode, AddHook, AddMount
+from gpu_oci_hook.model.edits import AddDeviceNode, AddMount
 from gpu_oci_hook.model.file_edits import AddFile, AddLink, PrepareDirectory
-from gpu_oci_hook.plan.driver_params import DRIVER_PARAMS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -60,8 +59,6 @@ class _Inspector:
                 return True
             case AddFile():
                 return self._root.read_file(edit.path, len(edit.content)) != edit.content
-            case AddHook():
-                return self._lacks_mount(edit.args[-2], DRIVER_PARAMS)
             case AddMount():
                 return self._lacks_mount(edit.source, edit.destination)
         return False

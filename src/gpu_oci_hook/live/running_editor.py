@@ -15,7 +15,7 @@ import stat
 from gpu_oci_hook.files.directory import PATH_FLAGS, make_os_error, read_mount_id
 from gpu_oci_hook.live.container_editor import ContainerEditor, create_mount_point
 from gpu_oci_hook.live.mount_api import attach_mount, clone_mount
-from gpu_oci_hook.model.edits import AddHook, AddMount
+from gpu_oci_hook.model.edits import AddMount
 from gpu_oci_hook.plan.layout import TMPFS_TYPES
 
 TYPE_CHECKING = False
@@ -56,9 +56,6 @@ class RunningContainerEditor(ContainerEditor):
             if isinstance(edit, AddMount):
                 clone = clone_mount(edit.source, edit.options, scratch)
                 self._clones[edit.source, edit.destination] = clone
-            elif isinstance(edit, AddHook):
-                source, destination, options = self.get_hook_mount(edit)
-                self._clones[source, destination] = clone_mount(source, options, scratch)
 
     def _open_mount_point(self, destination: str, *, is_directory: bool, clear: bool) -> tuple[Directory, str]:
         parent, _, name = destination.rpartition("/")

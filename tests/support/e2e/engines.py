@@ -276,9 +276,17 @@ class Containerd(Engine):
     name = "ctr run"
     programs = ("containerd", "ctr", "runc", "busybox", "gcc")
 
+    def __init__(self, *, furnish: str = "") -> None:
+        super().__init__()
+        self._furnish = furnish
+        self._holder: machine.MountNamespace | None = None
+
     def start(self, place: EngineHome) -> None:
         super().start(place)
         home = place.directory
+        if self._furnish:
+            self._holder = machine.MountNamespace(self._furnish)
+            self._holder.start()
         self.socket = home / "c.sock"
         config = home / "containerd.toml"
         config.write_text(
@@ -287,8 +295,9 @@ class Containerd(Engine):
             f'[grpc]\naddress = "{self.socket}"\n[ttrpc]\naddress = "{self.socket}.ttrpc"\n'
         )
         with (home / "containerd.log").open("wb") as log:
+            enter = self._holder.enter if self._holder is not None else []
             self._daemon = subprocess.Popen(
-                [find_program("containerd"), "--config", str(config)],
+                [*enter, find_program("containerd"), "--config", str(config)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -299,6 +308,8 @@ class Containerd(Engine):
 
     def stop(self) -> None:
         machine.stop_daemon(self._daemon)
+        if self._holder is not None:
+            self._holder.stop()
 
     def _ctr(self) -> list[str]:
         return [find_program("ctr"), "--address", str(self.socket), "--namespace", "e2e"]
@@ -342,14 +353,21 @@ class Docker(Engine):
         remap: whether containers live in a user namespace (`--userns-remap`).
         settings: more of daemon.json.
         runtime: the runtime of containers; empty for the daemon's default.
+        furnish: more shell commands that prepare the private mount namespace in which dockerd runs.
     """
 
     programs = ("dockerd", "docker", "containerd", "runc", "busybox", "gcc", "unshare", "nsenter")
 
     def __init__(
-        self, *, remap: bool = False, settings: Mapping[str, object] | None = None, runtime: str = "gpu"
+        self,
+        *,
+        remap: bool = False,
+        settings: Mapping[str, object] | None = None,
+        runtime: str = "gpu",
+        furnish: str = "",
     ) -> None:
         super().__init__()
+        self._furnish = furnish
         self.settings = settings or {}
         self.runtime_words = ["--runtime", runtime] if runtime else []
         self.user_namespace = remap
@@ -367,7 +385,9 @@ class Docker(Engine):
         # dockerd writes /etc/docker/key.json, and reads the remapped user's ranges from /etc/subuid: it gets
         # its own of both.
         script = private_etc_script(home)
-        self._holder = machine.MountNamespace(f"{script}\nmkdir -p /etc/docker\nmount -t tmpfs none /etc/docker")
+        self._holder = machine.MountNamespace(
+            f"{script}\nmkdir -p /etc/docker\nmount -t tmpfs none /etc/docker\n{self._furnish}"
+        )
         self._holder.start()
         words = [
             *self._holder.enter,
