@@ -19,6 +19,8 @@ from typing import TypeVar
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.live import bpf, device_program
 from gpu_oci_hook.live.cgroup_programs import change_cgroup_programs
+from gpu_oci_hook.live.device_access import query_device_access
+from gpu_oci_hook.live.device_cgroup import DeviceCgroup
 from gpu_oci_hook.live.device_program import READ, WRITE
 
 GPU, NULL = (195, 0), (1, 3)
@@ -173,9 +175,31 @@ def race(scene: Scene) -> object:
     return [sorted(faults), status, len(bpf.list_program_ids(scene.fd))]
 
 
+def query_rules(scene: Scene) -> object:
+    """Compare what opening says with what `query_device_access` says, also in a cgroup below."""
+    inner = scene.cgroup / "inner"
+    inner.mkdir()
+    found = []
+    try:
+        for rules in ({}, {"allow": [GPU]}, {"deny": [NULL]}, {"allow": [NULL]}, {"deny": [GPU, NULL]}):
+            if not rules:
+                scene.attach(scene.program)
+            assert scene.change(**rules) == ""
+            for cgroup in (scene.cgroup, inner):
+                opened = run_in_cgroup(
+                    cgroup, lambda: [open_node(path, READ | WRITE) != errno.EPERM for path in scene.nodes.values()]
+                )
+                accesses = [(*device, "rw") for device in scene.nodes]
+                answers = query_device_access(DeviceCgroup(2, [str(cgroup)]), accesses)
+                found.append([opened, [answer.allowed for answer in answers]])
+    finally:
+        inner.rmdir()
+    return found
+
+
 SCENES = {
     scene.__name__: scene
-    for scene in (change_rules, change_rules_often, deny_without_a_program, change_a_linked_program, race)
+    for scene in (change_rules, change_rules_often, deny_without_a_program, change_a_linked_program, race, query_rules)
 }
 
 

@@ -18,6 +18,7 @@ _SYSCALL_NUMBERS = {"x86_64": 321, "aarch64": 280, "ppc64le": 361, "riscv64": 28
 _PROG_LOAD, _PROG_ATTACH, _PROG_DETACH, _PROG_GET_FD_BY_ID, _OBJ_GET_INFO_BY_FD, _PROG_QUERY = 5, 8, 9, 13, 15, 16
 _TYPE_CGROUP_DEVICE, _ATTACH_CGROUP_DEVICE = 15, 6
 _ALLOW_MULTI, _REPLACE = 2, 4
+_QUERY_EFFECTIVE = 1
 _ATTRIBUTE_SIZE, _INFO_SIZE, _LOG_SIZE = 128, 256, 65536
 _PROGRAM_LIMIT = 64
 _SIZE_LIMIT = 8 << 20
@@ -46,15 +47,25 @@ def _pack_attributes(layout: str, *values: int) -> bytearray:
     return attributes
 
 
-def list_program_ids(cgroup_fd: int) -> list[int]:
+def list_program_ids(cgroup_fd: int, *, effective: bool = False) -> list[int]:
     """Return the ids of the device programs that are attached to a cgroup itself, in the kernel's order.
+
+    Arguments:
+        effective: those that decide about its processes, so also those of the cgroups above it, even of such that this
+            process does not see.
 
     Raises:
         OSError: it is not a cgroup of version 2, or the kernel refuses.
     """
     ids = (ctypes.c_uint32 * _PROGRAM_LIMIT)()
     attributes = _pack_attributes(
-        "=IIIIQI", cgroup_fd, _ATTACH_CGROUP_DEVICE, 0, 0, ctypes.addressof(ids), _PROGRAM_LIMIT
+        "=IIIIQI",
+        cgroup_fd,
+        _ATTACH_CGROUP_DEVICE,
+        _QUERY_EFFECTIVE if effective else 0,
+        0,
+        ctypes.addressof(ids),
+        _PROGRAM_LIMIT,
     )
     _call_bpf(_PROG_QUERY, attributes)
     (count,) = struct.unpack_from("=I", attributes, 24)

@@ -78,9 +78,12 @@ def decode_program(data: bytes) -> list[Instruction]:
     """Decode a program.
 
     Raises:
-        UnusableProgramError: its size is not a multiple of an instruction's.
+        UnusableProgramError: the dump is hidden (`kernel.kptr_restrict`), or its size is not a multiple of an
+            instruction's.
     """
-    if not data or len(data) % INSTRUCTION_SIZE:
+    if not data.strip(b"\0"):
+        raise UnusableProgramError("the kernel hides its instructions (sysctl kernel.kptr_restrict, or no CAP_SYSLOG)")
+    if len(data) % INSTRUCTION_SIZE:
         raise UnusableProgramError(f"a program of {len(data)} bytes")
     return [Instruction(*fields) for fields in _LAYOUT.iter_unpack(data)]
 
@@ -89,11 +92,9 @@ def check_reloadable(data: bytes) -> None:
     """Check that the kernel would load a dump again.
 
     Raises:
-        UnusableProgramError: the dump is hidden (`kernel.kptr_restrict`), blinded (`net.core.bpf_jit_harden`), or the
-            program uses maps or helper functions, whose addresses a dump does not have.
+        UnusableProgramError: the dump is hidden, or blinded (`net.core.bpf_jit_harden`), or the program uses maps or
+            helper functions, whose addresses a dump does not have.
     """
-    if not data.strip(b"\0"):
-        raise UnusableProgramError("the kernel hides its instructions (sysctl kernel.kptr_restrict, or no CAP_SYSLOG)")
     wide = False
     for instruction in decode_program(data):
         if wide:  # the second half of a 16-byte instruction
@@ -202,7 +203,7 @@ def _encode(*instructions: tuple[int, int, int, int]) -> bytes:
 
 
 def evaluate_program(instructions: Sequence[Instruction], kind: int, access: int, major: int, minor: int) -> bool:
-    """Run a program and return whether it allows an access.
+    """Evaluate a program and return whether it allows an access.
 
     Arguments:
         kind: BLOCK or CHAR.
@@ -213,7 +214,7 @@ def evaluate_program(instructions: Sequence[Instruction], kind: int, access: int
     """
     # struct bpf_cgroup_dev_ctx: access_type (access << 16 | type), major, minor.
     context = struct.pack("<III", access << 16 | kind, major & _MASK32, minor & _MASK32)
-    registers = [0] * 11
+    registers = [0] * (_BLINDING_REGISTER + 1)  # a blinded program can be evaluated, though not loaded
     at = 0
     for _ in range(_STEP_LIMIT):
         if not 0 <= at < len(instructions):
@@ -223,7 +224,7 @@ def evaluate_program(instructions: Sequence[Instruction], kind: int, access: int
         kind_of_code = instruction.code & 7
         if instruction.code == _EXIT:
             return registers[0] & _MASK32 != 0
-        if instruction.code == _LD_IMM64 and at < len(instructions):
+        if instruction.code == _LD_IMM64 and instruction.src == 0 and at < len(instructions):
             registers[instruction.dst] = instruction.imm & _MASK32 | (instructions[at].imm & _MASK32) << 32
             at += 1
         elif kind_of_code == _LDX and instruction.code & 0xE0 == 0x60 and instruction.src == 1:
