@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,8 +47,12 @@ class Scene:
         machine.stop_daemon(self.bus, patience=0.1)
         self.namespace.stop()
 
-    def start_container(self, name: str, *env: str) -> dict[str, object]:
-        """Run a container whose cgroup systemd manages; return its config.json as runc got it."""
+    def start_container(self, name: str, *env: str, hook: bool = False) -> dict[str, object]:
+        """Run a container whose cgroup systemd manages; return its config.json as runc got it.
+
+        Arguments:
+            hook: the container has our prestart hook, and its runtime is runc.
+        """
         bundle = self.directory / name
         bundle.mkdir()
         copy_image(self.image, bundle / "rootfs")
@@ -56,12 +61,24 @@ class Scene:
         edit_spec(config, ContainerRequest(["/bin/true"], env), cgroup=f"system.slice:gpu:{name}-{os.getpid()}")
         (bundle / "config.json").write_text(json.dumps(config))
         self.log.write_text("")
-        argv = [*self.namespace.enter, "env", f"GPU_OCI_HOOK_CONFIG={self.config}", str(self.runtime.shim)]
+        program = str(self.runtime.shim)
+        if hook:
+            program = machine.find_program("runc")
+            self.add_hook(bundle / "config.json")
+        argv = [*self.namespace.enter, "env", f"GPU_OCI_HOOK_CONFIG={self.config}", program]
         argv += ["--root", str(self.directory / "state"), "--systemd-cgroup", "run", "--bundle", str(bundle), name]
         done = machine.run_command(argv).check()
         assert "skipping device" not in done.text
         made: dict[str, object] = json.loads((bundle / "config.json").read_text())
         return made
+
+    def add_hook(self, config_json: Path) -> None:
+        """Add our prestart hook, which logs what a person should know."""
+        spec = json.loads(config_json.read_text())
+        variables = ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", f"GPU_OCI_HOOK_CONFIG={self.config}"]
+        program = str(self.runtime.shim.with_name("gpu-oci-hook"))
+        spec["hooks"] = {"prestart": [{"path": program, "args": [program, "prestart"], "env": variables}]}
+        config_json.write_text(json.dumps(spec))
 
     def told_devices(self) -> set[tuple[str, str]]:
         """The (device, access) that systemd was told to allow."""
@@ -97,6 +114,22 @@ def test_systemd_is_told_to_allow_every_injected_node(scene: Scene, simulated: h
     nodes = ("/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
     assert {f"/dev/char/{simulated.numbers(node)}" for node in nodes} <= {device for device, _ in injected}
     assert injected <= scene.told_devices()
+
+
+def test_systemd_is_told_what_the_prestart_hook_allows(scene: Scene, simulated: host.SimulatedHost) -> None:
+    require_programs("runc", "unshare", "nsenter")
+    scene.start_container("hooked", "NVIDIA_VISIBLE_DEVICES=all", hook=True)
+    nodes = ("/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
+    given = {(f"/dev/char/{simulated.numbers(node)}", "rw") for node in nodes}
+    calls = [json.loads(line) for line in scene.log.read_text().splitlines()]
+    ours = [body for member, body in calls if member == "SetUnitProperties" and given <= entries_of(body)]
+    assert len(ours) == 1
+    assert ours[0][0] == f"gpu-hooked-{os.getpid()}.scope"
+
+
+def entries_of(body: list[Any]) -> set[tuple[str, str]]:
+    """The entries that a call adds to DeviceAllow."""
+    return {(device, access) for name, (_, value) in body[2] if name == "DeviceAllow" for device, access in value}
 
 
 def test_explain_shows_the_links_that_a_start_will_make(scene: Scene) -> None:

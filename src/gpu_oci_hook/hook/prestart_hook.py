@@ -83,7 +83,7 @@ def inject_into_container(outcome: Outcome, spec: dict[str, object], pid: int) -
         pid: the container's first process; 0 if it is unknown.
 
     Returns:
-        Notes about edits that only gpu-oci-runtime can make.
+        Notes about edits that only gpu-oci-runtime can make, and about what systemd was not told.
 
     Raises:
         Fault: an edit failed, and its nodes and mounts are taken back, or a device rule failed. Either way the
@@ -111,6 +111,5 @@ def inject_into_container(outcome: Outcome, spec: dict[str, object], pid: int) -
     make_device_links(outcome.plan)
     devices = [(edit.major, edit.minor) for edit in outcome.plan.edits if isinstance(edit, AddDeviceRule)]
     cgroup = find_device_cgroup(pid) if devices else None
-    if cgroup is not None:
-        allow_devices(cgroup, devices)
-    return notes if isinstance(notes, list) else []
+    told = allow_devices(cgroup, devices) if cgroup is not None else []
+    return [*(notes if isinstance(notes, list) else []), *told]

@@ -17,6 +17,8 @@ from gpu_oci_hook.live.device_list import ALLOW_ALL_LINE, find_allowing_line
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from gpu_oci_hook.live.cgroup_programs import Device
 
 _LIMIT = 32 << 20
@@ -31,13 +33,20 @@ class DeviceCgroup:
         version: 1 or 2.
         paths: the directories whose rules are the container's own: that of the process, then those above it up to the
             container's cgroup, and in version 2 the scope above that, if there is one.
+        name: path of the last of them in the hierarchy.
     """
 
-    __slots__ = ("paths", "version")
+    __slots__ = ("name", "paths", "version")
 
-    def __init__(self, version: int, paths: list[str]) -> None:
+    def __init__(self, version: int, paths: list[str], name: str = "") -> None:
         self.version = version
         self.paths = paths
+        self.name = name
+
+
+def is_unit_cgroup(cgroup: str) -> bool:
+    """Return whether a cgroup has the name of a systemd unit that processes run in."""
+    return cgroup.endswith((".scope", ".service"))
 
 
 def find_device_cgroup(pid: int) -> DeviceCgroup | None:
@@ -66,7 +75,7 @@ def find_device_cgroup(pid: int) -> DeviceCgroup | None:
         if version == 2 and top.endswith(f"/{_CRUN_SUBGROUP}"):
             chain.append(top.rpartition("/")[0])
         root, point = mounts[0]
-        return DeviceCgroup(version, [_join_cgroup(point, root, path) for path in chain])
+        return DeviceCgroup(version, [_join_cgroup(point, root, path) for path in chain], chain[-1])
     return None
 
 
@@ -121,45 +130,78 @@ def _join_cgroup(point: str, root: str, path: str) -> str:
     return f"{point.rstrip('/')}/{path.strip('/')}".rstrip("/")
 
 
-def allow_devices(cgroup: DeviceCgroup, devices: list[Device]) -> None:
+def allow_devices(cgroup: DeviceCgroup, devices: list[Device]) -> list[str]:
     """Allow reading and writing character devices; those that are allowed already stay so.
+
+    If systemd manages the cgroup, it is told as well.
+
+    Returns:
+        Notes for a person, such as that systemd could not be told.
 
     Raises:
         Fault: the kernel refuses; nothing is changed in version 2.
     """
-    if cgroup.version == 2:
-        from gpu_oci_hook.live.cgroup_programs import change_cgroup_programs  # not needed for version 1
-
-        change_cgroup_programs(cgroup.paths, allow=devices, deny=[])
-        return
-    for path in reversed(cgroup.paths):  # a cgroup cannot allow what the one above it denies
-        for major, minor in devices:
-            _write_rule(f"{path}/devices.allow", f"c {major}:{minor} rw")
+    return _change_devices(cgroup, allow=devices, deny=[])
 
 
-def deny_devices(cgroup: DeviceCgroup, devices: list[Device]) -> None:
+def deny_devices(cgroup: DeviceCgroup, devices: list[Device]) -> list[str]:
     """Deny reading and writing character devices; whether nodes of them can be created is not changed.
+
+    Returns:
+        Notes for a person, such as that systemd could not be told.
 
     Raises:
         Fault: the kernel refuses, and nothing is changed in version 2; or a rule for many devices allows one of them,
             from which version 1 cannot except it.
     """
-    if cgroup.version == 2:
-        from gpu_oci_hook.live.cgroup_programs import change_cgroup_programs
+    return _change_devices(cgroup, allow=[], deny=devices)
 
-        change_cgroup_programs(cgroup.paths, allow=[], deny=devices)
-        return
-    for major, minor in devices:
-        _write_rule(f"{cgroup.paths[-1]}/devices.deny", f"c {major}:{minor} rw")  # the kernel denies it below, too
-    text = _read_proc(f"{cgroup.paths[0]}/devices.list")
-    for major, minor in devices:
+
+def _change_devices(cgroup: DeviceCgroup, *, allow: list[Device], deny: list[Device]) -> list[str]:
+    # systemd comes first: it replaces its program then, or all rules of version 1, and must find what it made.
+    notes, undo = _tell_systemd(cgroup.name, allow=allow, deny=deny)
+    try:
+        if cgroup.version == 2:
+            from gpu_oci_hook.live.cgroup_programs import change_cgroup_programs  # not needed for version 1
+
+            change_cgroup_programs(cgroup.paths, allow=allow, deny=deny)
+        else:
+            _change_list(cgroup.paths, allow=allow, deny=deny)
+    except Fault:
+        undo()
+        raise
+    return notes
+
+
+def _tell_systemd(cgroup: str, *, allow: list[Device], deny: list[Device]) -> tuple[list[str], Callable[[], None]]:
+    """Tell systemd about the devices if the cgroup is a unit's; return notes for a person, and what undoes it."""
+    if not is_unit_cgroup(cgroup):
+        return [], lambda: None
+    # Not at the top: it brings D-Bus.
+    try:
+        from gpu_oci_hook.live.systemd_unit import change_unit_devices
+    except ImportError as error:
+        note = f"systemd was not told about the devices, so systemctl daemon-reload will take the change back: {error}"
+        return [note], lambda: None
+    return change_unit_devices(cgroup, allow=allow, deny=deny)
+
+
+def _change_list(paths: list[str], *, allow: list[Device], deny: list[Device]) -> None:
+    """Change the rules of cgroups of version 1."""
+    for path in reversed(paths):  # a cgroup cannot allow what the one above it denies
+        for major, minor in allow:
+            _write_rule(f"{path}/devices.allow", f"c {major}:{minor} rw")
+    for major, minor in deny:
+        _write_rule(f"{paths[-1]}/devices.deny", f"c {major}:{minor} rw")  # the kernel denies it below, too
+    text = _read_proc(f"{paths[0]}/devices.list") if deny else ""
+    for major, minor in deny:
         for access in ("r", "w"):
             line = find_allowing_line(text, access, major, minor)
             if line not in ("", ALLOW_ALL_LINE):  # below the latter, the kernel does not list what is excepted
                 raise Fault(
                     f'the device {major}:{minor} cannot be denied: the container\'s rule "{line}" allows it, '
                     "and cgroup version 1 knows no exception from such a rule",
-                    where=cgroup.paths[0],
+                    where=paths[0],
                     hint="Start the container again without that rule",
                 )
 

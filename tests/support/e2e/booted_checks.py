@@ -56,6 +56,13 @@ os.environ["LD_PRELOAD"] = "/opt/forgiving.so"
 os.execv("/usr/bin/NAME" if os.path.exists("/usr/bin/NAME") else "/usr/sbin/NAME", ["NAME", *words])
 """
 
+HOOKS_DIR = Path("/etc/gpu-oci-hook/hooks.d")
+HOOK = {
+    "path": "/usr/local/bin/gpu-oci-hook",
+    "args": ["gpu-oci-hook", "prestart"],
+    "env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin"],
+}
+
 CONTAINERS_CONF = """[engine]
 cgroup_manager = "systemd"
 events_logger = "file"
@@ -96,6 +103,10 @@ def prepare_root(root: Path) -> None:
         write_program(root / f"opt/gpu-{name}", f"#!/bin/sh\n{command}\n")
     (root / "etc/gpu-oci-hook/config.toml").write_text('[host]\ndriver-root = "/gpu-host"\nload-modules = false\n')
     (root / "etc/gpu-oci-hook/cdi-refresh.env").write_text("OPTIONS=--target podman-4.3\n")
+    hooks = root / HOOKS_DIR.relative_to("/")
+    hooks.mkdir()
+    entry = {"version": "1.0.0", "hook": HOOK, "when": {"always": True}, "stages": ["prestart"]}
+    (hooks / "gpu.json").write_text(json.dumps(entry))
     (root / "etc/containers").mkdir(exist_ok=True)
     (root / "etc/containers/containers.conf").write_text(CONTAINERS_CONF)
     (root / "etc/containers/policy.json").write_text('{"default": [{"type": "insecureAcceptAnything"}]}')
@@ -181,10 +192,14 @@ def check_lost_file() -> None:
     assert CDI_FILE.read_text() == before
 
 
-def open_nodes(name: str) -> dict[str, str]:
-    """Open each node in a container; return what happened by its path."""
+def open_nodes(*enter: str) -> dict[str, str]:
+    """Open each node in a container; return what happened by its path.
+
+    Arguments:
+        enter: the command that runs another one in the container.
+    """
     script = "for node in $*; do (exec 3<>$node) 2>&1 || true; done"
-    text = run("podman", "exec", name, "/bin/sh", "-c", script, "sh", *NODES).stdout
+    text = run(*enter, "/bin/sh", "-c", script, "sh", *NODES).stdout
     answers = {}
     for node in NODES:
         line = next((line for line in text.splitlines() if f" {node}:" in line), "")
@@ -192,24 +207,25 @@ def open_nodes(name: str) -> dict[str, str]:
     return answers
 
 
-def check_container(runtime: str, *options: str) -> None:
-    """A container keeps its nodes over everything that makes systemd apply the rules that it knows."""
-    name = f"{runtime}-{'cdi' if '--device' in options else 'env'}"
-    argv = ["podman", "--runtime", runtime, "run", "--detach", "--name", name, "--cgroups", "enabled", *options]
-    run(*argv, "--rootfs", "/image:O", "/bin/sleep", "10000")
-    allowed = dict.fromkeys(NODES, ALLOWED)
-    identifier = run("podman", "inspect", "--format", "{{.Id}}", name).stdout.strip()
-    scope = f"libpod-{identifier}.scope"
-    if runtime.endswith("runc"):  # crun up to 1.21 tells systemd nothing and attaches a filter of its own
-        told = run("systemctl", "show", scope, "--property=DeviceAllow").stdout.splitlines()
-        for node in NODES:
-            status = os.stat(node)
-            line = f"DeviceAllow=/dev/char/{os.major(status.st_rdev)}:{os.minor(status.st_rdev)} rw"
-            assert line in told or f"{line}m" in told, f"{scope}: {node}: {told}"
+def check_told(scope: str) -> None:
+    """systemd was told to allow every node."""
+    told = run("systemctl", "show", scope, "--property=DeviceAllow").stdout.splitlines()
+    for node in NODES:
+        status = os.stat(node)
+        line = f"DeviceAllow=/dev/char/{os.major(status.st_rdev)}:{os.minor(status.st_rdev)} rw"
+        assert line in told or f"{line}m" in told, f"{scope}: {node}: {told}"
+
+
+def check_kept(name: str, scope: str, *enter: str) -> Callable[[str], None]:
+    """A container keeps its nodes over everything that makes systemd apply the rules that it knows.
+
+    Returns:
+        What checks that they can be opened, after what its argument says.
+    """
 
     def check(after: str) -> None:
-        found = open_nodes(name)
-        assert found == allowed, f"{name} after {after}: {found}"
+        found = open_nodes(*enter)
+        assert found == dict.fromkeys(NODES, ALLOWED), f"{name} after {after}: {found}"
         print(f"{name}: every node can be opened after {after}", flush=True)
 
     check("its start")
@@ -221,8 +237,22 @@ def check_container(runtime: str, *options: str) -> None:
     run("systemctl", "set-property", "--runtime", scope, "CPUWeight=50")
     run("systemctl", "daemon-reload")
     check("systemctl set-property")
+    return check
+
+
+def check_container(runtime: str, *options: str) -> None:
+    """A container of podman keeps its nodes."""
+    hooks = ("--hooks-dir", str(HOOKS_DIR)) if "--device" not in options and runtime.startswith("plain") else ()
+    name = f"{runtime}-{'hook' if hooks else 'cdi' if '--device' in options else 'env'}"
+    argv = ["podman", *hooks, "--runtime", runtime, "run", "--detach", "--name", name, "--cgroups", "enabled", *options]
+    run(*argv, "--rootfs", "/image:O", "/bin/sleep", "10000")
+    identifier = run("podman", "inspect", "--format", "{{.Id}}", name).stdout.strip()
+    scope = f"libpod-{identifier}.scope"
+    if runtime.endswith("runc"):  # crun up to 1.21 tells systemd nothing and attaches a filter of its own
+        check_told(scope)
+    check = check_kept(name, scope, "podman", "exec", name)
     Path("/run/updated").unlink(missing_ok=True)
-    if runtime != "plain-crun":  # crun itself closes every device when podman 5 asks it for an update
+    if runtime != "plain-crun" and not hooks:  # crun itself closes every device when podman 5 asks it for an update
         done = run("podman", "update", "--memory", "256m", name, check=False)
         if "healthcheck" in done.stderr:  # podman 5.8 checks what a container of --rootfs does not have
             done = run("podman", "update", "--no-healthcheck", "--memory", "256m", name, check=False)
@@ -234,6 +264,24 @@ def check_container(runtime: str, *options: str) -> None:
     run("podman", "rm", "--force", "--time", "0", name)
 
 
+def check_bundle_with_hook() -> None:
+    """A container of runc alone, in a scope of systemd, keeps the nodes that our prestart hook has given it."""
+    bundle = Path("/run/byhand")
+    bundle.mkdir()
+    run("runc", "spec", "--bundle", str(bundle))
+    spec = json.loads((bundle / "config.json").read_text())
+    spec["root"] = {"path": "/image", "readonly": False}
+    spec["process"].update(terminal=False, args=["/bin/sleep", "10000"])
+    spec["process"]["env"].append("NVIDIA_VISIBLE_DEVICES=all")
+    spec["linux"]["cgroupsPath"] = "system.slice:gpu:byhand"
+    spec["hooks"] = {"prestart": [{key: HOOK[key] for key in ("path", "args", "env")}]}
+    (bundle / "config.json").write_text(json.dumps(spec))
+    run("/opt/runc", "--systemd-cgroup", "run", "--detach", "--bundle", str(bundle), "byhand")
+    check_told("gpu-byhand.scope")
+    check_kept("runc with the hook", "gpu-byhand.scope", "runc", "exec", "byhand")
+    run("runc", "delete", "--force", "byhand")
+
+
 def check_control() -> None:
     """Without the links, runc 1.1.3 to 1.1.6 loses the nodes: what the other checks call kept can be lost here."""
     version = run("runc", "--version").stdout.split()[2].partition("+")[0]
@@ -243,9 +291,9 @@ def check_control() -> None:
         link.unlink()
     device = ("--device", "nvidia.com/gpu=all", "--rootfs", "/image:O", "/bin/sleep", "10000")
     run("podman", "--runtime", "plain-runc", "run", "--detach", "--name", "control", *device)
-    assert set(open_nodes("control").values()) == {ALLOWED}
+    assert set(open_nodes("podman", "exec", "control").values()) == {ALLOWED}
     run("systemctl", "daemon-reload")
-    found = set(open_nodes("control").values())
+    found = set(open_nodes("podman", "exec", "control").values())
     assert found == {"Operation not permitted"}, f"after systemctl daemon-reload: {found}"
     run("podman", "rm", "--force", "--time", "0", "control")
     run("systemctl", "start", "gpu-oci-hook-cdi.service")
@@ -264,12 +312,14 @@ def main() -> None:
         ("units that do not start for nothing, and do not fail", check_quiet_watch),
         ("options that are remembered", check_lost_file),
         ("a container that loses its nodes without links", check_control),
+        ("the prestart hook in a bundle of runc", check_bundle_with_hook),
     ]
     for low_level in ("runc", "crun"):
         env = ("--env", "NVIDIA_VISIBLE_DEVICES=all")
-        checks.append(
-            (f"gpu-oci-runtime with {low_level}", lambda name=low_level, env=env: check_container(f"gpu-{name}", *env))
-        )
+        for title, prefix in (("gpu-oci-runtime", "gpu"), ("the prestart hook", "plain")):
+            checks.append(
+                (f"{title} with {low_level}", lambda name=f"{prefix}-{low_level}", env=env: check_container(name, *env))
+            )
         device = ("--device", "nvidia.com/gpu=all")
         checks.append(
             (

@@ -1,4 +1,4 @@
-"""A stand-in for systemd's private bus: answers what runc asks, and notes every call as a line of JSON.
+"""A stand-in for systemd's private bus: answers what runc and we ask, and notes every call as a line of JSON.
 
     python systemd_bus.py SOCKET LOG
 
@@ -14,11 +14,32 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from jeepney import DBusAddress, HeaderFields, Message, MessageType, new_method_return, new_signal
+from jeepney import DBusAddress, HeaderFields, Message, MessageType, new_error, new_method_return, new_signal
 from jeepney.low_level import Parser
 
 MANAGER = DBusAddress("/org/freedesktop/systemd1", interface="org.freedesktop.systemd1.Manager")
 JOB = "/org/freedesktop/systemd1/job/1"
+UNIT_PATH = "/org/freedesktop/systemd1/unit/"
+SIGNATURES = {"ControlGroup": "s", "DevicePolicy": "s", "DeviceAllow": "a(ss)", "Version": "s"}
+
+
+class Unit:
+    """The properties of a unit that are about devices, changed as systemd does.
+
+    Attributes:
+        properties: by their names.
+    """
+
+    def __init__(self, cgroup: str = "") -> None:
+        self.properties: dict[str, Any] = {"ControlGroup": cgroup, "DevicePolicy": "auto", "DeviceAllow": []}
+
+    def assign(self, name: str, value: Any) -> None:
+        """Set a property; DeviceAllow is added to, and an empty list empties it."""
+        if name == "DeviceAllow":
+            entries = dict(self.properties[name]) if value else {}
+            self.properties[name] = list({**entries, **dict(value)}.items())
+        elif name in self.properties:
+            self.properties[name] = value
 
 
 class Bus:
@@ -30,6 +51,8 @@ class Bus:
         self.server.bind(path)
         self.server.listen(8)
         self.clients: list[socket.socket] = []
+        self.units: dict[str, Unit] = {}
+        self.refuses_changes = False
         self.serial = 100
         self.lock = threading.Lock()
 
@@ -68,8 +91,14 @@ class Bus:
             log.write(json.dumps([member, message.body]) + "\n")
         if message.header.message_type != MessageType.method_call:
             return
+        if not self.refuses_changes:
+            self._change_unit(member, message.body)
         if member == "Get":
-            self.send(client, new_method_return(message, "v", (("s", "252"),)))
+            self._answer_property(client, message)
+        elif member == "GetUnit":
+            self._answer_unit(client, message)
+        elif member == "SetUnitProperties" and self.refuses_changes:
+            self.send(client, new_error(message, "org.freedesktop.DBus.Error.AccessDenied", "s", ("not permitted",)))
         elif member in ("StartTransientUnit", "StopUnit", "StartUnit", "ResetFailedUnit"):
             job: tuple[Any, ...] = (JOB,) if member != "ResetFailedUnit" else ()
             self.send(client, new_method_return(message, "o" if job else None, job))
@@ -77,6 +106,33 @@ class Bus:
                 self._announce_job(message.body[0])
         else:
             self.send(client, new_method_return(message))
+
+    def _change_unit(self, member: Any, body: Any) -> None:
+        if member == "StartTransientUnit":
+            slice_name = next((value for name, (_, value) in body[2] if name == "Slice"), "system.slice")
+            self.units[body[0]] = Unit(f"/{slice_name}/{body[0]}")
+        if member in ("StartTransientUnit", "SetUnitProperties") and body[0] in self.units:
+            for name, (_, value) in body[2]:
+                self.units[body[0]].assign(name, value)
+
+    def _answer_unit(self, client: socket.socket, message: Message) -> None:
+        (name,) = message.body
+        if name in self.units:
+            path = UNIT_PATH + "".join(c if c.isalnum() else f"_{ord(c):02x}" for c in name)
+            self.send(client, new_method_return(message, "o", (path,)))
+        else:
+            text = f"Unit {name} not loaded."
+            self.send(client, new_error(message, "org.freedesktop.systemd1.NoSuchUnit", "s", (text,)))
+
+    def _answer_property(self, client: socket.socket, message: Message) -> None:
+        name, path = message.body[1], message.header.fields[HeaderFields.path]
+        for unit, state in self.units.items():
+            if path == UNIT_PATH + "".join(c if c.isalnum() else f"_{ord(c):02x}" for c in unit):
+                value = state.properties[name]
+                break
+        else:
+            value = "252"
+        self.send(client, new_method_return(message, "v", ((SIGNATURES[name], value),)))
 
     def _announce_job(self, unit: str) -> None:
         for client in self.clients:
