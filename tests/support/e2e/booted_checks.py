@@ -18,6 +18,7 @@ from pathlib import Path
 
 NODES = ("/dev/nvidia0", "/dev/nvidia1", "/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools")
 ALLOWED = "No such device or address"
+DENIED = "Operation not permitted"
 CDI_FILE = Path("/run/cdi/nvidia.com-gpu.yaml")
 
 # An engine that starts at boot: it notes whether the CDI file is there.
@@ -276,10 +277,52 @@ def check_bundle_with_hook() -> None:
     spec["linux"]["cgroupsPath"] = "system.slice:gpu:byhand"
     spec["hooks"] = {"prestart": [{key: HOOK[key] for key in ("path", "args", "env")}]}
     (bundle / "config.json").write_text(json.dumps(spec))
-    run("/opt/runc", "--systemd-cgroup", "run", "--detach", "--bundle", str(bundle), "byhand")
+    start = f"exec /opt/runc --systemd-cgroup run --detach --bundle {bundle} byhand >{bundle}/log 2>&1"
+    done = run("sh", "-c", start, check=False)  # the container's process keeps the standard output
+    assert done.returncode == 0, (bundle / "log").read_text()
     check_told("gpu-byhand.scope")
     check_kept("runc with the hook", "gpu-byhand.scope", "runc", "exec", "byhand")
+    check_changed_rules("gpu-byhand.scope")
     run("runc", "delete", "--force", "byhand")
+
+
+CHANGE_RULES = """
+import os, sys
+from gpu_oci_hook.live import bpf
+from gpu_oci_hook.live.device_cgroup import allow_devices, deny_devices, find_device_cgroup
+cgroup = find_device_cgroup(int(sys.argv[1]))
+devices = [(os.major(number), os.minor(number)) for number in (os.stat(path).st_rdev for path in sys.argv[3:])]
+for word in sys.argv[2].split(","):
+    notes = (allow_devices if word == "allow" else deny_devices)(cgroup, devices)
+    assert notes == [], notes
+fd = bpf.open_cgroup(cgroup.paths[0])
+print(sorted(len(bpf.dump_program(bpf.open_program(number))) for number in bpf.list_program_ids(fd)))
+"""
+
+
+def check_changed_rules(scope: str) -> None:
+    """What is denied and allowed while the container runs stays so, and nothing grows."""
+    pid = json.loads(run("runc", "state", "byhand").stdout)["pid"]
+
+    def change(words: str) -> str:
+        return run("/opt/gpu-oci-hook/bin/python", "-c", CHANGE_RULES, str(pid), words, NODES[0]).stdout
+
+    def check(answer: str, after: str) -> None:
+        for moment in (after, f"{after} and systemctl daemon-reload"):
+            found = open_nodes("runc", "exec", "byhand")
+            assert found == {**dict.fromkeys(NODES, ALLOWED), NODES[0]: answer}, f"after {moment}: {found}"
+            print(f"runc with the hook: {NODES[0]}: {answer} after {moment}", flush=True)
+            run("systemctl", "daemon-reload")
+
+    denied = change("deny")
+    check(DENIED, "it was denied")
+    allowed = change("allow")
+    check(ALLOWED, "it was allowed again")
+    told = sorted(run("systemctl", "show", scope, "--property=DeviceAllow").stdout.splitlines())
+    assert change(",".join(["deny", "allow"] * 50)) == allowed
+    assert change("deny") == denied, "nothing grows"
+    assert change("allow") == allowed
+    assert sorted(run("systemctl", "show", scope, "--property=DeviceAllow").stdout.splitlines()) == told
 
 
 def check_control() -> None:
@@ -294,7 +337,7 @@ def check_control() -> None:
     assert set(open_nodes("podman", "exec", "control").values()) == {ALLOWED}
     run("systemctl", "daemon-reload")
     found = set(open_nodes("podman", "exec", "control").values())
-    assert found == {"Operation not permitted"}, f"after systemctl daemon-reload: {found}"
+    assert found == {DENIED}, f"after systemctl daemon-reload: {found}"
     run("podman", "rm", "--force", "--time", "0", "control")
     run("systemctl", "start", "gpu-oci-hook-cdi.service")
     assert sorted(Path("/dev/char").glob("195:*")), "the service makes the links again"
