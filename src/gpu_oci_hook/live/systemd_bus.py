@@ -12,7 +12,7 @@ import time
 from typing import Any
 
 from jeepney import DBusAddress, HeaderFields, Message, MessageType, new_method_call
-from jeepney.io.blocking import prep_socket
+from jeepney.auth import BEGIN, make_auth_external
 from jeepney.low_level import Parser
 
 from gpu_oci_hook.errors import describe_os_error
@@ -21,6 +21,7 @@ PRIVATE_SOCKET = "/run/systemd/private"
 SYSTEM_SOCKET = "/run/dbus/system_bus_socket"
 DEADLINE = 5.0  # seconds for everything that is asked of one connection
 
+_LINE_LIMIT = 4096
 _NAME = "org.freedesktop.systemd1"
 _MANAGER = DBusAddress("/org/freedesktop/systemd1", bus_name=_NAME, interface=f"{_NAME}.Manager")
 _PROPERTIES = "org.freedesktop.DBus.Properties"
@@ -44,7 +45,6 @@ class SystemdConnection:
 
     def __init__(self) -> None:
         self._end = time.monotonic() + DEADLINE
-        self._parser = Parser()
         self._serial = 0
         self._socket = self._connect()
 
@@ -74,7 +74,7 @@ class SystemdConnection:
     def set_device_allow(self, unit: str, entries: list[tuple[str, str]], *, replace: bool) -> None:
         """Add entries to the property DeviceAllow of a unit until the next boot, or replace them all.
 
-        systemd appends to this property, and an empty list empties it. It applies both in one step.
+        An empty list empties the property, and both are applied in one step (facts: systemd-device-allow).
         """
         lists: list[list[tuple[str, str]]] = [[]] if replace else []
         assignments = [("DeviceAllow", ("a(ss)", value)) for value in [*lists, entries]]
@@ -83,17 +83,43 @@ class SystemdConnection:
     def _connect(self) -> socket.socket:
         reasons = []
         for path in (PRIVATE_SOCKET, SYSTEM_SOCKET):
+            self._parser = Parser()
+            self._socket = socket.socket(socket.AF_UNIX)
             try:
-                self._socket = prep_socket(path, timeout=self._count_remaining())
+                self._authenticate(path)
                 if path == SYSTEM_SOCKET:
                     bus = DBusAddress("/org/freedesktop/DBus", "org.freedesktop.DBus", "org.freedesktop.DBus")
                     self._call(bus, "Hello", None, ())
                 return self._socket
-            except OSError as error:
-                reasons.append(f"{path}: {describe_os_error(error)}")
-            except Exception as error:  # jeepney's own errors of the authentication have no common class
-                reasons.append(f"{path}: {error or type(error).__name__}")
+            except (OSError, SystemdError) as error:
+                reasons.append(f"{path}: {_describe(error)}")
+                self._socket.close()
         raise SystemdError(", ".join(reasons))
+
+    def _authenticate(self, path: str) -> None:
+        """Connect to a socket, as the user of this process.
+
+        All of it is sent at once. systemd waits for more if it reads the first message together with the end of the
+        authentication, so nothing may follow before its answer (facts: systemd-bus-authentication).
+
+        Raises:
+            OSError: the socket is missing, or silent.
+            SystemdError: the user is refused.
+        """
+        self._socket.settimeout(self._count_remaining())
+        self._socket.connect(path)
+        self._socket.sendall(b"\0" + make_auth_external() + BEGIN)
+        answer = b""
+        while b"\r\n" not in answer:
+            self._socket.settimeout(self._count_remaining())
+            data = self._socket.recv(4096)
+            if not data or len(answer) > _LINE_LIMIT:
+                raise SystemdError("it does not speak D-Bus")
+            answer += data
+        line, _, rest = answer.partition(b"\r\n")
+        if not line.startswith(b"OK "):
+            raise SystemdError("it refuses this user")
+        self._parser.add_data(rest)
 
     def _call(self, address: DBusAddress, member: str, signature: str | None, body: tuple[object, ...]) -> Any:
         """Call a method and return the body of its answer."""
@@ -103,10 +129,8 @@ class SystemdConnection:
             self._socket.settimeout(self._count_remaining())
             self._socket.sendall(message.serialise(serial=self._serial))
             reply = self._receive_reply()
-        except TimeoutError:
-            raise SystemdError("it did not answer in time") from None
         except OSError as error:
-            raise SystemdError(describe_os_error(error)) from None
+            raise SystemdError(_describe(error)) from None
         except ValueError as error:
             raise SystemdError(f"it does not speak D-Bus: {error}") from None
         if reply.header.message_type == MessageType.error:
@@ -131,3 +155,9 @@ class SystemdConnection:
         if remaining <= 0:
             raise TimeoutError
         return remaining
+
+
+def _describe(error: Exception) -> str:
+    if isinstance(error, TimeoutError):
+        return f"it did not answer within {DEADLINE:g} seconds"
+    return describe_os_error(error) if isinstance(error, OSError) else str(error)

@@ -78,7 +78,7 @@ def _read_device_rules(systemd: SystemdConnection, unit: str, cgroup: str) -> tu
         return None
     policy = str(systemd.read_property(path, kind, "DevicePolicy"))
     entries = [(str(device), str(letters)) for device, letters in systemd.read_property(path, kind, "DeviceAllow")]
-    # An entry would make systemd deny everything else of a unit whose policy is "auto".
+    # An entry would make systemd deny everything else of a unit whose policy is "auto" (facts: systemd-device-allow).
     return (policy, entries) if entries or policy != _AUTO else None
 
 
