@@ -253,7 +253,7 @@ def check_container(runtime: str, *options: str) -> None:
         check_told(scope)
     check = check_kept(name, scope, "podman", "exec", name)
     Path("/run/updated").unlink(missing_ok=True)
-    if runtime != "plain-crun" and not hooks:  # crun itself closes every device when podman 5 asks it for an update
+    if runtime != "plain-crun":  # crun itself closes every device when podman 5 asks it for an update
         done = run("podman", "update", "--memory", "256m", name, check=False)
         if "healthcheck" in done.stderr:  # podman 5.8 checks what a container of --rootfs does not have
             done = run("podman", "update", "--no-healthcheck", "--memory", "256m", name, check=False)
