@@ -96,8 +96,10 @@ def run_with_deadline(function: Callable[[], object], *, deadline: float = DEADL
 def _read_result(read_end: int, end: float) -> tuple[bytes, bool]:
     """Read what the child writes until it ends or the time is over; return it, and whether the child has ended."""
     data = b""
+    poll = select.poll()  # unlike select(2) for descriptors above 1023, too
+    poll.register(read_end, select.POLLIN)
     while (remaining := end - time.monotonic()) > 0:
-        if not select.select([read_end], [], [], remaining)[0]:
+        if not poll.poll(remaining * 1000):
             break
         chunk = os.read(read_end, 65536)
         if not chunk:
