@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.live import device_cgroup, systemd_bus, systemd_unit
+from gpu_oci_hook.live import cgroup_programs, systemd_bus, systemd_unit
 from gpu_oci_hook.live.device_cgroup import DeviceCgroup, allow_devices, deny_devices
 from gpu_oci_hook.live.systemd_unit import change_unit_devices
 from support.e2e.systemd_bus import Bus, Unit
@@ -153,7 +153,7 @@ def test_the_cgroup_changes_after_systemd_and_a_failure_takes_both_back(
         if rules["deny"]:
             raise Fault("blinded")
 
-    monkeypatch.setattr(device_cgroup, "change_cgroup_programs", change)
+    monkeypatch.setattr(cgroup_programs, "change_cgroup_programs", change)
     cgroup = DeviceCgroup(2, ["/cg"], CGROUP)
     assert allow_devices(cgroup, [GPU]) == []
     with pytest.raises(Fault, match="blinded"):
@@ -163,14 +163,14 @@ def test_the_cgroup_changes_after_systemd_and_a_failure_takes_both_back(
 
 
 def test_a_cgroup_that_is_no_unit_needs_no_bus(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_cgroup, "change_cgroup_programs", lambda paths, **rules: None)
+    monkeypatch.setattr(cgroup_programs, "change_cgroup_programs", lambda paths, **rules: None)
     monkeypatch.setattr(systemd_unit, "SystemdConnection", None)
     for name in ("/docker/1", "/system.slice/docker-1.scope/inner", ""):
         assert allow_devices(DeviceCgroup(2, ["/cg"], name), [GPU]) == []
 
 
 def test_an_installation_without_the_d_bus_library_is_a_note(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_cgroup, "change_cgroup_programs", lambda paths, **rules: None)
+    monkeypatch.setattr(cgroup_programs, "change_cgroup_programs", lambda paths, **rules: None)
     monkeypatch.delitem(sys.modules, "gpu_oci_hook.live.systemd_unit")
     monkeypatch.delitem(sys.modules, "gpu_oci_hook.live.systemd_bus")
     monkeypatch.setitem(sys.modules, "jeepney", None)

@@ -57,9 +57,12 @@ class Bus:
         self.lock = threading.Lock()
 
     def serve(self) -> None:
-        """Accept clients for ever."""
+        """Accept clients until the socket is closed."""
         while True:
-            client = self.server.accept()[0]
+            try:
+                client = self.server.accept()[0]
+            except OSError:
+                return
             threading.Thread(target=self._serve_client, args=(client,), daemon=True).start()
 
     def send(self, client: socket.socket, message: Message) -> None:
