@@ -134,7 +134,7 @@ def test_installing_again_changes_nothing(command: Command, tmp_path: Path) -> N
     before = {path.name: path.lstat() for path in (tmp_path / "bin").iterdir()}
     answer = command("install", "--prefix", tmp_path, "--aliases")
     assert answer.status == 0
-    assert answer.out.count("unchanged ") == 6
+    assert answer.out.count("unchanged ") == 1 + len(NAMES) + len(ALIASES)
     assert {path.name: path.lstat().st_mtime_ns for path in (tmp_path / "bin").iterdir()} == {
         name: status.st_mtime_ns for name, status in before.items()
     }
@@ -158,6 +158,46 @@ def test_an_older_launcher_is_replaced_and_its_mode_mended(command: Command, tmp
     answer = command("install", "--prefix", tmp_path)
     assert f"replaced {old}\n" in answer.out and "made executable" in answer.out
     assert old.read_bytes() == text and os.access(tmp_path / "bin/gpu-oci-hook", os.X_OK)
+
+
+def test_other_users_can_run_the_launchers_whatever_the_umask(command: Command, tmp_path: Path) -> None:
+    old_umask = os.umask(0o077)
+    try:
+        assert command("install", "--prefix", tmp_path / "prefix").status == 0
+        assert os.umask(0o077) == 0o077
+    finally:
+        os.umask(old_umask)
+    paths = [tmp_path / "prefix", *(tmp_path / "prefix").rglob("*")]
+    assert {path.name: path.stat().st_mode & 0o777 for path in paths} == {path.name: 0o755 for path in paths}
+
+
+def test_the_launchers_are_among_the_paths_that_other_users_must_reach(
+    command: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def find_closed_directory(paths: list[str]) -> list[str]:
+        return [f"closed: {path}" for path in paths if path.startswith(str(tmp_path))]
+
+    monkeypatch.setattr(install_command, "find_unreachable_paths", find_closed_directory)
+    warnings = command("install", "--prefix", tmp_path).err
+    for launcher in ("bin/gpu-oci-runtime", "libexec/gpu-oci-hook/gpu-oci-runtime"):
+        assert f"warning: closed: {tmp_path / launcher}\n" in warnings
+
+
+def test_not_even_force_replaces_a_directory_and_then_nothing_is_written(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "bin/gpu-oci-hook").mkdir(parents=True)
+    answer = command("install", "--prefix", tmp_path, "--force")
+    assert (answer.status, answer.out) == (1, "")
+    assert (
+        answer.err
+        == f"gpu-oci-hook: {tmp_path}/bin/gpu-oci-hook: it is a directory; nothing was changed. Remove it first\n"
+    )
+    assert [path.name for path in (tmp_path / "bin").iterdir()] == ["gpu-oci-hook"]
+
+
+def test_a_prefix_that_is_a_link_to_nowhere_is_no_directory(command: Command, tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("nowhere")
+    answer = command("install", "--prefix", tmp_path / "link")
+    assert answer.err == f"gpu-oci-hook: --prefix {tmp_path}/link: not a directory\n"
 
 
 @pytest.mark.parametrize("kind", ["file", "link", "directory", "fifo"])

@@ -49,8 +49,8 @@ def find_unreachable_paths(paths: list[str]) -> list[str]:
                 problems.setdefault(checked, f"has mode {stat.S_IMODE(mode):04o}, so other users cannot run {path}")
                 break
     return [
-        f"{path} {problem}: containers of rootless engines of other users will not start. Install Python packages and "
-        "interpreter where every user can read them"
+        f"{path} {problem}: containers of rootless engines of other users will not start. Install launchers, "
+        "Python packages and interpreter where every user can read them"
         for path, problem in problems.items()
     ][:1]
 

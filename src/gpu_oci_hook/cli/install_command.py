@@ -64,7 +64,7 @@ def install(prefix: str, *, aliases: bool, force: bool, native: str) -> None:
         raise UsageFault("--prefix is empty", hint="Name a directory, or leave the option out")
     directory = Path(prefix).absolute() / "bin"
     for path in (Path(prefix), directory):
-        if path.exists() and not path.is_dir():
+        if os.path.lexists(path) and not path.is_dir():
             raise Fault("not a directory", where=f"--prefix {path}" if path == Path(prefix) else str(path))
     python = find_interpreter()
     package = Path(gpu_oci_hook.__file__).resolve().parent
@@ -72,9 +72,9 @@ def install(prefix: str, *, aliases: bool, force: bool, native: str) -> None:
     check_interpreter(python, paths)
     launchers = {name: render_launcher(name, python, paths) for name in LAUNCHER_NAMES}
     links = ALIASES if aliases else {}
-    if not force:
-        for name in (*launchers, *links):
-            _refuse_foreign_file(directory / name)
+    for name in (*launchers, *links):
+        _refuse_foreign_file(directory / name, force=force)
+    old_umask = os.umask(0o022)  # rootless engines run the launchers as their own users
     try:
         directory.mkdir(parents=True, exist_ok=True)
         if native != "never":
@@ -83,19 +83,26 @@ def install(prefix: str, *, aliases: bool, force: bool, native: str) -> None:
             _print_result(directory / name, write_launcher(directory / name, content))
         for name, target in links.items():
             _print_result(directory / name, write_alias_link(directory / name, target), f" -> {target}")
+        _compile_package(package)
     except OSError as error:
         reason = describe_os_error(error, writing=True)
         raise Fault(reason, where=f"--prefix {prefix}") from error
-    _compile_package(package)
+    finally:
+        os.umask(old_umask)
     print_progress(f"interpreter {python}, Python packages from {', '.join(paths)}")
     print_progress(
         f"next: configure {directory / LAUNCHER_NAMES[0]} as a runtime of your container engine (docs/engines.md)"
     )
-    for sentence in find_unreachable_paths([python, str(package), *paths]):
+    for sentence in find_unreachable_paths([python, str(package), *paths, *_list_launcher_paths(directory)]):
         print_warning(sentence)
     if os.geteuid() == 0:
         for sentence in find_insecure_paths([python, str(package), *paths, str(directory)]):
             print_warning(sentence)
+
+
+def _list_launcher_paths(directory: Path) -> list[str]:
+    private = directory.parent / PYTHON_LAUNCHER_DIRECTORY / RUNTIME_PROGRAM
+    return [str(path) for path in (directory / RUNTIME_PROGRAM, private) if path.exists()]
 
 
 def _build_native_launcher(directory: Path, python_launcher: bytes, native: str) -> bytes:
@@ -148,8 +155,11 @@ def _write_code_bundles() -> bool:
     return True
 
 
-def _refuse_foreign_file(path: Path) -> None:
+def _refuse_foreign_file(path: Path, *, force: bool) -> None:
     """Refuse to replace a file that `install` did not write.
+
+    Arguments:
+        force: only a directory is refused.
 
     Raises:
         Fault: the path is such a file, or its status cannot be read.
@@ -160,6 +170,10 @@ def _refuse_foreign_file(path: Path) -> None:
         return
     except OSError as error:
         raise Fault(f"cannot be inspected: {describe_os_error(error)}", where=str(path)) from error
+    if force:
+        if stat.S_ISDIR(status.st_mode):
+            raise Fault("it is a directory; nothing was changed", where=str(path), hint="Remove it first")
+        return
     is_own = False
     if stat.S_ISLNK(status.st_mode):
         is_own = str(path.readlink()) in LAUNCHER_NAMES
