@@ -8,9 +8,11 @@ from __future__ import annotations
 import copy
 import os
 import sys
+from typing import NoReturn
 
 import click
 
+from gpu_oci_hook.cli.bundle import Bundle
 from gpu_oci_hook.cli.command_config import ReadOnlyCache, load_command_config
 from gpu_oci_hook.cli.common_options import (
     config_option,
@@ -26,7 +28,10 @@ from gpu_oci_hook.cli.explain_obstacles import find_start_obstacles
 from gpu_oci_hook.cli.explain_presence import compare_with_spec
 from gpu_oci_hook.cli.explain_target import TargetOptions, target_options
 from gpu_oci_hook.cli.explain_text import print_explanation
+from gpu_oci_hook.cli.explain_ways import HOOK_WAY, RUNTIME_WAY, follow_way, list_spec_edits, way_option
 from gpu_oci_hook.cli.printing import DATA_FORMS, print_data
+from gpu_oci_hook.cli.usage_errors import UsageFault
+from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.container.spec_edits import apply_to_spec
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.inject.pipeline import prepare_injection
@@ -35,6 +40,7 @@ from gpu_oci_hook.inject.pipeline import prepare_injection
 @click.command()
 @target_options
 @format_option("diff")
+@way_option
 @verbose_option("Name each withheld driver file instead of counting them.")
 @quiet_option
 @config_option
@@ -44,6 +50,7 @@ def explain(
     context: click.Context,
     target: TargetOptions,
     form: str,
+    way: str,
     verbose: bool,
     config_path: str,
     root: str,
@@ -56,6 +63,10 @@ def explain(
 
     Changes nothing. Exit status 1 if the container would not start.
     """
+    if way == HOOK_WAY and form == "diff":
+        raise UsageFault(
+            "--way hook with the format diff: the prestart hook changes no config.json", hint="Choose another format"
+        )
     # Joining a container's mount namespace changes the current directory.
     config_path, root = (path and os.path.abspath(path) for path in (config_path, root))
     bundle = target.open_target(context)
@@ -64,21 +75,31 @@ def explain(
     try:
         outcome = prepare_injection(bundle.spec, settings, bundle.directory, ReadOnlyCache())
     except Fault as fault:
-        if form not in DATA_FORMS:
-            raise
-        print_data(form, "explain", build_refusal(bundle, settings, fault))
-        sys.exit(1)
+        _refuse(form, bundle, settings, fault, way)
     planned_spec = copy.deepcopy(bundle.spec)
-    apply_to_spec(planned_spec, outcome.plan.edits)
+    apply_to_spec(planned_spec, list_spec_edits(outcome.plan, way))
     if form == "diff":
         print_diff(bundle, planned_spec, outcome)
         return
     presence = compare_with_spec(bundle, planned_spec, outcome, settings)
-    obstacles = find_start_obstacles(bundle, presence, settings)
+    obstacles = find_start_obstacles(bundle, presence, settings, needs_runtime=way == RUNTIME_WAY)
+    if not presence.is_complete:
+        try:
+            follow_way(outcome.plan, way)
+        except Fault as fault:
+            _refuse(form, bundle, settings, fault, way)
     warnings = [*obstacles, *collect_warnings(bundle, outcome)]
     if form in DATA_FORMS:
-        print_data(form, "explain", build_explanation(bundle, outcome, settings, presence, warnings))
+        print_data(form, "explain", build_explanation(bundle, outcome, settings, presence, warnings, way))
     else:
-        print_explanation(bundle, outcome, settings, presence, warnings, verbose=verbose)
+        print_explanation(bundle, outcome, settings, presence, warnings, way, verbose=verbose)
     if obstacles and not bundle.is_running:
         sys.exit(1)
+
+
+def _refuse(form: str, bundle: Bundle, settings: Config, fault: Fault, way: str) -> NoReturn:
+    """Report a container that would not start, and exit."""
+    if form not in DATA_FORMS:
+        raise fault
+    print_data(form, "explain", build_refusal(bundle, settings, fault, way))
+    sys.exit(1)

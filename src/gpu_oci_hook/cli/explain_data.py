@@ -8,6 +8,7 @@ from __future__ import annotations
 from gpu_oci_hook.cli.bundle import Bundle
 from gpu_oci_hook.cli.explain_facts import MIG_NOT_REQUESTED, detect_host_platform, list_mig_devices, list_withheld
 from gpu_oci_hook.cli.explain_presence import Presence
+from gpu_oci_hook.cli.explain_ways import RUNTIME_WAY, find_place
 from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.host.device_nodes import is_null_device
@@ -18,11 +19,17 @@ from gpu_oci_hook.request.read import read_request
 
 
 def build_explanation(
-    bundle: Bundle, outcome: Outcome, settings: Config, presence: Presence, warnings: list[str]
+    bundle: Bundle, outcome: Outcome, settings: Config, presence: Presence, warnings: list[str], way: str
 ) -> dict[str, object]:
-    """Build the explanation of a container whose plan could be made."""
+    """Build the explanation of a container whose plan could be made.
+
+    Arguments:
+        way: one of `explain_ways.WAYS`.
+    """
+    made_by = RUNTIME_WAY if presence.is_complete else way  # what config.json has is made by nobody else
     return {
         **_describe_bundle(bundle),
+        "way": way,
         "config": settings.path or None,
         "state": outcome.plan.state,
         "reason": outcome.request.origin,
@@ -33,7 +40,13 @@ def build_explanation(
         "cdi": [{"name": name, "file": file, "reason": origin} for name, file, origin in outcome.cdi_devices],
         "libcuda": outcome.plan.find_libcuda().to_data() if outcome.plan.find_libcuda else None,
         "edits": [
-            {"kind": edit.kind, "reason": edit.reason, "text": edit.describe(), **edit.to_data()}
+            {
+                "kind": edit.kind,
+                "reason": edit.reason,
+                "text": edit.describe(),
+                **edit.to_data(),
+                **find_place(edit, made_by),
+            }
             for edit in outcome.plan.edits
         ],
         "withheld": [
@@ -60,7 +73,7 @@ def build_explanation(
     }
 
 
-def build_refusal(bundle: Bundle, settings: Config, fault: Fault) -> dict[str, object]:
+def build_refusal(bundle: Bundle, settings: Config, fault: Fault, way: str) -> dict[str, object]:
     """Build the explanation of a container that does not start.
 
     The request is left out if the request itself is invalid.
@@ -71,6 +84,7 @@ def build_refusal(bundle: Bundle, settings: Config, fault: Fault) -> dict[str, o
         request = None
     return {
         **_describe_bundle(bundle),
+        "way": way,
         "config": settings.path or None,
         "state": "refused",
         "reason": str(fault),

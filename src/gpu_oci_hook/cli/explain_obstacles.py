@@ -14,11 +14,19 @@ from gpu_oci_hook.shim.low_level_runtime import find_low_level_runtime
 _MAX_SHOWN_SOURCES = 5
 
 
-def find_start_obstacles(bundle: Bundle, presence: Presence, settings: Config) -> list[str]:
-    """Return one sentence for each thing that keeps the container from starting, or from starting again."""
+def find_start_obstacles(
+    bundle: Bundle, presence: Presence, settings: Config, *, needs_runtime: bool = True
+) -> list[str]:
+    """Return one sentence for each thing that keeps the container from starting, or from starting again.
+
+    Arguments:
+        needs_runtime: gpu-oci-runtime is to start it, which needs a low-level runtime.
+    """
     obstacles = []
     if presence.missing_sources:
         obstacles.append(_describe_missing_sources(presence, is_running=bundle.is_running))
+    if not needs_runtime:
+        return obstacles
     try:
         find_low_level_runtime(settings.low_level)
     except Fault as fault:

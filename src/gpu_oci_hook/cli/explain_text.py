@@ -11,6 +11,7 @@ from gpu_oci_hook.cli.bundle import Bundle
 from gpu_oci_hook.cli.explain_facts import detect_host_platform, list_withheld
 from gpu_oci_hook.cli.explain_presence import Presence
 from gpu_oci_hook.cli.explain_visible_gpus import number_gpus_inside
+from gpu_oci_hook.cli.explain_ways import HOOK_WAY, PRECREATE_WAY, RUNTIME_WAY, WAY_TEXTS, format_section_title
 from gpu_oci_hook.cli.plan_sections import DEFAULT_MOUNT_OPTIONS, LinesByReason, build_plan_sections
 from gpu_oci_hook.cli.printing import print_gpus, print_heading, print_line, print_table
 from gpu_oci_hook.config.keys import Config
@@ -29,6 +30,11 @@ _STATE_TEXTS = {
     "nothing": "nothing and starts as with the low-level runtime alone",
     "done": "nothing more: it has what an engine has injected",
 }
+_HOW_STARTED = {
+    RUNTIME_WAY: "started by gpu-oci-runtime",
+    PRECREATE_WAY: "started with the precreate hook",
+    HOOK_WAY: "started with the prestart hook",
+}
 # The names, for one and for several, of the kinds of withheld items that are counted and not named.
 _KIND_NAMES = {
     "library": ("library", "libraries"),
@@ -41,22 +47,28 @@ _KIND_NAMES = {
 
 
 def print_explanation(
-    bundle: Bundle, outcome: Outcome, settings: Config, presence: Presence, warnings: list[str], *, verbose: bool
+    bundle: Bundle,
+    outcome: Outcome,
+    settings: Config,
+    presence: Presence,
+    warnings: list[str],
+    way: str = RUNTIME_WAY,
+    *,
+    verbose: bool,
 ) -> None:
     """Print the request, warnings, devices, edits and withheld items of a plan.
 
     Arguments:
         verbose: name each withheld driver file instead of counting them.
     """
-    _print_request(bundle, outcome, settings)
+    _print_request(bundle, outcome, settings, way)
     lacks_edits = bundle.is_running and outcome.plan.state == "inject" and not presence.is_complete
     if lacks_edits:
-        print_line(
-            f"started by gpu-oci-runtime, the container {_summarize_outcome(outcome, presence, verb='would get')}"
-        )
+        print_line(f"{_HOW_STARTED[way]}, the container {_summarize_outcome(outcome, presence, verb='would get')}")
     else:
         print_line(f"the container {_summarize_outcome(outcome, presence)}")
-    for line in (*_describe_presence(bundle, outcome, presence), *_describe_attachments(bundle)):
+    presence_lines = _describe_presence(bundle, outcome, presence) if way == RUNTIME_WAY else []
+    for line in (*presence_lines, *_describe_attachments(bundle)):
         print_line(line)
     if warnings:
         print_heading("warnings")
@@ -69,7 +81,10 @@ def print_explanation(
             print_line(f"  {line}")
     if outcome.plan.edits:
         heading = "would be injected" if lacks_edits else "injected"
-        _print_edits(outcome, settings, f"{heading} (already in config.json)" if presence.is_complete else heading)
+        if presence.is_complete:
+            _print_edits(outcome, settings, f"{heading} (already in config.json)", RUNTIME_WAY)
+        else:
+            _print_edits(outcome, settings, heading, way)
     _print_found(presence)
     _print_withheld(bundle, outcome, settings, verbose=verbose)
 
@@ -139,13 +154,15 @@ def _format_counts(kinds: Counter[str]) -> str:
     return ", ".join(f"{count} {_KIND_NAMES[kind][count != 1]}" for kind, count in kinds.items())
 
 
-def _print_request(bundle: Bundle, outcome: Outcome, settings: Config) -> None:
+def _print_request(bundle: Bundle, outcome: Outcome, settings: Config, way: str) -> None:
     request = outcome.request
     kind, evidence = detect_host_platform(settings)
     if bundle.title:
         print_line(f"container     {bundle.title}")
     if not bundle.is_assumed:
         print_line(f"bundle        {bundle.absolute_directory}")
+    if way in WAY_TEXTS:
+        print_line(f"way           {WAY_TEXTS[way]}")
     print_line(f"platform      {describe_platform_name(kind)}: {'; '.join(evidence)}")
     print_line(f"request       {request.origin}")
     if request.needs_driver:
@@ -208,7 +225,7 @@ def _print_devices(outcome: Outcome) -> None:
         print_table(("device", "file", "requested by"), outcome.cdi_devices)
 
 
-def _print_edits(outcome: Outcome, settings: Config, heading: str) -> None:
+def _print_edits(outcome: Outcome, settings: Config, heading: str, way: str) -> None:
     if all(edit.kind.startswith("drop-") for edit in outcome.plan.edits):
         print_heading("changed")
     else:
@@ -218,7 +235,7 @@ def _print_edits(outcome: Outcome, settings: Config, heading: str) -> None:
             print_line(f"  default source: the same path below {settings.root}")
     generated_dir = f"{outcome.bundle}/{GENERATED_DIR}"
     for title, lines_by_reason in build_plan_sections(outcome.plan.edits, generated_dir, settings.root):
-        print_line(f"  {title}", bold=True)
+        print_line(f"  {format_section_title(title, way)}", bold=True)
         _print_lines_by_reason(lines_by_reason, "    ")
 
 

@@ -23,7 +23,8 @@ from gpu_oci_hook.hook.quick_answer import IDLE_COMMANDS, find_nvidia_command
 from gpu_oci_hook.hook.standard_streams import drain_state
 from gpu_oci_hook.inject.device_links import make_device_links
 from gpu_oci_hook.inject.pipeline import prepare_injection
-from gpu_oci_hook.model.edits import AddDeviceRule, AddMount, DropHook
+from gpu_oci_hook.model.edits import AddDeviceRule, AddMount
+from gpu_oci_hook.plan.live_edits import list_comparable_edits
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -70,7 +71,7 @@ def _lacks_edits(outcome: Outcome, spec: dict[str, object], data: bytes, path: s
     if any(destination.isascii() and destination.encode() not in data for destination in destinations[:1]):
         return True  # most often, and told without a comparison of everything
     planned_spec = parse_config_json(data, path)
-    apply_to_spec(planned_spec, [edit for edit in outcome.plan.edits if not isinstance(edit, DropHook)])
+    apply_to_spec(planned_spec, list_comparable_edits(outcome.plan.edits))
     return planned_spec != spec
 
 

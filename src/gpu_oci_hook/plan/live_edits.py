@@ -6,12 +6,13 @@ Import budget: cold.
 from __future__ import annotations
 
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.model.edits import AddDeviceRule, AddGroup, AddHook, AddMount, SetEnvVariable
+from gpu_oci_hook.model.edits import AddDeviceRule, AddGroup, AddHook, AddMount, DropHook, SetEnvVariable
 from gpu_oci_hook.model.file_edits import AddHostLink
 from gpu_oci_hook.plan.driver_params import DRIVER_PARAMS
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from typing import Literal
 
     from gpu_oci_hook.model.edits import Edit
@@ -66,6 +67,14 @@ def plan_live_edit(edit: Edit) -> LiveEdit:
     if isinstance(edit, AddHostLink):
         return LiveEdit(edit, "host")
     return LiveEdit(edit, "" if edit.kind in _SPEC_KINDS else "container")
+
+
+def list_comparable_edits(edits: Iterable[Edit]) -> list[Edit]:
+    """Return the edits that a config.json has if gpu-oci-runtime has injected into it.
+
+    The hook itself may still be there, under a name that gpu-oci-runtime removes.
+    """
+    return [edit for edit in edits if not isinstance(edit, DropHook)]
 
 
 def _replace_hook(edit: AddHook) -> AddMount:
