@@ -14,7 +14,7 @@ import stat
 
 from gpu_oci_hook.container.rootfs_edits import RootfsEditor
 from gpu_oci_hook.errors import Fault, describe_os_error
-from gpu_oci_hook.files.directory import read_mount_id
+from gpu_oci_hook.files.directory import PATH_FLAGS, read_mount_id
 from gpu_oci_hook.files.mounts import read_mount_info
 from gpu_oci_hook.live.mount_api import bind_mount, detach_mount
 from gpu_oci_hook.model.edits import AddDeviceNode, AddMount
@@ -111,6 +111,8 @@ class ContainerEditor:
     def _bind_mount(self, source: str, destination: str, options: tuple[str, ...], *, clear: bool) -> None:
         """Bind-mount a file or directory of the host."""
         try:
+            if self._is_mounted(source, destination):
+                return
             is_directory = stat.S_ISDIR(os.stat(source).st_mode)
             directory, name = self._open_mount_point(destination, is_directory=is_directory, clear=clear)
             self._refuse_shared_mount(directory, destination)
@@ -138,6 +140,20 @@ class ContainerEditor:
     def _find_mount(self, mount_id: bytes) -> MountInfo | None:
         """Return the mount with the kernel's number."""
         return read_mount_info(mount_id)
+
+    def _is_mounted(self, source: str, destination: str) -> bool:
+        """Tell whether an earlier call has made the mount: docker calls the hook once for each of several `--gpus`."""
+        parent, _, name = destination.rpartition("/")
+        try:
+            directory = self._rootfs.open_directory(parent or "/", create=False)
+            fd = os.open(name, PATH_FLAGS, dir_fd=directory.fd)
+        except (OSError, Fault):
+            return False
+        try:
+            is_same = os.path.samestat(os.fstat(fd), os.stat(source))
+            return is_same and read_mount_id(fd) != read_mount_id(directory.fd)
+        finally:
+            os.close(fd)
 
     def _refuse_shared_mount(self, directory: Directory, destination: str) -> None:
         """Refuse a mount point in a shared mount: the new mount would appear on the host, too.
