@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from support.e2e import machine
+from gpu_oci_hook.files import state_dir
+from support.e2e import images, machine
 from support.e2e.engines import (
     ROOTLESS_ID,
     SUBORDINATE,
@@ -189,3 +190,43 @@ def test_no_container_changes_the_libraries_of_another(
         print(f"the attacker wrote {changed or 'nothing'}; a running and a later container see no change")
     finally:
         engine.remove(name)
+
+
+NESTED_ATTACK = f"""
+busybox unshare -Urm busybox sh -c '
+mount -o remount,bind,rw {LIBRARIES} && echo remounted
+mount -o remount,bind,rw,nosuid,nodev {LIBRARIES} && echo remounted
+mount --rbind {LIBRARIES} /mnt && echo bound
+mount -o remount,bind,rw,nosuid,nodev /mnt && echo remounted
+umount -l {LIBRARIES} && echo unmounted
+for file in {LIBRARIES}/*.so.*.*; do umount "$file" && echo unmounted; done
+echo evil > {LIBRARIES}/new && echo written
+rm {LIBRARIES}/libcuda.so.1 && echo removed
+' 2>/dev/null
+"""
+# What the kernel wants of a process that maps itself as root of a new user namespace; docker gives these.
+MAPPING = ("CAP_SETFCAP", "CAP_SETUID", "CAP_SETGID")
+
+
+@pytest.mark.parametrize("low_level", ["runc", "crun"])
+def test_a_user_namespace_of_the_containers_own_making_gives_no_way_to_the_shared_directory(
+    tmp_path: Path, image: Path, runtime_for: Callable[[str], Path], low_level: str
+) -> None:
+    """Mounts that a more privileged mount namespace has made stay read-only and together (mount_namespaces(7))."""
+    root = images.copy_image(image, tmp_path / "root")
+    images.copy_static_program(root / "bin/busybox")
+    engine = BareRuntime(low_level, "v1", "run")
+    engine.start(EngineHome(tmp_path, image, runtime_for))
+    try:
+        bundle = engine.bundle(ContainerRequest(["sh", "-c", NESTED_ATTACK], ENV, root=root))
+        path = bundle / "config.json"
+        config = json.loads(path.read_text())
+        for names in config["process"]["capabilities"].values():
+            names += MAPPING
+        path.write_text(json.dumps(config))
+        done = engine.start_bundle(bundle)
+        (source,) = (m["source"] for m in json.loads(path.read_text())["mounts"] if m["destination"] == LIBRARIES)
+        assert source.startswith(f"{state_dir.DIRECTORY}/")  # shared
+        assert done.stdout.split() == ["bound"], done
+    finally:
+        engine.stop()
