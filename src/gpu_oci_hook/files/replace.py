@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import errno
 import os
+import stat
 import sys
 import time
 
@@ -258,7 +259,11 @@ def is_protected_fd(fd: int) -> bool:
 
     Removing an attribute that it does not have changes nothing, and fails with EPERM where it is protected (xattr(7)).
     Security modules may refuse that too, so the flags are then read. Their interface, `fcntl`, costs a file to load.
+    Only directories and regular files are looked at. On everything else such an attribute is refused always, and to
+    open a device of an image would be to use it: a watchdog that was opened once may reset the machine.
     """
+    if stat.S_IFMT(os.fstat(fd).st_mode) not in (stat.S_IFDIR, stat.S_IFREG):
+        return False
     path = f"{PROC_SELF_FD}/{fd}"
     try:
         os.removexattr(path, "user.gpu-oci-hook")
