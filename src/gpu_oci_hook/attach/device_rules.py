@@ -18,7 +18,7 @@ _SHARED_NOTE = (
 
 
 def allow_container_devices(container: RunningContainer, devices: list[Device]) -> list[str]:
-    """Allow a container to open devices; return a note if there are no rules of its own.
+    """Allow a container to open devices; return notes, such as that it has no rules of its own.
 
     Raises:
         Fault: the kernel refuses.
@@ -27,7 +27,7 @@ def allow_container_devices(container: RunningContainer, devices: list[Device]) 
 
 
 def deny_container_devices(container: RunningContainer, devices: list[Device]) -> list[str]:
-    """Keep a container from opening devices; return a note if there are no rules of its own.
+    """Keep a container from opening devices; return notes, such as that it has no rules of its own.
 
     Raises:
         Fault: the kernel refuses.
@@ -43,11 +43,7 @@ def _change(container: RunningContainer, devices: list[Device], *, is_allowing: 
         return []
     if _is_shared(cgroup, container):
         return [_SHARED_NOTE]
-    if is_allowing:
-        allow_devices(cgroup, devices)
-    else:
-        deny_devices(cgroup, devices)
-    return []
+    return allow_devices(cgroup, devices) if is_allowing else deny_devices(cgroup, devices)
 
 
 def _is_shared(cgroup: DeviceCgroup, container: RunningContainer) -> bool:

@@ -48,6 +48,41 @@ class DeviceAccess(NamedTuple):
     reason: str
 
 
+class DeviceRules:
+    """The rules of a cgroup as they were when they were read.
+
+    Attributes:
+        path: the cgroup's directory; "" on a machine without device cgroups.
+        problem: why they are not known; "" if they are.
+        lines: of version 1; None for version 2.
+        programs: of version 2.
+    """
+
+    __slots__ = ("lines", "path", "problem", "programs")
+
+    def __init__(
+        self, path: str = "", *, problem: str = "", lines: str | None = None, programs: tuple[bytes, ...] = ()
+    ) -> None:
+        self.path = path
+        self.problem = problem
+        self.lines = lines
+        self.programs = programs
+
+    def query(self, devices: list[tuple[int, int, str]]) -> list[DeviceAccess]:
+        """Return what the rules say about each access, as `query_device_access`."""
+        return [self._query_device(*device) for device in devices]
+
+    def _query_device(self, major: int, minor: int, access: str) -> DeviceAccess:
+        if self.problem:
+            return DeviceAccess(major, minor, access, None, self.problem)
+        if self.lines is not None:
+            return _query_list(self.path, self.lines, major, minor, access)
+        if not self.programs:
+            reason = "the cgroup has no device program" if self.path else "this machine has no device cgroups"
+            return DeviceAccess(major, minor, access, True, reason)
+        return _evaluate_programs(self.programs, self.path, major, minor, access)
+
+
 def query_device_access(cgroup: DeviceCgroup | int, devices: list[tuple[int, int, str]]) -> list[DeviceAccess]:
     """Return what the rules of a container that runs say about each access, in the order of the accesses.
 
@@ -55,46 +90,41 @@ def query_device_access(cgroup: DeviceCgroup | int, devices: list[tuple[int, int
         cgroup: of the container; or a process of it, by its pid.
         devices: (major, minor, letters of "rw") of each access to a character device.
     """
+    return read_device_rules(cgroup).query(devices)
+
+
+def read_device_rules(cgroup: DeviceCgroup | int) -> DeviceRules:
+    """Read the rules of a container that runs.
+
+    Arguments:
+        cgroup: of the container; or a process of it, by its pid.
+    """
     if isinstance(cgroup, int):
         try:
             found = find_device_cgroup(cgroup)
         except Fault as fault:
-            return [DeviceAccess(*device, None, str(fault)) for device in devices]
+            return DeviceRules(problem=str(fault))
         if found is None:
-            return [DeviceAccess(*device, True, "this machine has no device cgroups") for device in devices]
+            return DeviceRules()
         cgroup = found
     # The kernel asks the process's own cgroup in version 1, which never allows more than the one above it.
-    query = _query_list if cgroup.version == 1 else _query_programs
-    return query(cgroup.paths[0], devices)
-
-
-def _query_list(path: str, devices: list[tuple[int, int, str]]) -> list[DeviceAccess]:
-    """Answer from the rules of a cgroup of version 1."""
-    path = f"{path}/devices.list"
+    path = f"{cgroup.paths[0]}/devices.list" if cgroup.version == 1 else cgroup.paths[0]
     try:
-        text = read_regular_file(path, _LIMIT).decode()
+        if cgroup.version == 1:
+            return DeviceRules(path, lines=read_regular_file(path, _LIMIT).decode())
+        return DeviceRules(path, programs=tuple(_dump_programs(path)))
     except (OSError, UnusableFileError, ValueError) as error:
         reason = describe_os_error(error) if isinstance(error, OSError) else str(error)
-        return [DeviceAccess(*device, None, f"{path}: {reason}") for device in devices]
-    answers = []
-    for major, minor, access in devices:
-        line = find_allowing_line(text, access, major, minor)
-        reason = f'the rule "{line}" allows it' if line else f"no rule in {path} allows it"
-        if line == ALLOW_ALL_LINE:
-            reason += "; the kernel does not list exceptions from it"
-        answers.append(DeviceAccess(major, minor, access, bool(line), reason))
-    return answers
+        return DeviceRules(path, problem=f"{path}: {reason}")
 
 
-def _query_programs(path: str, devices: list[tuple[int, int, str]]) -> list[DeviceAccess]:
-    """Answer by evaluating the programs that decide about a cgroup of version 2."""
-    try:
-        programs = _dump_programs(path)
-    except OSError as error:
-        return [DeviceAccess(*device, None, f"{path}: {describe_os_error(error)}") for device in devices]
-    if not programs:
-        return [DeviceAccess(*device, True, "the cgroup has no device program") for device in devices]
-    return [_evaluate_programs(programs, path, *device) for device in devices]
+def _query_list(path: str, lines: str, major: int, minor: int, access: str) -> DeviceAccess:
+    """Answer from the rules of a cgroup of version 1."""
+    line = find_allowing_line(lines, access, major, minor)
+    reason = f'the rule "{line}" allows it' if line else f"no rule in {path} allows it"
+    if line == ALLOW_ALL_LINE:
+        reason += "; the kernel does not list exceptions from it"
+    return DeviceAccess(major, minor, access, bool(line), reason)
 
 
 def _dump_programs(path: str) -> list[bytes]:
@@ -123,7 +153,7 @@ def _dump_program(program_id: int) -> bytes:
         os.close(program_fd)
 
 
-def _evaluate_programs(programs: list[bytes], path: str, major: int, minor: int, access: str) -> DeviceAccess:
+def _evaluate_programs(programs: tuple[bytes, ...], path: str, major: int, minor: int, access: str) -> DeviceAccess:
     """Return the decision of several programs: each of them must allow the access."""
     bits = sum(_BITS[letter] for letter in set(access))
     reason, unknown = "the device program allows it", ""

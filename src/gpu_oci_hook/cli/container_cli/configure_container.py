@@ -97,7 +97,7 @@ def configure_container(global_options: GlobalOptions, options: ConfigureOptions
         with name_phase("mount", "failed to add device rules"):
             cgroup = find_device_cgroup(options.pid or os.getpid())
             if cgroup is not None:
-                allow_devices(cgroup, devices)
+                notes = [*notes, *allow_devices(cgroup, devices)]
                 changes += [f"device rule for {major}:{minor}" for major, minor in devices]
     return changes, list(dict.fromkeys([*warnings, *notes]))
 
