@@ -126,11 +126,12 @@ def test_a_gpu_whose_uuid_the_driver_does_not_know_yet_has_no_name_by_it(own: Pa
 
 
 def test_two_gpus_with_one_uuid_have_no_name_by_it_since_engines_would_refuse_the_whole_file(own: Path) -> None:
-    for path in (own / "proc/driver/nvidia/gpus").glob("*/information"):
-        path.write_text(re.sub(r"GPU-\S+", "GPU-11111111-2222-3333-4444-555555555555", path.read_text()))
+    uuids = ["GPU-AAAAAAAA-2222-3333-4444-555555555555", "GPU-aaaaaaaa-2222-3333-4444-555555555555"]
+    for path, uuid in zip(sorted((own / "proc/driver/nvidia/gpus").glob("*/information")), uuids, strict=True):
+        path.write_text(re.sub(r"GPU-\S+", uuid, path.read_text()))
     found = build_host_spec(own)
     assert list(index_devices(found.spec)) == ["0", "1", "all", "none"]
-    reason = "another GPU has the same one (GPU-11111111-2222-3333-4444-555555555555)"
+    reason = f"another GPU has the same one ({uuids[1]})"
     assert f"GPU 1 has no name by UUID: {reason}" in found.warnings
 
 

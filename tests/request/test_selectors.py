@@ -138,7 +138,8 @@ def test_a_beginning_of_two_uuids_fails_and_names_both() -> None:
 
 
 def test_the_uuid_of_two_gpus_fails_and_says_what_tells_them_apart() -> None:
-    twins = [Gpu(index=n, uuid=GPUS[0].uuid, pci=f"0000:0{n}:00.0", minor=n, model="A") for n in range(2)]
+    uuids = (GPUS[0].uuid, GPUS[0].uuid.upper())  # selectors ignore case
+    twins = [Gpu(index=n, uuid=uuids[n], pci=f"0000:0{n}:00.0", minor=n, model="A") for n in range(2)]
     for selector in (GPUS[0].uuid, "GPU-1111"):
         with pytest.raises(Fault) as caught:
             resolve_gpus((DeviceRequest(selector, "here"),), twins)

@@ -24,7 +24,7 @@ def list_gpu_names(gpu: Gpu, gpus: list[Gpu], strategies: tuple[str, ...], warni
     uuid, reason = gpu.uuid, ""
     if uuid and not is_device_name(uuid):
         reason = f"the driver does not know it yet ({uuid})"
-    elif uuid and [other.uuid for other in gpus].count(uuid) > 1:
+    elif uuid and [other.uuid.lower() for other in gpus].count(uuid.lower()) > 1:
         uuid, reason = "", f"another GPU has the same one ({uuid})"
     if reason and "uuid" in strategies:
         warnings.append(f"GPU {gpu.index} has no name by UUID: {reason}")

@@ -105,7 +105,7 @@ def find_matching_gpus(
         matches = [gpu for gpu in gpus if normalize_pci_address(gpu.pci) == pci]
     else:
         matches = _find_gpus_by_uuid(lower, gpus)
-    if len(matches) > 1 and len({gpu.uuid for gpu in matches}) == 1:
+    if len(matches) > 1 and len({gpu.uuid.lower() for gpu in matches}) == 1:
         raise Fault(
             f'"{clip_text(selector)}" is the UUID of GPUs {", ".join(str(gpu.index) for gpu in matches)}',
             where=device_request.origin,
