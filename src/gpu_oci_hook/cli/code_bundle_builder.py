@@ -45,7 +45,7 @@ BUNDLED_MODULES = (
 
 # In addition, those of a prestart or precreate hook for such a container.
 HOOK_MODULES = (
-    "files.mounts", "files.trust", "hook.arguments", "hook.called_container", "hook.cdi_hook", "hook.hook_config",
+    "files.mounts", "files.trust", "hook.called_container", "hook.cdi_hook", "hook.hook_config",
     "hook.precreate_hook", "hook.prestart_hook", "live", "live.container_editor", "live.device_cgroup",
     "live.device_list", "live.mount_api", "live.namespace_process", "plan.live_edits", "reporting",
     "reporting.failure",

@@ -16,7 +16,6 @@ import os
 
 from gpu_oci_hook.files.read_regular import UnusableFileError, read_regular_head
 from gpu_oci_hook.formats.program_names import CREATE_CONTAINER, HOOK_PROGRAM, PRECREATE, PRESTART
-from gpu_oci_hook.hook.arguments import parse_hook_arguments
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -42,8 +41,10 @@ def run_hook(arguments: list[str], stdin: bytes | None = None) -> int:
     log, bundle = _find_log_option(arguments), ""
     try:
         if arguments[:1] == [CREATE_CONTAINER]:
-            hook_arguments = parse_hook_arguments(arguments[1:])
             # Imported here and below: a hook that fails early, or does little, loads little.
+            from gpu_oci_hook.hook.arguments import parse_hook_arguments
+
+            hook_arguments = parse_hook_arguments(arguments[1:])
             from gpu_oci_hook.hook.called_container import read_container
 
             container = read_container(0)
