@@ -61,7 +61,7 @@ class ContainerSession:
         self._store = store
         self._files = store.get_files_directory(record)
         self._generated_dir = f"{self._files}/{GENERATED_DIR}"
-        self._entry = ContainerEntry(container.namespace_fd)
+        self._entry = ContainerEntry(container.namespace_fd, container.uid_map)
         self._entry.open_root(writable_layer=container.has_writable_image())
         self._layout = Layout(container.spec, self._entry.layer, [], writable=True)
         self._planner = ContainerPlanner(container, config, record, self._entry.layer, self._files)

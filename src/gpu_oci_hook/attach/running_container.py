@@ -17,7 +17,7 @@ from gpu_oci_hook.files.user_namespace import is_process_in_user_namespace
 from gpu_oci_hook.formats.fastjson import parse_config_json
 from gpu_oci_hook.formats.oci import Object, get_member
 from gpu_oci_hook.live.found_container import FoundContainer
-from gpu_oci_hook.live.monitors import PROC, read_namespace_id, read_start_time
+from gpu_oci_hook.live.monitors import PROC, read_namespace_id, read_process_file, read_start_time
 from gpu_oci_hook.live.namespace_process import open_mount_namespace, run_with_deadline
 
 _NS_GET_OWNER_UID = 0xB704  # ioctl_ns(2)
@@ -39,6 +39,7 @@ class RunningContainer:
         spec: the bundle's config.json.
         namespace_fd: its mount namespace.
         in_user_namespace: it runs in another user namespace than this process.
+        uid_map: the users of that namespace, see `user_namespace.parse_uid_map`.
 
     Raises:
         Fault: it is stopped, cannot be looked at, or has no mounts of its own.
@@ -59,6 +60,7 @@ class RunningContainer:
         self.bundle = f"{self._monitor_root}{found.bundle}"
         self.spec = cast("Object", run_with_deadline(self._read_spec, deadline=_READ_DEADLINE))
         self.in_user_namespace = read_namespace_id(self.pid, "user") != read_namespace_id(os.getpid(), "user")
+        self.uid_map = read_process_file(self.pid, "uid_map")
         self.namespace_fd = open_mount_namespace(self.pid)
         try:
             if found.owner:

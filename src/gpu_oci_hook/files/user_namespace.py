@@ -74,3 +74,13 @@ def is_overflow_uid(uid: int) -> bool:
             return uid == int(file.read(32))
     except (OSError, ValueError):
         return False
+
+
+def has_uid(data: bytes, uid: int) -> bool:
+    """Tell whether a user namespace has a user.
+
+    Arguments:
+        data: its uid_map, read in this process's user namespace.
+        uid: the user's number in this process's user namespace.
+    """
+    return any(outside <= uid < outside + count for _, outside, count in parse_uid_map(data))

@@ -15,7 +15,12 @@ import os
 from gpu_oci_hook.errors import Fault, describe_os_error
 from gpu_oci_hook.files.mounts import MOUNTINFO_LIMIT, MountInfo, find_mount_info
 from gpu_oci_hook.files.rootfs import Rootfs
+from gpu_oci_hook.files.user_namespace import has_uid
 from gpu_oci_hook.live.mount_api import CLONE_NEWNS, clone_root, set_namespace
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from gpu_oci_hook.files.directory import Directory
 
 _DIRECTORY_FLAGS = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
@@ -25,13 +30,16 @@ class ContainerEntry:
 
     Arguments:
         namespace_fd: of the container's mount namespace; owned by the caller.
+        uid_map: the users of the container's user namespace. Only their directories are changed: with a namespace of
+            his own every user can have any directory of the host as a container's root, or below it.
 
     Attributes:
         root: the container's root with its mounts; below it names can change at any moment.
         layer: the same root without the mounts below it, as a low-level runtime finds it.
     """
 
-    def __init__(self, namespace_fd: int) -> None:
+    def __init__(self, namespace_fd: int, uid_map: bytes) -> None:
+        self._uid_map = uid_map
         self._namespace_fd = namespace_fd
         self._own_namespace_fd = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         self._host_root_fd = os.open("/", _DIRECTORY_FLAGS)
@@ -65,6 +73,16 @@ class ContainerEntry:
                 raise Fault(f"{what}: this kernel lacks open_tree, which Linux 5.2 has") from None
             raise Fault(f"{what}: {describe_os_error(error)}") from None
         self.root, self.layer = _open_rootfs(root_fd), _open_rootfs(layer_fd)
+        owner = os.fstat(root_fd).st_uid
+        os.close(root_fd)
+        os.close(layer_fd)
+        if not has_uid(self._uid_map, owner):
+            raise Fault(
+                f"the container's root directory belongs to user {owner}, whom its user namespace does not have, so "
+                "nothing is changed in it",
+                hint="Start the container with the GPU",
+            )
+        self.layer.restrict_writes(lambda directory: directory.is_in_root_mount and self.may_change(directory))
 
     def enter(self) -> None:
         """Enter the container's mount namespace, to attach and detach mounts.
@@ -89,6 +107,10 @@ class ContainerEntry:
         os.fchdir(self._host_root_fd)
         os.chroot(".")
 
+    def may_change(self, directory: Directory) -> bool:
+        """Tell whether a directory belongs to a user of the container."""
+        return has_uid(self._uid_map, os.fstat(directory.fd).st_uid)
+
     def find_mount(self, mount_id: bytes) -> MountInfo | None:
         """Return a mount of the container by the kernel's number; None if it is not below its root."""
         table = b""
@@ -100,5 +122,4 @@ class ContainerEntry:
 def _open_rootfs(fd: int) -> Rootfs:
     rootfs = Rootfs(f"/proc/self/fd/{fd}")
     rootfs.path = "/"
-    os.close(fd)
     return rootfs

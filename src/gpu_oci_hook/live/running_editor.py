@@ -103,6 +103,10 @@ def restrict_writes_to_tmpfs(entry: ContainerEntry, classify: Callable[[str], st
     def may_write(directory: Directory) -> bool:
         mount = entry.find_mount(read_mount_id(directory.fd))
         is_tmpfs = mount is not None and mount.filesystem_type in TMPFS_TYPES
-        return is_tmpfs and classify(f"{directory.path.rstrip('/')}/{_PROBE_NAME}") == "fresh"
+        return (
+            is_tmpfs
+            and entry.may_change(directory)
+            and classify(f"{directory.path.rstrip('/')}/{_PROBE_NAME}") == "fresh"
+        )
 
     entry.root.restrict_writes(may_write)
