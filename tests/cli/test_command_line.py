@@ -62,6 +62,13 @@ def test_the_version_is_the_packages(command: Command) -> None:
             " list",
         ),
         (["simulate", "x", "--arch", "mips"], '--arch: "mips" is not one of x86_64, aarch64', " simulate"),
+        (["explain", "--pid", "json"], '--pid: "json" is not a whole number of at least 1', " explain"),
+        (["explain", "--pid", "0"], '--pid: "0" is not a whole number of at least 1', " explain"),
+        (["attach", "--pid", "it's 1.5"], '--pid: "it\'s 1.5" is not a whole number of at least 1', " attach"),
+        (["simulate", "x", "--imex", "9999"], '--imex: "9999" is not a whole number from 0 to 2048', " simulate"),
+        (["simulate", "x", "--gpus", "-3"], '--gpus: "-3" is not a whole number of at least 0', " simulate"),
+        (["cdi", "refresh", "--interval", "x"], '--interval: "x" is not a number of at least 0.1', " cdi refresh"),
+        (["cdi", "refresh", "--interval", "0"], '--interval: "0.0" is not a number of at least 0.1', " cdi refresh"),
         (["cdi", "refresh", "--output", "-"], "--output: refresh needs a file, not standard output", " cdi refresh"),
         (["no\nway"], "unknown command no\\nway", ""),
     ],
@@ -249,13 +256,23 @@ def test_a_reader_that_leaves_early_causes_no_complaint() -> None:
     assert run.stderr == "" and run.returncode == 1
 
 
-@pytest.mark.parametrize("words", [["list"], ["config", "default"], ["--help"]])
+@pytest.mark.parametrize(
+    "words", [["list"], ["config", "default"], ["--help"], ["list", "--help"], ["--version"], ["version"]], ids=" ".join
+)
 def test_an_output_that_takes_nothing_is_one_sentence(words: list[str]) -> None:
     code = f"from gpu_oci_hook.cli import main; main({words!r})"
     with open("/dev/full", "w") as full:
         run = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True)
-    assert run.returncode == 1 and run.stderr.count("\n") == 1
-    assert run.stderr.startswith("gpu-oci-hook: ") and "the disk is full" in run.stderr
+    said = "gpu-oci-hook: standard output: the output cannot be written: the disk is full\n"
+    assert (run.returncode, run.stderr) == (1, said)
+
+
+def test_nvidias_command_line_names_the_output_that_takes_nothing() -> None:
+    code = "import sys; sys.argv = ['nvidia-container-cli', '--version']; from gpu_oci_hook.cli import main; main()"
+    with open("/dev/full", "w") as full:
+        run = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True)
+    assert run.returncode == 1
+    assert run.stderr.endswith("standard output: the output cannot be written: the disk is full\n")
 
 
 def test_a_deleted_current_directory_is_named(command: Command, tmp_path: Path) -> None:

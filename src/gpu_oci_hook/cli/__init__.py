@@ -124,7 +124,7 @@ def _run_root_command(root_command: "click.Command", arguments: list[str]) -> in
     """Run a command and return its exit status. A wrong command line is one line of ours and how to get help."""
     import click
 
-    from gpu_oci_hook.cli.usage_errors import EXIT_USAGE, UsageFault, describe_usage_error
+    from gpu_oci_hook.cli.usage_errors import EXIT_USAGE, UsageFault, describe_usage_error, is_failed_echo
 
     try:
         status = root_command.main(args=arguments, prog_name="gpu-oci-hook", standalone_mode=False)
@@ -137,6 +137,12 @@ def _run_root_command(root_command: "click.Command", arguments: list[str]) -> in
         return EXIT_USAGE
     except click.Abort:  # interrupted
         return EXIT_INTERRUPTED
+    except OSError as error:
+        if not is_failed_echo(error):
+            raise
+        from gpu_oci_hook.reporting.failure import make_output_fault
+
+        raise make_output_fault(error) from error
     return status if isinstance(status, int) else 0
 
 
@@ -198,6 +204,8 @@ def _flush_stdout(status: int) -> int:
         os.dup2(null, 1)
         os.close(null)
         if status == 0 and not isinstance(error, BrokenPipeError):
-            _print_error(error)
+            from gpu_oci_hook.reporting.failure import make_output_fault
+
+            _print_error(make_output_fault(error))
         return EXIT_FAILURE
     return status

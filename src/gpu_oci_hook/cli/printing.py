@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, TextIO
 import click
 
 from gpu_oci_hook.cli.common_options import QUIET
-from gpu_oci_hook.errors import Fault, describe_os_error, make_printable
+from gpu_oci_hook.errors import make_printable
 from gpu_oci_hook.host.model_tables import lookup_compute_capability, lookup_gpu_brands
+from gpu_oci_hook.reporting.failure import make_output_fault
 
 if TYPE_CHECKING:
     from gpu_oci_hook.model.machine import Gpu
@@ -36,8 +37,7 @@ def _echo_text(text: str = "", *, err: bool = False, nl: bool = True) -> None:
     except BrokenPipeError:
         raise
     except OSError as error:
-        where = "standard error" if err else "standard output"
-        raise Fault(f"the output cannot be written: {describe_os_error(error, writing=True)}", where=where) from error
+        raise make_output_fault(error, "standard error" if err else "standard output") from error
 
 
 def print_document(text: str) -> None:

@@ -54,6 +54,16 @@ def describe_usage_error(error: click.ClickException) -> tuple[str, str]:
     return make_printable(clip_text(_describe_problem(error, context), 2000)), _name_help_command(context)
 
 
+def is_failed_echo(error: BaseException) -> bool:
+    """Tell whether an error comes from click's own printing, as that of --help and --version."""
+    trace = error.__traceback__
+    while trace is not None:
+        if trace.tb_frame.f_code is click.echo.__code__:
+            return True
+        trace = trace.tb_next
+    return False
+
+
 def _describe_problem(error: click.ClickException, context: click.Context | None) -> str:
     if isinstance(error, click.NoSuchOption):
         return f"unknown option {error.option_name}{_suggest_option(error.option_name, context)}"
@@ -82,15 +92,31 @@ def _describe_bad_value(error: click.BadParameter) -> str:
         name = hint.replace("'", "")
     else:
         name = " ".join(hint).replace("'", "") if hint else _name_parameter(error.param) if error.param else ""
-    text = _to_fault_style(error.message)
-    if error.param is not None and isinstance(error.param.type, click.Choice):
-        choices = tuple(map(str, error.param.type.choices))
-        rejected = re.match(r"'(.*)' is not one of ", error.message, re.DOTALL)
-        if rejected:
-            close = find_close_match(rejected[1], choices)
-            suggestion = f". Did you mean {close}?" if close else ""
-            text = f'"{clip_text(rejected[1])}" is not one of {", ".join(choices)}{suggestion}'
+    text = _describe_rejected_value(error)
     return f"{name}: {text}" if name else text
+
+
+def _describe_rejected_value(error: click.BadParameter) -> str:
+    """Quote the value that an option rejects, and say which ones it takes."""
+    expected, suggestion = "", ""
+    value = re.match(r"(['\"]?)(.*?)\1 is not (?:one of|a valid|in the range) ", error.message, re.DOTALL)
+    kind = error.param.type if error.param is not None else None
+    if value is not None and isinstance(kind, click.Choice):
+        choices = tuple(map(str, kind.choices))
+        close = find_close_match(value[2], choices)
+        expected, suggestion = f"one of {', '.join(choices)}", f". Did you mean {close}?" if close else ""
+    elif isinstance(kind, (click.IntRange, click.FloatRange)):
+        expected = _describe_range(kind)
+    if value is None or not expected:
+        return _to_fault_style(error.message)
+    return f'"{clip_text(value[2])}" is not {expected}{suggestion}'
+
+
+def _describe_range(kind: click.IntRange | click.FloatRange) -> str:
+    noun = "a whole number" if isinstance(kind, click.IntRange) else "a number"
+    if kind.max is None:
+        return f"{noun} of at least {kind.min}"
+    return f"{noun} from {kind.min} to {kind.max}"
 
 
 def _name_parameter(param: click.Parameter) -> str:

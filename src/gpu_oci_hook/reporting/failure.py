@@ -52,6 +52,15 @@ def describe_error(error: BaseException) -> str:
     )
 
 
+def make_output_fault(error: OSError, stream: str = "standard output") -> Fault:
+    """Return the fault of an output stream that takes nothing, for example because the disk is full.
+
+    Arguments:
+        stream: "standard output" or "standard error".
+    """
+    return Fault(f"the output cannot be written: {describe_os_error(error, writing=True)}", where=stream)
+
+
 def _is_current_directory_deleted() -> bool:
     try:
         os.getcwd()

@@ -22,7 +22,7 @@ from gpu_oci_hook.cli.container_cli.command_line import (
 from gpu_oci_hook.cli.container_cli.option_parser import OptionFault, parse_command_line
 from gpu_oci_hook.errors import Fault, make_printable
 from gpu_oci_hook.formats.program_names import NVIDIA_CONTAINER_CLI
-from gpu_oci_hook.reporting.failure import describe_error
+from gpu_oci_hook.reporting.failure import describe_error, make_output_fault
 
 _EXIT_FAILURE = 1  # also for a wrong command line (facts: container-cli-errors)
 
@@ -40,7 +40,7 @@ def run_container_cli(words: Sequence[str]) -> int:
         line = read_command_line(words)
         command, debug_file = line.command, line.options.debug_file
         write_debug_lines(debug_file, [f"{NVIDIA_CONTAINER_CLI} {' '.join(words)}"])
-        sys.stdout.write(_run_command(line))
+        _write_stdout(_run_command(line))
         return 0
     except OptionFault as fault:
         program = f"{NVIDIA_CONTAINER_CLI} {command}".strip()
@@ -108,6 +108,16 @@ def _format_shown(shown: str, command: str) -> str:
     if shown == "version":
         return format_version()
     return format_help(command) if shown == "help" else format_usage(command)
+
+
+def _write_stdout(text: str) -> None:
+    try:
+        sys.stdout.write(text)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        raise make_output_fault(error) from error
 
 
 def _print_stderr(text: str) -> None:
