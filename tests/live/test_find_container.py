@@ -29,7 +29,7 @@ class Machine:
         directory = self.top / "proc" / str(pid)
         (directory / "ns").mkdir(parents=True)
         (directory / "cmdline").write_bytes(b"".join(os.fsencode(word) + b"\0" for word in words))
-        (directory / "stat").write_text(f"{pid} (a) b) S {parent} 1 1 0")
+        (directory / "stat").write_text(f"{pid} (a) b) S {parent} 1 1 0" + " 7" * 20)
         (directory / "cwd").symlink_to(cwd)
         (directory / "ns/mnt").symlink_to(f"mnt:[{mounts}]")
 
@@ -75,6 +75,7 @@ def machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
     made.add_process(INIT["podman"], 300, ["sleep"], Path("/"), "31")
     made.add_process(INIT["plain"], 1, ["sleep"], Path("/"), "41")
     made.add_process(500, 1, ["bash"], Path("/"), "1")
+    made.add_process(501, 1, ["service with mounts of its own"], Path("/"), "51")
     monkeypatch.setattr(monitors, "PROC", str(tmp_path / "proc"))
     monkeypatch.setattr(engine_containers, "CONTAINERD_STATE", str(tmp_path / "state"))
     monkeypatch.setattr(engine_containers, "DOCKER_CONTAINERS", str(containers))
@@ -140,10 +141,43 @@ def test_a_name_that_leads_nowhere_says_where_was_looked(
         assert text in str(failure.value)
 
 
-@pytest.mark.parametrize(("pid", "text"), [(500, "no container of this process"), (9999, "there is no such process")])
+ON_THE_HOST = "Give the number that a process of the container has on the host, not in the container"
+
+
+@pytest.mark.parametrize(
+    ("pid", "text"),
+    [
+        (1, f"the process is in no container: it has the machine's own mounts. {ON_THE_HOST}"),
+        (500, f"the process is in no container: it has the machine's own mounts. {ON_THE_HOST}"),
+        (501, "no container of this process was found: none of its ancestors"),
+        (9999, "there is no such process"),
+    ],
+)
 def test_a_process_outside_of_containers_is_a_sentence(machine: Machine, pid: int, text: str) -> None:
-    with pytest.raises(Fault, match=text):
+    with pytest.raises(Fault) as failure:
         find_container.find_container_of_process(pid)
+    assert str(failure.value).startswith(f"--pid {pid}: {text}")
+
+
+@pytest.mark.parametrize(
+    ("pid", "user", "text"),
+    [
+        (1, 0, f"process 1 is the machine's first process, and in no container. {ON_THE_HOST}"),
+        (1, 1000, f"process 1 is the machine's first process, and in no container. {ON_THE_HOST}"),
+        (500, 1000, "this user may not look at the process. Run this as root"),
+        (500, 0, "the kernel refuses the look at this process even to this root user. Run this outside of containers"),
+        (501, 0, "the process has ended"),
+    ],
+)
+def test_a_process_that_cannot_be_looked_at_has_a_hint_that_fits_the_user(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch, pid: int, user: int, text: str
+) -> None:
+    (machine.top / "proc" / str(pid) / "ns/mnt").unlink()
+    (machine.top / "proc/501/stat").write_text("501 (a) Z 1 1 1 0" + " 0" * 20)
+    monkeypatch.setattr(os, "geteuid", lambda: user)
+    with pytest.raises(Fault) as failure:
+        find_container.find_container_of_process(pid)
+    assert str(failure.value).startswith(f"--pid {pid}: {text}")
 
 
 def test_a_container_of_podman_that_does_not_run_has_its_bundle_in_the_storage(machine: Machine) -> None:

@@ -31,6 +31,7 @@ from gpu_oci_hook.live.monitors import (
     list_monitors,
     read_monitor,
     read_namespace_id,
+    read_start_time,
 )
 from gpu_oci_hook.live.runtime_states import find_runtime_container, list_runtime_containers
 
@@ -43,6 +44,8 @@ _FORMS = {
     "crun": "crun:ID",
 }
 REFERENCE_FORMS = f"{', '.join(list(_FORMS.values())[:-1])} or {list(_FORMS.values())[-1]}"
+
+_PID_HINT = "Give the number that a process of the container has on the host, not in the container"
 
 
 def is_container_reference(text: str) -> bool:
@@ -112,9 +115,7 @@ def find_container_of_process(pid: int) -> FoundContainer:
     """
     mount_namespace = read_namespace_id(pid, "mnt")
     if not mount_namespace:
-        exists = os.path.exists(f"{monitors.PROC}/{pid}")
-        what = "this user may not look at the process" if exists else "there is no such process"
-        raise Fault(what, where=f"--pid {pid}", hint="Run this as root" if exists else "")
+        raise _explain_unreadable_process(pid)
     for ancestor in list_ancestors(pid):
         monitor = read_monitor(ancestor)
         if monitor is not None:
@@ -127,12 +128,30 @@ def find_container_of_process(pid: int) -> FoundContainer:
     for container in list_runtime_containers():
         if _is_in_namespace(container.init_pid, mount_namespace):
             return container
+    if mount_namespace in (read_namespace_id(1, "mnt"), read_namespace_id(os.getpid(), "mnt")):
+        what = "the process is in no container: it has the machine's own mounts"
+        raise Fault(what, where=f"--pid {pid}", hint=_PID_HINT)
     raise Fault(
         f"no container of this process was found: none of its ancestors is a {SHIM_PREFIX} or {CONMON}, and neither "
         f"runc nor crun has it in {', '.join(runtime_states.RUNTIME_ROOTS)}",
         where=f"--pid {pid}",
         hint="Name the bundle with --bundle DIR",
     )
+
+
+def _explain_unreadable_process(pid: int) -> Fault:
+    """Return why the namespaces of a process cannot be read. A process of another user is refused to all but root."""
+    where = f"--pid {pid}"
+    if not os.path.exists(f"{monitors.PROC}/{pid}"):
+        return Fault("there is no such process", where=where)
+    if not read_start_time(pid):
+        return Fault("the process has ended", where=where)
+    if pid == 1:
+        return Fault("process 1 is the machine's first process, and in no container", where=where, hint=_PID_HINT)
+    if os.geteuid() != 0:
+        return Fault("this user may not look at the process", where=where, hint="Run this as root")
+    what = "the kernel refuses the look at this process even to this root user"
+    return Fault(what, where=where, hint="Run this outside of containers, with the capability CAP_SYS_PTRACE")
 
 
 def _find_bundle_of_pod(monitor: Monitor, mount_namespace: str) -> str:
