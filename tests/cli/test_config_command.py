@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import socket
 import tomllib
 from pathlib import Path
 
@@ -75,6 +77,38 @@ def test_validate_warns_about_what_this_machine_does_not_have(
     assert command("config", "validate", "--quiet").out == ""
     document = json.loads(command("config", "validate", "--format", "json").out)
     assert document["valid"] is True and any(said.format(tmp_path) in one for one in document["warnings"])
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("directory", "{0}/directory is a directory; name a regular file"),
+        ("fifo", "{0}/fifo is a FIFO, and its lines are lost while nothing reads it; name a regular file"),
+        ("link", "{0}/link is a symbolic link, which is not followed; name a regular file"),
+        ("socket", "{0}/socket is a socket; name a regular file"),
+        ("file/log", "the directory {0}/file is not a directory"),
+        ("none/log", "the directory {0}/none does not exist"),
+    ],
+)
+def test_validate_warns_about_a_log_that_starts_cannot_write(
+    command: Command, file: Path, tmp_path: Path, name: str, problem: str
+) -> None:
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to("file")
+    os.mkfifo(tmp_path / "fifo")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(tmp_path / "socket"))
+        file.write_text(f'[runtime]\nlow-level = ["/bin/sh"]\nlog-file = "{tmp_path}/{name}"\n')
+        answer = command("config", "validate")
+    said = f"{file}:3: warning: [runtime] log-file: {problem.format(tmp_path)}"
+    assert (answer.status, answer.out) == (0, f"{said}\n{file}: valid\n")
+
+
+@pytest.mark.parametrize("path", ["/dev/null", "/dev/full"])
+def test_a_character_device_can_be_the_log(command: Command, file: Path, path: str) -> None:
+    file.write_text(f'runtime.low-level = ["/bin/sh"]\nruntime.log-file = "{path}"\n')
+    assert command("config", "validate").out == f"{file}: valid\n"
 
 
 def test_nothing_is_warned_about_where_all_is_there(command: Command, file: Path, tmp_path: Path) -> None:

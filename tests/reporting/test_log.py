@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import subprocess
 import sys
 import threading
@@ -149,9 +150,25 @@ def directory(path: Path) -> None:
     path.mkdir()
 
 
-@pytest.mark.parametrize("make", [fifo, link, directory])
+def disk(path: Path) -> None:
+    if os.geteuid() != 0:
+        skip_or_fail("only root can make device nodes")
+    os.mknod(path, stat.S_IFBLK | 0o600, os.makedev(7, 0))  # opened where the kernel has the loop driver
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (fifo, "it is a FIFO, and its lines are lost while nothing reads it"),
+        (link, "it is a symbolic link, which is not followed"),
+        (directory, "it is a directory"),
+        (disk, "it is a block device"),
+    ],
+)
 @pytest.mark.parametrize("engine", [False, True], ids=["by hand", "by an engine"])
-def test_a_log_that_cannot_be_opened_never_stops_a_start(make: Any, engine: bool, tmp_path: Path, host: Path) -> None:
+def test_a_log_that_cannot_be_opened_never_stops_a_start(
+    make: Any, reason: str, engine: bool, tmp_path: Path, host: Path
+) -> None:
     """One warning for who calls by hand; an engine's stderr is the container's own, which stays clean."""
     path = tmp_path / "forbidden.log"
     make(path)
@@ -164,10 +181,22 @@ def test_a_log_that_cannot_be_opened_never_stops_a_start(make: Any, engine: bool
         assert done.stderr == ""
         assert not (tmp_path / "engine.log").exists()
     else:
-        assert done.stderr.count("\n") == 1
-        assert done.stderr.startswith(f"gpu-oci-runtime: warning: {path}: the log cannot be written: ")
+        assert done.stderr == f"gpu-oci-runtime: warning: {path}: the log cannot be written: {reason}\n"
     assert "/dev/nvidia1" in json.dumps(shim.spec())
     assert path.lstat() == before
+
+
+def test_a_fifo_with_a_reader_gets_the_lines(tmp_path: Path) -> None:
+    path = tmp_path / "fifo"
+    fifo(path)
+    reader = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        opened = log.open_start_log(Config(log_file=str(path)))
+        assert isinstance(opened, log.StartLog)
+        opened.log_failure("/bundle", Fault("no"))
+        assert json.loads(os.read(reader, 4096))["reason"] == "no"
+    finally:
+        os.close(reader)
 
 
 def test_a_log_of_another_user_never_stops_a_start(tmp_path: Path, host: Path) -> None:

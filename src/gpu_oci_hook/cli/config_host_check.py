@@ -17,6 +17,7 @@ from gpu_oci_hook.host.driver.inventory_cache import load_inventory
 from gpu_oci_hook.host.driver.other_roots import find_other_driver_root, suggest_driver_root
 from gpu_oci_hook.host.gpus import read_driver_version
 from gpu_oci_hook.host.root import Host
+from gpu_oci_hook.reporting.log import describe_unusable_log_file
 from gpu_oci_hook.shim.low_level_runtime import describe_engine_program, find_low_level_runtime, list_engine_programs
 
 _Problem = tuple[tuple[str, ...], str]
@@ -90,9 +91,17 @@ def _check_runtime(settings: Config) -> Iterator[_Problem]:
     else:
         for program in list_engine_programs(settings.low_level):
             yield ("runtime", "low-level"), describe_engine_program(program)
-    log_directory = os.path.dirname(settings.log_file)
-    if log_directory and not os.path.isdir(log_directory):
-        yield ("runtime", "log-file"), f"the directory {log_directory} does not exist"
+    yield from _check_log_file(settings.log_file)
+
+
+def _check_log_file(path: str) -> Iterator[_Problem]:
+    """Check that starts can append to the log file. Its name is this machine's, whatever the host root."""
+    directory, unusable = os.path.dirname(path), describe_unusable_log_file(path)
+    if unusable:
+        yield ("runtime", "log-file"), f"{path} {unusable}; name a regular file"
+    elif directory and not os.path.isdir(directory):
+        kind = "is not a directory" if os.path.exists(directory) else "does not exist"
+        yield ("runtime", "log-file"), f"the directory {directory} {kind}"
 
 
 def _check_capabilities(settings: Config) -> Iterator[_Problem]:

@@ -8,6 +8,7 @@ Import budget: cold.
 from __future__ import annotations
 
 import os
+import stat
 import traceback
 from typing import TYPE_CHECKING
 
@@ -97,15 +98,37 @@ class StartLog:
             self._log.debug("changed", bundle=bundle, text=line)
 
 
+def describe_unusable_log_file(path: str) -> str:
+    """Return why a path cannot be a log file, such as "is a directory"; "" if it can, or nothing is there yet."""
+    try:
+        mode = os.lstat(path).st_mode
+    except (OSError, ValueError):
+        return ""
+    if stat.S_ISFIFO(mode):
+        return "is a FIFO, and its lines are lost while nothing reads it"
+    reasons = {
+        stat.S_IFDIR: "is a directory",
+        stat.S_IFLNK: "is a symbolic link, which is not followed",
+        stat.S_IFSOCK: "is a socket",
+        stat.S_IFBLK: "is a block device",
+    }
+    return reasons.get(stat.S_IFMT(mode), "")
+
+
 def open_start_log(config: Config, container_id: str = "") -> StartLog | str:
     """Open the log that the configuration names; return the reason instead when that is not possible."""
-    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+    path = config.log_file
     try:
-        fd = os.open(config.log_file, flags, 0o640)
+        fd = os.open(path, flags, 0o640)
     except OSError as error:
-        return describe_os_error(error, writing=True)
+        unusable = describe_unusable_log_file(path)
+        return f"it {unusable}" if unusable else describe_os_error(error, writing=True)
     except ValueError:
         return "no file can have this name"
+    if stat.S_ISBLK(os.fstat(fd).st_mode):  # the lines would go over what is on the disk
+        os.close(fd)
+        return "it is a block device"
     try:
         return StartLog(fd, config.log_level, container_id)
     except ImportError as error:
