@@ -12,6 +12,8 @@ import click
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files.read_regular import read_config_json
 from gpu_oci_hook.formats.fastjson import parse_config_json
+from gpu_oci_hook.live.container_changes import Change
+from gpu_oci_hook.live.device_access import DeviceRules
 
 bundle_option = click.option(
     "--bundle",
@@ -36,6 +38,9 @@ class Bundle:
         has_assumed_root: its root file system is not there now; `spec` names another one.
         attached, detached: the GPUs that were attached to the container while it runs, and those of its start that were
             detached.
+        attached_changes: what attach has changed in the container.
+        init_pid: the container's first process; 0 if it is not known.
+        device_rules: those of the container's cgroup.
 
     Raises:
         Fault: config.json is missing or is not a JSON object.
@@ -47,6 +52,9 @@ class Bundle:
     has_assumed_root = False
     attached: tuple[str, ...] = ()
     detached: tuple[str, ...] = ()
+    attached_changes: tuple[Change, ...] = ()
+    init_pid = 0
+    device_rules = DeviceRules()
 
     def __init__(self, path: str) -> None:
         self.directory = path

@@ -26,6 +26,7 @@ from gpu_oci_hook.cli.explain_diff import print_diff
 from gpu_oci_hook.cli.explain_facts import collect_warnings
 from gpu_oci_hook.cli.explain_obstacles import find_start_obstacles
 from gpu_oci_hook.cli.explain_presence import compare_with_spec
+from gpu_oci_hook.cli.explain_reality import build_reality_data, compare_with_container, print_reality
 from gpu_oci_hook.cli.explain_target import TargetOptions, target_options
 from gpu_oci_hook.cli.explain_text import print_explanation
 from gpu_oci_hook.cli.explain_ways import HOOK_WAY, RUNTIME_WAY, follow_way, list_spec_edits, way_option
@@ -89,10 +90,14 @@ def explain(
         except Fault as fault:
             _refuse(form, bundle, settings, fault, way)
     warnings = [*obstacles, *collect_warnings(bundle, outcome)]
+    reality = compare_with_container(bundle, planned_spec, outcome, presence)
     if form in DATA_FORMS:
-        print_data(form, "explain", build_explanation(bundle, outcome, settings, presence, warnings, way))
+        data = build_explanation(bundle, outcome, settings, presence, warnings, way)
+        print_data(form, "explain", {**data, "reality": build_reality_data(reality)})
     else:
         print_explanation(bundle, outcome, settings, presence, warnings, way, verbose=verbose)
+        if reality is not None:
+            print_reality(reality)
     if obstacles and not bundle.is_running:
         sys.exit(1)
 

@@ -98,6 +98,7 @@ def build_refusal(bundle: Bundle, settings: Config, fault: Fault, way: str) -> d
         "withheld": [],
         "found": None,
         "warnings": request.warnings if request else [],
+        "reality": None,
     }
 
 

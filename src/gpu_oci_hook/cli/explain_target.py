@@ -19,7 +19,8 @@ from gpu_oci_hook.cli.usage_errors import UsageFault
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files.rootfs import read_rootfs_path
 from gpu_oci_hook.formats.architectures import ARCHITECTURES
-from gpu_oci_hook.live.attachment_record import RecordStore
+from gpu_oci_hook.live.attachment_record import AttachmentRecord, RecordStore
+from gpu_oci_hook.live.device_access import DeviceRules, read_device_rules
 from gpu_oci_hook.live.engine_queries import read_image_environment
 from gpu_oci_hook.live.find_container import (
     REFERENCE_FORMS,
@@ -130,7 +131,9 @@ def target_options(command: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _open_container(found: FoundContainer) -> Bundle:
-    attached, detached = _read_attachments(found)
+    record = _read_attachments(found)
+    # Before this process becomes another user, who may not read them.
+    device_rules = read_device_rules(found.init_pid) if found.init_pid else DeviceRules()
     if found.monitor_pid:
         join_mount_namespace(found.monitor_pid)
     try:
@@ -140,21 +143,23 @@ def _open_container(found: FoundContainer) -> Bundle:
         raise Fault(f"{found.title}: its bundle cannot be read: {fault.what}", where=where) from None
     bundle.title = found.title
     bundle.is_running = found.is_running
-    bundle.attached, bundle.detached = attached, detached
+    bundle.init_pid, bundle.device_rules = found.init_pid, device_rules
+    if record is not None:
+        bundle.attached, bundle.detached = tuple(record.attached), tuple(record.detached)
+        bundle.attached_changes = tuple(record.changes)
     return bundle
 
 
-def _read_attachments(found: FoundContainer) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return which GPUs were attached and detached while the container runs, as far as this user may know."""
+def _read_attachments(found: FoundContainer) -> AttachmentRecord | None:
+    """Return what was attached and detached while the container runs, as far as this user may know."""
     if not found.init_pid or os.geteuid() != 0:
-        return (), ()
+        return None
     try:
         with RecordStore(create=False) as store:
-            record = store.load(found.init_pid, found.title)
+            return store.load(found.init_pid, found.title)
     except Fault as fault:
         print_warning(str(fault))
-        return (), ()
-    return tuple(record.attached), tuple(record.detached)
+        return None
 
 
 def _assume_missing_root(bundle: Bundle, context: click.Context) -> None:

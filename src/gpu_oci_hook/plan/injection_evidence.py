@@ -67,7 +67,7 @@ def find_injection_evidence(spec: object, planned: frozenset[tuple[str, str]] = 
             continue
         if destination.startswith(_NODE_PREFIXES):
             nodes.append((destination, f"bound from {source}"))
-        elif _is_driver_path(destination):
+        elif is_driver_path(destination):
             mounts.append((source, destination))
         directory, _, name = source.rpartition("/")
         if _OWN_DIRECTORY in source or name.startswith((LIBRARIES_DIR_PREFIX, LINKS_DIR_PREFIX)):
@@ -82,5 +82,6 @@ def find_injection_evidence(spec: object, planned: frozenset[tuple[str, str]] = 
     )
 
 
-def _is_driver_path(path: str) -> bool:
+def is_driver_path(path: str) -> bool:
+    """Return whether a path of a container may be that of a driver file."""
     return "nvidia" in path.lower() or path.rpartition("/")[2].startswith(_LIBRARY_PREFIXES)
