@@ -22,6 +22,7 @@ from gpu_oci_hook.plan import build
 from gpu_oci_hook.simulate import host_tree
 from support.bundles import (
     DEV,
+    IMAGE_LIBRARY_DIR,
     PROC,
     Spec,
     container_spec,
@@ -247,6 +248,61 @@ def test_lone_surrogates_and_big_numbers_survive(tmp_path: Path, host: Path) -> 
     path.write_text(path.read_text().replace('"cwd"', '"odd":["\\ud800",123456789012345678901234567890],"cwd"'))
     inject_in_process(made, host_config(host))
     assert '"odd":["\\ud800",123456789012345678901234567890]' in path.read_text()
+
+
+NOT_UTF8 = os.fsdecode(b"h\xff")
+
+
+def test_a_host_root_that_config_json_cannot_name_is_refused(tmp_path: Path) -> None:
+    """JSON is UTF-8: runc would look for a file whose name has U+FFFD in it."""
+    top = tmp_path / NOT_UTF8
+    host_tree.build_host(top, driver=DRIVER)
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
+    said = refused(made, host_config(top))
+    assert "libcuda.so" in said and "is required for capability compute" in said
+    assert "h\\udcff" in said and "not UTF-8" in said and "Rename the directory, or bind-mount it" in said
+    (tmp_path / "link").symlink_to(top)
+    assert str(tmp_path / "link") in json.dumps(inject_in_process(made, host_config(tmp_path / "link")))
+
+
+def test_an_optional_file_whose_path_is_not_utf8_is_withheld(tmp_path: Path, own: Path) -> None:
+    (own / "usr/bin").rename(own / "usr" / NOT_UTF8)
+    (own / "usr/bin").symlink_to(NOT_UTF8)
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
+    outcome = pipeline.prepare_injection(read_spec(made), host_config(own), str(made), state_dir.StateCache())
+    withheld = {item.name: item.reason for item in outcome.plan.withheld}
+    source = own / "usr" / NOT_UTF8 / "nvidia-smi"
+    assert (
+        withheld["/usr/bin/nvidia-smi"] == f"its path on the host is not UTF-8, so config.json cannot name it: {source}"
+    )
+    inject_in_process(made, host_config(own))
+    text = (made / "config.json").read_text()
+    assert "libcuda.so" in text and "nvidia-smi" not in text and "udcff" not in text
+
+
+def test_a_bundle_that_is_not_utf8_is_refused_when_something_in_it_is_mounted(tmp_path: Path, host: Path) -> None:
+    made = make_bundle(tmp_path / NOT_UTF8, container_spec(GPU0))
+    assert "udcff" not in json.dumps(inject_in_process(made, host_config(host)))
+    own_library = {"destination": f"{IMAGE_LIBRARY_DIR}/libcuda.so.1", "type": "bind", "source": "/etc/hostname"}
+    other = make_bundle(tmp_path / "other" / NOT_UTF8, container_spec(GPU0, mounts=[own_library]))
+    said = refused(other, host_config(host))
+    assert "h\\udcff/gpu-oci-hook/libraries-" in said and "the path is not UTF-8, so config.json cannot name it" in said
+
+
+def test_links_of_an_image_to_names_that_are_not_utf8_get_no_mount(tmp_path: Path, host: Path) -> None:
+    made = make_bundle(tmp_path / "bundle", container_spec(GPU0))
+    rootfs = made / "rootfs"
+    (rootfs / "usr/bin").rmdir()
+    (rootfs / "usr" / NOT_UTF8).mkdir()
+    (rootfs / "usr/bin").symlink_to(NOT_UTF8)
+    (rootfs / "usr/local").symlink_to(NOT_UTF8)
+    outcome = pipeline.prepare_injection(read_spec(made), host_config(host), str(made), state_dir.StateCache())
+    withheld = {item.name: item.reason for item in outcome.plan.withheld}
+    said = f"a link of the image leads from /usr/bin/nvidia-smi to /usr/{NOT_UTF8}/nvidia-smi, which is not UTF-8"
+    assert withheld["/usr/bin/nvidia-smi"] == said
+    after = inject_in_process(made, host_config(host))
+    assert "udcff" not in json.dumps(after)
+    assert "/usr/lib/gpu-oci-hook/lib64" in list_mount_destinations(after)
 
 
 def test_owner_and_mode_of_config_json_stay(tmp_path: Path, host: Path) -> None:

@@ -42,6 +42,21 @@ def get_optional_int(value: object, key: str) -> int | None:
     return member if isinstance(member, int) else None
 
 
+def is_utf8_text(text: str) -> bool:
+    """Tell whether a config.json can have a path: JSON is UTF-8, and paths of Linux are bytes.
+
+    A byte that is not UTF-8 would be written as a lone surrogate, and runc would look for another
+    name (facts: config-json-utf8).
+    """
+    if text.isascii():
+        return True
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def normalize_destination(path: str) -> str:
     """Return the destination of a mount as runtimes understand it: absolute, without empty components and `.`.
 

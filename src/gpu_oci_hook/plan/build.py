@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from gpu_oci_hook.container.rootfs_edits import generated_file_name
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.formats.oci import get_list, get_member, has_user_namespace, is_bind_mount
+from gpu_oci_hook.formats.oci import get_list, get_member, has_user_namespace, is_bind_mount, is_utf8_text
 from gpu_oci_hook.formats.program_names import is_cdi_hook, is_prestart_hook
-from gpu_oci_hook.model.edits import DEFAULT_HOOK_ENV, AddHook, DropHook, Plan, WithheldItem
+from gpu_oci_hook.model.edits import DEFAULT_HOOK_ENV, AddHook, AddMount, DropHook, Plan, WithheldItem
 from gpu_oci_hook.model.file_edits import AddFile
 from gpu_oci_hook.plan.devices import add_device_nodes
 from gpu_oci_hook.plan.driver_params import (
@@ -50,7 +50,23 @@ def build_plan(plan_input: PlanInput) -> Plan:
     add_device_nodes(plan_input, plan, implied_by)
     add_driver_files(plan_input, plan, implied_by)
     _mask_driver_params(plan_input, plan)
+    _refuse_unnameable_paths(plan)
     return plan
+
+
+def _refuse_unnameable_paths(plan: Plan) -> None:
+    """Refuse a plan whose config.json would have to name a bundle or a device node by a path that is not UTF-8.
+
+    Raises:
+        Fault: it is such a plan; names the path.
+    """
+    for edit in plan.edits:
+        paths = (edit.source, edit.destination) if isinstance(edit, AddMount) else ()
+        for path in edit.args if isinstance(edit, AddHook) else paths:
+            if not is_utf8_text(path):
+                from gpu_oci_hook.plan.unnameable_paths import make_unnameable_path_fault
+
+                raise make_unnameable_path_fault(path)
 
 
 def _refuse_mount_on_root(container: ContainerFacts) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files import state_dir
 from gpu_oci_hook.formats.architectures import ARCHITECTURES_32BIT
-from gpu_oci_hook.formats.oci import get_list, get_member
+from gpu_oci_hook.formats.oci import get_list, get_member, is_utf8_text
 from gpu_oci_hook.model.edits import AddMount, DropMount, Plan, WithheldItem
 from gpu_oci_hook.model.plan_input import explain_absent_file, explain_missing_capability
 from gpu_oci_hook.plan.layout import Layout
@@ -44,6 +44,10 @@ def add_driver_files(plan_input: PlanInput, plan: Plan, implied_by: dict[str, st
     _check_required_libraries(plan_input, implied_by)
     container, optional_items = plan_input.container, plan_input.optional_items
     files = _select_driver_files(plan_input, plan, implied_by) + optional_items.files
+    if not all(is_utf8_text(file.source) for file, _ in files):
+        from gpu_oci_hook.plan.unnameable_paths import withhold_unnameable_files
+
+        files = withhold_unnameable_files(plan, files, implied_by)
     plan.withheld += [
         WithheldItem("library" if ".so" in name else "file", name, explain_absent_file(capability))
         for capability, name in plan_input.inventory.missing_expected

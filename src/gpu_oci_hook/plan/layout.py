@@ -9,7 +9,7 @@ Import budget: GPU container.
 from __future__ import annotations
 
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.formats.oci import get_list, get_member, is_bind_mount, normalize_destination
+from gpu_oci_hook.formats.oci import get_list, get_member, is_bind_mount, is_utf8_text, normalize_destination
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -110,7 +110,7 @@ class Layout:
         """Return the link-free path on which a library directory can be mounted; "" if there is none."""
         resolved = self._resolve_in_image(path)
         owner = self.classify_resolved_path(resolved) if resolved else "foreign"
-        if resolved != path and _is_misplaced_path(path, resolved):
+        if resolved != path and (_is_misplaced_path(path, resolved) or not is_utf8_text(resolved)):
             return ""
         if any(destination.startswith(f"{resolved}/") for destination in self._mounts):
             return ""  # ours would hide a mount of the container's
@@ -214,6 +214,8 @@ class Layout:
             return "", f"the image has something other than a directory on the way to {path}"
         if resolved != path and _is_misplaced_path(path, resolved):
             return "", f"a link of the image leads from {path} to {resolved}, which is the runtime's"
+        if not is_utf8_text(resolved):
+            return "", f"a link of the image leads from {path} to {resolved}, which is not UTF-8"
         owner = self.classify_resolved_path(resolved)
         if owner == "fresh" or (owner == "foreign" and self.is_mount_destination(resolved)):
             return resolved, ""
@@ -224,6 +226,8 @@ class Layout:
         existing = self._rootfs_reader.resolve_path(path)
         if existing is None:
             return "", f"the root file system cannot be written and has no {path}"
+        if not is_utf8_text(existing):
+            return "", f"a link of the image leads from {path} to {existing}, which is not UTF-8"
         return existing, ""
 
 
