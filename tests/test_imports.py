@@ -311,7 +311,7 @@ def test_the_way_of_a_gpu_container_uses_its_whole_allow_list(machine: Machine, 
     assert {name for name in INJECTION if name.startswith("gpu_oci_hook.")} <= found
 
 
-def opened(machine: Machine, *words: str | Path, bare: bool = False) -> tuple[list[str], bool]:
+def opened(machine: Machine, *words: str | Path, bare: bool = False, locale: str = "") -> tuple[list[str], bool]:
     """The paths that a call opens before it becomes the low-level runtime, and whether it becomes that."""
     strace = shutil.which("strace")
     if strace is None:
@@ -320,7 +320,7 @@ def opened(machine: Machine, *words: str | Path, bare: bool = False) -> tuple[li
     command = [find_interpreter(), "-ISXutf8", "-c", "pass"] if bare else [machine.launcher(), *words]
     subprocess.run(
         [strace, "-f", "-y", "-e", "trace=open,openat,openat2,execve", "-o", trace, *command],
-        env=machine.env, check=True, capture_output=True, timeout=60,
+        env={**machine.env, **({"LC_ALL": locale} if locale else {})}, check=True, capture_output=True, timeout=60,
     )  # fmt: skip
     before, became, _ = trace.read_text().partition('execve("/bin/true"')
     return list_opened_paths(before), bool(became)
@@ -338,9 +338,10 @@ def list_opened_paths(trace: str) -> list[str]:
     return found
 
 
-def test_a_call_reads_nothing_but_our_own_code_and_the_one_cached_file(machine: Machine) -> None:
-    bare, _ = opened(machine, bare=True)
-    found, became = opened(machine, "kill", "x", "9")
+@pytest.mark.parametrize("locale", ["", "C"])
+def test_a_call_reads_nothing_but_our_own_code_and_the_one_cached_file(machine: Machine, locale: str) -> None:
+    bare, _ = opened(machine, bare=True, locale=locale)
+    found, became = opened(machine, "kill", "x", "9", locale=locale)
     assert became
     ours = {
         str(SOURCE / "gpu_oci_hook" / directory / "__pycache__" / f"{name}.{sys.implementation.cache_tag}.pyc")
@@ -355,6 +356,8 @@ def test_a_call_reads_nothing_but_our_own_code_and_the_one_cached_file(machine: 
     package = {str(SOURCE / "gpu_oci_hook" / directory) for directory in ("", "shim", "files")}
     package |= {str(SOURCE), str(machine.root / "gpu-oci-runtime")}
     memory = {str(machine.state), str(machine.state / "runtime")}
+    if not locale:  # the interpreter has set one
+        memory.add("/proc/self/environ")
     rest = [path for path in found if path not in {*bare, *ours, *package, *memory}]
     standard = [path for path in rest if "/lib/python3." in path]
     assert rest == standard, "something else was read"

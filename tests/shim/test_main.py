@@ -13,6 +13,7 @@ import pytest
 
 from gpu_oci_hook import VERSION
 from gpu_oci_hook.shim.main import CommandLine
+from support.bundles import Shim, container_spec, make_bundle
 
 # The shim with its state beside the test's configuration: tests that run at the same time must not share /run.
 CODE = """import os
@@ -209,6 +210,38 @@ def _read_ignored_signals(path: Path) -> int:
 def test_path_may_be_absent(machine: Path) -> None:
     env = {key: os.environ[key] for key in ("GPU_OCI_HOOK_CONFIG", "XDG_RUNTIME_DIR")}
     assert shim("delete", "x", env=env).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "locale",
+    [
+        {},
+        {"LC_CTYPE": "C"},
+        {"LC_CTYPE": ""},
+        {"LC_CTYPE": "C.UTF-8"},
+        {"LC_CTYPE": "de_DE.UTF-8"},
+        {"LANG": "C"},
+        {"LANG": "de_DE.UTF-8"},
+        {"LC_ALL": "C"},
+        {"LC_ALL": "C", "LC_CTYPE": "C.UTF-8"},
+        {"LC_ALL": "", "LANG": "POSIX"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("word", ["state", "create"])
+def test_the_runtime_gets_the_environment_of_the_call(tmp_path: Path, word: str, locale: dict[str, str]) -> None:
+    """The interpreter sets LC_CTYPE where it finds no locale (PEP 538)."""
+    shim = Shim(tmp_path / "shim", tmp_path)
+    shim.stub.write_text(f"#!/bin/sh\ncat /proc/$$/environ > {tmp_path}/environ\n")
+    env = {**shim.env, **locale, "ODD": os.fsdecode(b"\xff\n"), "LC_CTYPE_": "x", "PYTHONCOERCECLOCALE": "warn"}
+    made = make_bundle(tmp_path / "bundle", container_spec())
+    done = subprocess.run([shim.path, word, "-b", made, "id"], env=env, capture_output=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    entries = (tmp_path / "environ").read_bytes().split(b"\0")[:-1]
+    own = [entry for entry in entries if entry.startswith(b"GPU_OCI_HOOK_PROCESS=")]
+    assert len(own) == 1
+    assert sorted(set(entries) - {*own}) == sorted(os.fsencode(f"{name}={value}") for name, value in env.items())
+    assert len(entries) == len(env) + 1
 
 
 def test_inherited_descriptors_reach_the_runtime(machine: Path) -> None:

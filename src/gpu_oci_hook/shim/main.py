@@ -42,6 +42,9 @@ CREATE_SHORT_SWITCHES = "d"
 # program again would otherwise loop for ever, and the files do not show that.
 LOOP_GUARD_VARIABLE = "GPU_OCI_HOOK_PROCESS"
 
+# What CPython sets LC_CTYPE to, whichever of them the C library has.
+_COERCED_LOCALES = (b"C.UTF-8", b"C.utf8", b"UTF-8")
+
 
 class CommandLine:
     """The parts of an engine's command line that the shim needs.
@@ -230,6 +233,26 @@ def _print_version(error: Exception | None = None) -> None:
         report_warning(describe_error(error))
 
 
+def _restore_locale() -> None:
+    """Give LC_CTYPE back the value that it had in the call, or none.
+
+    The interpreter sets it at its start where it finds no locale (PEP 538), and -I does not prevent that. Only the
+    kernel still has the environment as it was.
+    """
+    if posix.environ.get(b"LC_CTYPE") not in _COERCED_LOCALES:
+        return
+    try:
+        with open("/proc/self/environ", "rb", 0) as file:
+            entries = file.read().split(b"\0")
+    except OSError:
+        return  # without /proc the runtime starts no container
+    for entry in entries:
+        if entry.startswith(b"LC_CTYPE="):
+            posix.putenv(b"LC_CTYPE", entry[9:])
+            return
+    posix.unsetenv(b"LC_CTYPE")
+
+
 def exec_runtime(path: str, arguments: list[str]) -> None:
     """Replace this process by the low-level runtime: same PID, descriptors, environment and directory.
 
@@ -239,6 +262,7 @@ def exec_runtime(path: str, arguments: list[str]) -> None:
     # The interpreter ignores these two signals at its start, and ignored signals stay ignored across exec.
     _signal.signal(_signal.SIGPIPE, _signal.SIG_DFL)
     _signal.signal(_signal.SIGXFSZ, _signal.SIG_DFL)
+    _restore_locale()
     posix.putenv(LOOP_GUARD_VARIABLE, str(posix.getpid()))
     posix.execv(path, [path, *arguments])
 
