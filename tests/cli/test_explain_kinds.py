@@ -316,7 +316,7 @@ def test_an_environment_that_would_not_start_has_the_engines_reason(command: Com
         (["--env", "A=b", "--bundle", "."], 2, "--bundle and --env name different containers"),
         (["docker:web", "--pid", "1"], 2, "docker:web and --pid name different containers"),
         (["--rootfs", "/nowhere"], 1, "there is no such directory"),
-        (["dockr:web"], 1, "Write docker:NAME, podman:NAME, containerd:NAMESPACE/ID or the directory of a bundle"),
+        (["dockr:web"], 1, "no running container has this name"),
         (["--pid", "999999999"], 1, "there is no such process"),
         (["docker:"], 1, "names no container"),
     ],

@@ -115,6 +115,7 @@ class PythonDecision:
         self.acts = False
         monkeypatch.setattr(sys, "argv", [])
         monkeypatch.setattr(main, "exec_runtime", self._record_exec)
+        monkeypatch.setattr(main, "_reserve_descriptor", lambda: -1)  # no exec closes it here
         monkeypatch.setattr(main, "_print_version", lambda error=None: None)
         monkeypatch.setattr(pipeline, "inject_gpus", self._record_action)
         monkeypatch.setattr(failure, "report_failure", self._record_action)
