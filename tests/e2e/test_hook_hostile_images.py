@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -52,6 +53,37 @@ def scene(tmp_path: Path, image: Path, runtime: InstalledRuntime, simulated: Sim
 
 def list_mounts_below(directory: Path) -> list[str]:
     return [line for line in Path("/proc/self/mountinfo").read_text().splitlines() if f" {directory}" in line]
+
+
+@pytest.mark.parametrize("lacking", ["a node", "a directory with nodes"])
+def test_a_directory_of_the_host_on_dev_that_lacks_a_node_stays_as_it_is_and_the_way_out_is_said(
+    scene: HookScene, lacking: str
+) -> None:
+    """`docker run -v DIRECTORY:/dev`: a node that is made there would appear on the host."""
+    devices = scene.watched / "dev"
+    devices.mkdir()
+    first = scene.simulated.cards[0].node
+    if lacking == "a directory with nodes":
+        first = "/dev/dri/"
+        for node in (scene.simulated.root / "dev").glob("nvidia*"):
+            if node.is_char_device():
+                os.mknod(devices / node.name, node.stat().st_mode, node.stat().st_rdev)
+    request = ["NVIDIA_VISIBLE_DEVICES=all", "NVIDIA_DRIVER_CAPABILITIES=all"]
+    bundle = scene.engine.bundle(ContainerRequest(["/bin/true"], request))
+    spec = json.loads((bundle / "config.json").read_text())
+    spec["mounts"] = [mount for mount in spec["mounts"] if not mount["destination"].startswith("/dev")]
+    spec["mounts"].append({"destination": "/dev", "type": "bind", "source": str(devices), "options": ["rbind"]})
+    (bundle / "config.json").write_text(json.dumps(spec))
+    before, names = scene.fingerprint(), sorted(devices.iterdir())
+    done = scene.engine.start_bundle(bundle)
+    assert done.status != 0
+    said = (
+        "the directory that the container mounts there lacks this node, and nothing is created in a mount. Start the "
+        "container without that mount, or create the node in the mounted directory first"
+    )
+    assert re.search(rf"gpu-oci-hook: {first}[^ ]*: {said}", done.text), done
+    assert scene.fingerprint() == before
+    assert sorted(devices.iterdir()) == names
 
 
 @pytest.mark.timeout(120)

@@ -9,12 +9,13 @@ Import budget: cold.
 
 from __future__ import annotations
 
+import errno
 import os
 import stat
 
 from gpu_oci_hook.container.rootfs_edits import RootfsEditor
 from gpu_oci_hook.errors import Fault, describe_os_error
-from gpu_oci_hook.files.directory import PATH_FLAGS, read_mount_id
+from gpu_oci_hook.files.directory import PATH_FLAGS, CrossMountError, read_mount_id
 from gpu_oci_hook.files.mounts import read_mount_info
 from gpu_oci_hook.live.mount_api import bind_mount, detach_mount
 from gpu_oci_hook.model.edits import AddDeviceNode, AddMount
@@ -89,7 +90,10 @@ class ContainerEditor:
 
     def _create_device_node(self, edit: AddDeviceNode) -> None:
         """Create a device node by its numbers, as the low-level runtime would."""
-        directory, name = self._open_parent(edit.path)
+        try:
+            directory, name = self._open_parent(edit.path)
+        except CrossMountError:
+            raise _make_mounted_directory_fault(edit) from None
         number = os.makedev(edit.major, edit.minor)
         status = directory.stat_name(name)
         if status is not None and stat.S_ISCHR(status.st_mode) and status.st_rdev == number:
@@ -103,6 +107,8 @@ class ContainerEditor:
             self._undo.append(lambda: os.unlink(name, dir_fd=directory.fd))
             os.chown(name, edit.uid, edit.gid, dir_fd=directory.fd, follow_symlinks=False)
         except OSError as error:
+            if error.errno == errno.EXDEV:
+                raise _make_mounted_directory_fault(edit) from None
             raise Fault(f"cannot create the device node: {describe_os_error(error)}", where=edit.path) from None
         finally:
             os.umask(old_umask)
@@ -178,6 +184,15 @@ class ContainerEditor:
     def _open_parent(self, path: str) -> tuple[Directory, str]:
         parent, _, name = path.rpartition("/")
         return self._rootfs.open_directory(parent or "/"), name
+
+
+def _make_mounted_directory_fault(edit: AddDeviceNode) -> Fault:
+    """Return the fault of a node for a directory of the host, as with `docker run -v /dev:/dev`."""
+    return Fault(
+        "the directory that the container mounts there lacks this node, and nothing is created in a mount",
+        where=edit.path,
+        hint="Start the container without that mount, or create the node in the mounted directory first",
+    )
 
 
 def create_mount_point(directory: Directory, name: str, *, is_directory: bool) -> None:
