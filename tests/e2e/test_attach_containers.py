@@ -15,7 +15,7 @@ import pytest
 from support.bundles import snapshot_tree
 from support.e2e import machine
 from support.e2e.attach_engines import AttachScene, DefaultRootRuntime, list_attach_engines, start_engine
-from support.e2e.engines import ContainerRequest, Docker, Engine, EngineHome
+from support.e2e.engines import ContainerRequest, Docker, Engine, EngineHome, Podman
 from support.e2e.hook_engines import VISIBLE_DEVICES, HookedPodman, write_hook
 from support.e2e.host import InstalledRuntime, SimulatedHost, build_host
 from support.e2e.probe import CONTROL_NODES, LIBRARIES
@@ -312,3 +312,177 @@ def test_repair_of_all_finds_the_containers_with_gpus(started: AttachScene) -> N
     done = machine.run_command(started.command("repair", "--all")).check()
     assert "repaired; it has GPU 0" in done.stdout, done
     assert started.probe().nodes[first.node] == "ENXIO"
+
+
+# --- what is refused, and what happens when a step fails -------------------------------------------------------------
+
+# Calls attach in this process, with changes of ours. Arguments: our code, container, config, Python to run first.
+PATCHED_SCRIPT = """
+import sys
+sys.path.insert(0, sys.argv[1])
+from gpu_oci_hook.cli import main
+exec(sys.argv[4])
+sys.argv[0] = "gpu-oci-hook"
+main(["attach", sys.argv[2], "--gpus", "0", "--config", sys.argv[3]])
+"""
+NO_MOUNT_SETATTR = """
+import errno
+from gpu_oci_hook.live import mount_api
+def refuse(*arguments, **named):
+    raise OSError(errno.ENOSYS, "no such call")
+mount_api._set_attributes = refuse
+"""
+NO_OPEN_TREE = NO_MOUNT_SETATTR.replace("_set_attributes", "_open_tree")
+RULES_FAIL = """
+from gpu_oci_hook.attach import operations
+from gpu_oci_hook.errors import Fault
+def refuse(*arguments):
+    raise Fault("the rules cannot be changed", where="/cgroup")
+operations.allow_container_devices = refuse
+"""
+HANGS = """
+import time
+from gpu_oci_hook.live import namespace_process, running_editor
+namespace_process.run_with_deadline.__kwdefaults__["deadline"] = 3.0
+attach = running_editor.attach_mount
+def hang(*arguments):
+    attach(*arguments)
+    time.sleep(60)
+running_editor.attach_mount = hang
+"""
+
+
+def call_patched(scene: AttachScene, runtime: InstalledRuntime, prelude: str) -> machine.CommandResult:
+    holder = getattr(scene.engine, "_holder", None)
+    enter = holder.enter if holder is not None else []
+    words = [sys.executable, "-c", PATCHED_SCRIPT, str(runtime.code), scene.reference, str(scene.config), prelude]
+    return machine.run_command([*enter, *words])
+
+
+def find_bundle(scene: AttachScene) -> Path:
+    assert isinstance(scene.engine, DefaultRootRuntime)
+    return scene.engine._bundles[scene.name]
+
+
+def read_mounts(scene: AttachScene) -> list[str]:
+    return scene.exec(["/bin/cat", "/proc/self/mountinfo"]).check().stdout.splitlines()
+
+
+def test_without_mount_setattr_the_mounts_are_read_only_from_the_beginning(
+    bare: AttachScene, runtime: InstalledRuntime
+) -> None:
+    host_mounts = Path("/proc/self/mountinfo").read_text()
+    call_patched(bare, runtime, NO_MOUNT_SETATTR).check()
+    answer = bare.probe()
+    assert answer.libraries == OK and answer.nodes[bare.host.cards[0].node] == "ENXIO"
+    ours = [line.split()[5].split(",") for line in read_mounts(bare) if " /usr/local/nvidia/lib64" in line]
+    assert len(ours) > 5 and all({"ro", "nosuid", "nodev"} <= set(options) for options in ours)
+    assert Path("/proc/self/mountinfo").read_text() == host_mounts
+    bare.call("detach").check()
+
+
+@pytest.mark.parametrize(
+    ("prelude", "text"),
+    [
+        (NO_OPEN_TREE, "this kernel lacks open_tree, which Linux 5.2 has"),
+        (RULES_FAIL, "/cgroup: the rules cannot be changed"),
+        (HANGS, "did not answer for 3 seconds"),
+    ],
+    ids=["no open_tree", "rules fail", "a step hangs"],
+)
+def test_a_failure_takes_everything_back(bare: AttachScene, runtime: InstalledRuntime, prelude: str, text: str) -> None:
+    tree, mounts, before = list_tree(find_bundle(bare)), read_mounts(bare), bare.probe()
+    failed = call_patched(bare, runtime, prelude)
+    assert failed.status == 1 and text in failed.stderr and failed.stderr.count("\n") == 1, failed
+    assert (bare.probe(), len(read_mounts(bare))) == (before, len(mounts))
+    assert list_tree(find_bundle(bare)) == tree
+    assert list(Path("/run/gpu-oci-hook/attached").iterdir()) == []
+
+
+@pytest.mark.timeout(300)
+def test_a_killed_command_leaves_a_container_that_the_next_one_puts_right(bare: AttachScene) -> None:
+    tree, mounts, before = list_tree(find_bundle(bare)), read_mounts(bare), bare.probe()
+    host_mounts = Path("/proc/self/mountinfo").read_text()
+    outcomes: dict[str, set[tuple[bool, object]]] = {"attach": set(), "detach": set()}
+    for verb, words in (("attach", ["--gpus", "0"]), ("detach", [])):
+        for number in range(8, 80):
+            if verb == "detach":
+                bare.call("attach", "--gpus", "0").check()
+            killer = [machine.find_program("timeout"), "--signal", "KILL", f"{number * 0.01:.2f}"]
+            done = machine.run_command([*killer, *bare.command(verb, bare.reference, *words)])
+            assert Path("/proc/self/mountinfo").read_text() == host_mounts
+            repaired = bare.call_for_data("repair")["state"]
+            answer, count = bare.probe(), len(read_mounts(bare))
+            if answer.libraries == OK:  # before a detachment was written down, or after an attachment was
+                assert answer.nodes[bare.host.cards[0].node] == "ENXIO" and repaired == "complete"
+                bare.call("detach").check()
+            else:
+                assert (answer, count, repaired) == (before, len(mounts), "none")
+            outcomes[verb].add((done.status == 0, repaired))
+            if done.status == 0:
+                break
+    assert all((False, "none") in states for states in outcomes.values()), outcomes
+    assert bare.probe() == before
+    assert list_tree(find_bundle(bare)) == tree
+
+
+def test_nothing_of_the_container_is_imported(bare: AttachScene, runtime: InstalledRuntime, tmp_path: Path) -> None:
+    """The container has modules and programs where the host has ours."""
+    marker = tmp_path / "marker"
+    root = find_bundle(bare) / "rootfs"
+    code = f"open({str(marker)!r}, 'w').close()\nraise SystemExit(7)\n"
+    for directory in (str(runtime.code / "gpu_oci_hook"), "/usr/lib/python3.11", str(Path(os.__file__).parent)):
+        for name in ("os", "json", "errno", "shutil", "plan/layout", "live/mount_api", "inject/pipeline", "encodings"):
+            path = Path(f"{root}{directory}/{name}.py")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(code)
+    bare.call("attach", "--gpus", "0").check()
+    assert bare.probe().libraries == OK
+    bare.call("detach").check()
+    assert not marker.exists()
+
+
+def test_mounts_that_the_container_shares_with_itself_are_no_obstacle(bare: AttachScene) -> None:
+    pid = json.loads(machine.run_command(bare.engine.command("state", bare.name)).stdout)["pid"]  # type: ignore[attr-defined]
+    enter = ["nsenter", f"--target={pid}", "--mount"]
+    machine.run_command([*enter, "/bin/mount", "--make-rshared", "/"]).check()
+    bare.call("attach", "--gpus", "0").check()
+    assert bare.probe().libraries == OK
+    bare.call("detach").check()
+
+
+def test_a_container_without_mounts_of_its_own_and_a_stopped_one_are_refused(
+    bare: AttachScene, runtime: InstalledRuntime
+) -> None:
+    config = ["--gpus", "0", "--config", str(bare.config)]
+    own = machine.run_command([str(bare.program), "attach", "--pid", str(os.getpid()), *config])
+    assert own.status == 1 and "no container of this process was found" in own.stderr
+    machine.run_command(bare.engine.command("kill", bare.name, "KILL")).check()  # type: ignore[attr-defined]
+    machine.wait_for(lambda: bare.call("attach", "--gpus", "0").status == 1, "the end of the container")
+    stopped = bare.call("attach", "--gpus", "0")
+    assert "runs no such container" in stopped.stderr and stopped.stderr.count("\n") == 1
+
+
+READ_ONLY_ENGINES = [DefaultRootRuntime("runc", "v2"), DefaultRootRuntime("crun", "v2"), Docker(runtime=""), Podman()]
+
+
+@pytest.mark.parametrize("engine", READ_ONLY_ENGINES, ids=lambda engine: engine.name.replace(" ", "-"))
+def test_a_read_only_container_gets_a_gpu_and_stays_read_only(
+    engine: Engine, workspace: Path, image: Path, runtime: InstalledRuntime, simulated: SimulatedHost
+) -> None:
+    directory = Path(tempfile.mkdtemp(prefix="r-", dir=workspace))
+    directory.chmod(0o755)
+    start_engine(engine, directory, image)
+    try:
+        scene = AttachScene(engine, runtime, simulated, ContainerRequest(["/bin/sleep", "600"], read_only=True))
+        before = scene.probe()
+        scene.call("attach", "--gpus", "0").check()
+        during = scene.probe()
+        assert during.libraries == OK and during.nodes[scene.host.cards[0].node] == "ENXIO"
+        assert scene.exec(["/bin/touch", "/etc/file"]).status != 0
+        scene.call("detach").check()
+        assert scene.probe() == before
+        scene.close()
+    finally:
+        engine.stop()
+        machine.remove_tree(directory)

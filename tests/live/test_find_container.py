@@ -232,3 +232,64 @@ def test_a_bundle_that_only_the_monitor_sees_is_found_through_its_root(machine: 
         found = find_container.find_container(reference)
         assert (found.bundle, found.monitor_pid) == (f"/own/moby/{hidden}", 800)
     assert find_container.find_container_of_process(801).title == "docker container hidden (a10000000000), running"
+
+
+@pytest.mark.parametrize(
+    ("name", "reference", "init"),
+    [
+        ("web", "docker:web", INIT["docker"]),
+        ("d0c4", "docker:web", INIT["docker"]),
+        (MEMBER_ID, f"containerd:k8s.io/{MEMBER_ID}", INIT["member"]),
+        ("job", "podman:job", INIT["podman"]),
+        ("alone", "runc:alone", INIT["plain"]),
+        ("runc:alone", "runc:alone", INIT["plain"]),
+        (f"podman:{PODMAN_ID}", "podman:job", INIT["podman"]),
+    ],
+)
+def test_a_running_container_is_found_by_its_name_alone(machine: Machine, name: str, reference: str, init: int) -> None:
+    pid_file = machine.userdata / "pidfile"
+    pid_file.write_text(str(INIT["podman"]))
+    words = ["conmon", "-c", PODMAN_ID, "-n", "job", "-b", str(machine.userdata), "-p", str(pid_file)]
+    (machine.top / "proc/300/cmdline").write_bytes(b"".join(os.fsencode(word) + b"\0" for word in words))
+    is_reference = find_container.is_container_reference(name)
+    found = find_container.find_container(name) if is_reference else find_container.find_container_by_bare_name(name)
+    assert (found.reference, found.init_pid) == (reference, init)
+    assert [each.reference for each in find_container.list_running_containers()].count(reference) == 1
+
+
+def test_a_bare_name_that_none_or_two_have_is_a_sentence_with_the_running_ones(machine: Machine) -> None:
+    with pytest.raises(Fault, match=r"no running container has this name.*docker:web"):
+        find_container.find_container_by_bare_name("none")
+    other = machine.add_bundle(machine.top / "other")
+    state = machine.top / "run/runc/web"
+    state.mkdir()
+    (state / "state.json").write_text(json.dumps({"init_process_pid": 500, "config": {"labels": [f"bundle={other}"]}}))
+    with pytest.raises(Fault, match="2 running containers match.*docker:web, runc:web"):
+        find_container.find_container_by_bare_name("web")
+
+
+def test_a_container_of_crio_is_told_from_one_of_podman(machine: Machine) -> None:
+    bundle = machine.add_bundle(machine.top / "crio/userdata")
+    words = ["conmon", "-c", "cc" * 32, "-n", "k8s_app", "-b", str(bundle), "--exit-dir", "/var/run/crio/exits"]
+    machine.add_process(800, 1, words, Path("/"), "1")
+    found = find_container.find_container("crio:cccc")
+    assert (found.bundle, found.reference) == (str(bundle), "crio:ccccccccccccc")
+    with pytest.raises(Fault, match="podman has no such container"):
+        find_container.find_container("podman:k8s_app")
+    with pytest.raises(Fault, match=r"CRI-O runs no such container.*ccccccccccccc"):
+        find_container.find_container("crio:dddd")
+
+
+def test_a_first_process_that_is_not_the_monitors_counts_for_nothing(machine: Machine) -> None:
+    """The number was given to another process meanwhile, or a user has made it up."""
+    (machine.moby / DOCKER_ID / "init.pid").write_text("500")
+    assert find_container.find_container("docker:web").init_pid == 0
+    assert "docker:web" not in [found.reference for found in find_container.list_running_containers()]
+
+
+def test_the_state_of_a_runtime_counts_only_with_the_start_time_of_its_process(machine: Machine) -> None:
+    state = machine.top / "run/runc/alone/state.json"
+    content = json.loads(state.read_text())
+    for start_time, is_found in ((7, False), (0, True)):
+        state.write_text(json.dumps({**content, "init_process_start": start_time}))
+        assert ("runc:alone" in [found.reference for found in find_container.list_running_containers()]) is is_found

@@ -35,15 +35,17 @@ class MountInfo:
         filesystem_type: such as "proc".
         parent_id: the kernel's number of the mount that it is mounted on.
         shared: whether it has peers, which see changes in it.
+        peer_group: the kernel's number of its peers; b"" without any.
         read_only: whether the mount is read-only.
     """
 
-    __slots__ = ("filesystem_type", "parent_id", "read_only", "shared")
+    __slots__ = ("filesystem_type", "parent_id", "peer_group", "read_only", "shared")
 
-    def __init__(self, filesystem_type: str, parent_id: bytes, *, shared: bool, read_only: bool) -> None:
+    def __init__(self, filesystem_type: str, parent_id: bytes, *, peer_group: bytes, read_only: bool) -> None:
         self.filesystem_type = filesystem_type
         self.parent_id = parent_id
-        self.shared = shared
+        self.peer_group = peer_group
+        self.shared = bool(peer_group)
         self.read_only = read_only
 
 
@@ -71,8 +73,24 @@ def find_mount_info(table: bytes, mount_id: bytes) -> MountInfo | None:
             left, _, right = line.partition(b" - ")
             fields = left.split(b" ")
             kind = right.split(b" ", 1)[0].decode("latin-1")
-            return MountInfo(kind, fields[1], shared=b" shared:" in left, read_only=b"ro" in fields[5].split(b","))
+            group = left.partition(b" shared:")[2].partition(b" ")[0]
+            return MountInfo(kind, fields[1], peer_group=group, read_only=b"ro" in fields[5].split(b","))
     return None
+
+
+def list_receiving_groups(table: bytes) -> set[bytes]:
+    """Return the numbers of the peer groups whose mounts appear in the namespace of a mountinfo file, too.
+
+    These are the groups of its own mounts, and those that its mounts are slaves of: mount_namespaces(7).
+    """
+    groups: set[bytes] = set()
+    for line in table.split(b"\n"):
+        left = line.partition(b" - ")[0]
+        for tag in (b" shared:", b" master:", b" propagate_from:"):
+            group = left.partition(tag)[2].partition(b" ")[0]
+            if group:
+                groups.add(group)
+    return groups
 
 
 def list_mount_points() -> list[str]:

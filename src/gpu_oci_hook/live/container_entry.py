@@ -13,7 +13,8 @@ import errno
 import os
 
 from gpu_oci_hook.errors import Fault, describe_os_error
-from gpu_oci_hook.files.mounts import MOUNTINFO_LIMIT, MountInfo, find_mount_info
+from gpu_oci_hook.files.mounts import MOUNTINFO_LIMIT, MountInfo, find_mount_info, list_receiving_groups
+from gpu_oci_hook.files.read_regular import read_regular_file
 from gpu_oci_hook.files.rootfs import Rootfs
 from gpu_oci_hook.files.user_namespace import has_uid
 from gpu_oci_hook.live.mount_api import CLONE_NEWNS, clone_root, set_namespace
@@ -44,6 +45,7 @@ class ContainerEntry:
         self._own_namespace_fd = os.open("/proc/self/ns/mnt", os.O_RDONLY | os.O_CLOEXEC)
         self._host_root_fd = os.open("/", _DIRECTORY_FLAGS)
         self._mount_table_fd = -1
+        self._host_groups = list_receiving_groups(read_regular_file("/proc/self/mountinfo", MOUNTINFO_LIMIT))
         self.root: Rootfs
         self.layer: Rootfs
 
@@ -117,6 +119,13 @@ class ContainerEntry:
         while len(table) < MOUNTINFO_LIMIT and (part := os.pread(self._mount_table_fd, 1 << 20, len(table))):
             table += part
         return find_mount_info(table, mount_id)
+
+    def is_seen_by_host(self, mount: MountInfo) -> bool:
+        """Tell whether what is mounted in a mount of the container would appear on the host.
+
+        A container with systemd in it shares its mounts too, among its own namespaces.
+        """
+        return mount.peer_group in self._host_groups
 
 
 def _open_rootfs(fd: int) -> Rootfs:

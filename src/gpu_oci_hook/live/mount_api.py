@@ -15,6 +15,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import signal
 import stat
 import struct
 
@@ -32,6 +33,7 @@ CLONE_NEWNS, CLONE_NEWUSER = 0x00020000, 0x10000000  # sched.h
 _MS_REMOUNT, _MS_BIND, _MS_REC, _MS_PRIVATE = 32, 4096, 16384, 1 << 18
 _MOUNT_ATTR_RDONLY = 1
 _MNT_DETACH, _UMOUNT_NOFOLLOW = 2, 8
+_PR_SET_PDEATHSIG = 1  # prctl.h
 
 # Mount option to (bit of mount_setattr(2), bit of mount(2)).
 _ATTRIBUTES = {"ro": (0x1, 1), "nosuid": (0x2, 2), "nodev": (0x4, 4), "noexec": (0x8, 8)}
@@ -63,6 +65,17 @@ def set_namespace(namespace_fd: int, kind: int) -> None:
         OSError: the kernel refuses.
     """
     _call("setns", namespace_fd, kind)
+
+
+def end_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent ends: only the parent knows the deadline.
+
+    Arguments:
+        parent: the parent's number before the fork; it may have ended since.
+    """
+    _call("prctl", _PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(1)
 
 
 def bind_mount(source: str, directory_fd: int, name: str, options: tuple[str, ...]) -> None:

@@ -15,7 +15,7 @@ import time
 
 from gpu_oci_hook.errors import Fault, describe_os_error
 from gpu_oci_hook.formats.fastjson import dump_json, parse_json
-from gpu_oci_hook.live.mount_api import CLONE_NEWNS, set_namespace
+from gpu_oci_hook.live.mount_api import CLONE_NEWNS, end_with_parent, set_namespace
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -78,9 +78,11 @@ def run_with_deadline(function: Callable[[], object], *, deadline: float = DEADL
         Fault: the function raised a Fault, or it took longer than the deadline.
     """
     read_end, write_end = os.pipe()
+    parent = os.getpid()
     child = os.fork()
     if child == 0:
         os.close(read_end)
+        end_with_parent(parent)
         _run_child(write_end, function)
     os.close(write_end)
     try:

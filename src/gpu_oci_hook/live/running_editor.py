@@ -90,7 +90,10 @@ class RunningContainerEditor(ContainerEditor):
             os.close(clone)
 
     def _find_mount(self, mount_id: bytes) -> MountInfo | None:
-        return self._entry.find_mount(mount_id)
+        mount = self._entry.find_mount(mount_id)
+        if mount is not None:
+            mount.shared = self._entry.is_seen_by_host(mount)
+        return mount
 
 
 def restrict_writes_to_tmpfs(entry: ContainerEntry, classify: Callable[[str], str]) -> None:
