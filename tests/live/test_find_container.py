@@ -264,7 +264,7 @@ def test_a_bare_name_that_none_or_two_have_is_a_sentence_with_the_running_ones(m
     state = machine.top / "run/runc/web"
     state.mkdir()
     (state / "state.json").write_text(json.dumps({"init_process_pid": 500, "config": {"labels": [f"bundle={other}"]}}))
-    with pytest.raises(Fault, match="2 running containers match.*docker:web, runc:web"):
+    with pytest.raises(Fault, match=r"2 running containers match.*docker:web, runc:web"):
         find_container.find_container_by_bare_name("web")
 
 
