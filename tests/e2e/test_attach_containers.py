@@ -17,6 +17,7 @@ from support.e2e import machine
 from support.e2e.attach_engines import AttachScene, DefaultRootRuntime, list_attach_engines, start_engine
 from support.e2e.engines import ContainerRequest, Docker, Engine, EngineHome, Podman
 from support.e2e.hook_engines import VISIBLE_DEVICES, HookedPodman, write_hook
+from support.e2e.hook_files import HookProgram
 from support.e2e.host import InstalledRuntime, SimulatedHost, build_host
 from support.e2e.probe import CONTROL_NODES, LIBRARIES
 from support.e2e.requirements import require_programs
@@ -71,8 +72,7 @@ def test_attaching_twice_and_detaching_twice_changes_nothing(scene: AttachScene)
     again = scene.call("attach", "--gpus", scene.host.cards[0].uuid).check()
     assert "has GPU 0" in again.stdout and "already; nothing was changed" in again.stdout and again.stderr == ""
     complete = scene.call_for_data("repair")
-    assert (complete["state"], complete["changes"]) == ("complete", [])
-    assert complete["warnings"] == [] or not scene.engine.device_cgroup
+    assert (complete["state"], complete["changes"], complete["warnings"]) == ("complete", [], [])
     scene.call("detach").check()
     assert "nothing to detach" in scene.call("detach").check().stdout
     assert scene.call_for_data("repair")["state"] == "none"
@@ -199,7 +199,8 @@ def test_repair_puts_back_what_was_lost(bare: AttachScene, runtime: InstalledRun
     bare.call("attach", "--gpus", "0").check()
     deny(bare, runtime, first.numbers)
     assert bare.probe().nodes[first.node] == "EPERM"
-    bare.call("repair").check()
+    assert "Run gpu-oci-hook repair" in bare.call("attach", "--gpus", "0").check().stderr
+    assert bare.call_for_data("repair")["changes"] == [f"allow c {first.numbers} rw"]
     assert bare.probe().nodes[first.node] == "ENXIO"
     bare.exec(["/bin/rm", first.node]).check()
     bare.exec(["/bin/rm", "/etc/ld.so.cache"]).check()
@@ -312,6 +313,38 @@ def test_repair_of_all_finds_the_containers_with_gpus(started: AttachScene) -> N
     done = machine.run_command(started.command("repair", "--all")).check()
     assert "repaired; it has GPU 0" in done.stdout, done
     assert started.probe().nodes[first.node] == "ENXIO"
+
+
+def test_a_container_with_the_edits_of_a_cdi_file_gets_nodes_only(
+    bare_engine: DefaultRootRuntime, runtime: InstalledRuntime, simulated: SimulatedHost, tmp_path: Path
+) -> None:
+    """Its driver files lie where the file has put them; a second copy would be of no use."""
+    first, second = simulated.cards
+    major, minor = (int(number) for number in first.numbers.split(":"))
+    program = HookProgram(tmp_path / "program", runtime, simulated)
+    engine_bundle = bare_engine.bundle
+
+    def build_bundle(request: ContainerRequest) -> Path:
+        directory = engine_bundle(request)
+        spec = json.loads((directory / "config.json").read_text())
+        program.edit(spec, "ours", {first.node: (major, minor)})
+        (directory / "config.json").write_text(json.dumps(spec))
+        return directory
+
+    bare_engine.bundle = build_bundle  # type: ignore[method-assign]
+    scene = AttachScene(bare_engine, runtime, simulated)
+    before, mounts = scene.probe(), read_mounts(scene)
+    assert before.nodes[first.node] == "ENXIO" and before.libraries["libcuda.so.1"] == "ok"
+    assert "has GPU 0" in scene.call("attach", "--gpus", "0").check().stdout
+    assert scene.call_for_data("repair")["state"] == "complete"
+    scene.call("attach", "--gpus", "1").check()
+    both = scene.probe()
+    assert both.nodes[first.node] == both.nodes[second.node] == "ENXIO" and both.libraries == before.libraries
+    assert len(read_mounts(scene)) == len(mounts)
+    scene.call("detach", "--gpus", "all").check()
+    after = scene.probe()
+    assert after.nodes[first.node] in CLOSED and after.nodes[second.node] in CLOSED
+    scene.close()
 
 
 # --- what is refused, and what happens when a step fails -------------------------------------------------------------

@@ -132,19 +132,22 @@ class ContainerPlanner:
     @functools.cached_property
     def current_gpus(self) -> list[GivenGpu]:
         """The GPUs that the container has: from its start and attached, less those detached."""
-        gpus = [gpu for gpu in self.start_gpus if gpu.selector not in self._record.detached]
-        known = {gpu.selector for gpu in gpus}
-        return gpus + [gpu for gpu in self.attached_gpus if gpu.selector not in known]
+        return self._kept_start_gpus + self.attached_gpus
+
+    @functools.cached_property
+    def _kept_start_gpus(self) -> list[GivenGpu]:
+        return [gpu for gpu in self.start_gpus if gpu.selector not in self._record.detached]
 
     @functools.cached_property
     def attached_gpus(self) -> list[GivenGpu]:
-        """The GPUs that were attached and are still there."""
-        if not self._record.attached:
-            return []
+        """The GPUs that were attached and are still there. `all` means those that the machine has now."""
+        words = self._record.attached
         try:
-            return list_given_gpus(self.plan(self._record.attached, ()))
+            gpus = list_given_gpus(self.plan(words, ())) if words else []
         except Fault:
-            return [gpu for word in self._record.attached for gpu in self._resolve_leniently(word)]
+            gpus = [gpu for word in words for gpu in self._resolve_leniently(word)]
+        known = {gpu.selector for gpu in self._kept_start_gpus}
+        return [gpu for gpu in gpus if gpu.selector not in known]
 
     def _resolve_leniently(self, word: str) -> list[GivenGpu]:
         """Return the GPUs of one word; for a GPU that the machine has lost, one of that name."""
@@ -200,7 +203,12 @@ class ContainerPlanner:
         """Plan for exactly these GPUs; None for none. The plan of an unchanged start is used as it is."""
         if self.start_outcome is not None and gpus == self.start_gpus and not capabilities:
             return self.start_outcome
-        return self.plan([gpu.selector for gpu in gpus], capabilities) if gpus else None
+        outcome = self.plan([gpu.selector for gpu in gpus], capabilities) if gpus else None
+        if outcome is not None and self.start_outcome is None and all(gpu in self.start_gpus for gpu in gpus):
+            # Somebody else has started it with these nodes, and with whatever else it has.
+            numbers = {node.numbers for node in list_spec_nodes(self._container.spec)}
+            outcome.plan.edits = list_device_edits(outcome.plan.edits, numbers)
+        return outcome
 
 
 def list_given_gpus(outcome: Outcome) -> list[GivenGpu]:
@@ -216,15 +224,17 @@ def list_given_gpus(outcome: Outcome) -> list[GivenGpu]:
     ]
 
 
-def list_device_edits(edits: list[Edit]) -> list[Edit]:
-    """Return the edits that bring device nodes and their rules. A bound node is the mount before its rule."""
+def list_device_edits(edits: list[Edit], numbers: set[tuple[int, int]] | None = None) -> list[Edit]:
+    """Return the edits that bring device nodes and their rules. A node is made or bound by the edit before its rule.
+
+    Arguments:
+        numbers: of the devices that count; None for all.
+    """
     kept: list[Edit] = []
     for previous, edit in zip([None, *edits], edits, strict=False):
-        if isinstance(edit, AddDeviceRule):
-            if isinstance(previous, AddMount):
+        if isinstance(edit, AddDeviceRule) and (numbers is None or (edit.major, edit.minor) in numbers):
+            if isinstance(previous, (AddDeviceNode, AddMount)):
                 kept.append(previous)
-            kept.append(edit)
-        elif isinstance(edit, AddDeviceNode):
             kept.append(edit)
     return kept
 

@@ -13,7 +13,6 @@ import os
 from gpu_oci_hook.attach.container_plan import (
     ContainerPlanner,
     GivenGpu,
-    list_device_edits,
     list_nodes,
     list_spec_nodes,
 )
@@ -85,7 +84,8 @@ class ContainerSession:
         wanted = set(target.request.capabilities)
         if not added and before is not None and wanted <= set(before.request.capabilities):
             missing = find_missing_edits(_select_edits(before), self._entry.root, self._generated_dir)
-            return {"state": "present", "gpus": named, "missing": _describe_missing(missing)}
+            lacking = _describe_missing(missing)
+            return {"state": "present", "gpus": named, "missing": lacking, "devices": _list_rule_devices(before)}
         report = self._apply(target, allowed=_list_rule_devices(before) if before is not None else [])
         return {**report, "state": "attached", "gpus": added or named, "selectors": [gpu.selector for gpu in added]}
 
@@ -163,8 +163,6 @@ class ContainerSession:
         denied_devices = [numbers for _, numbers in denied]
         if target is None or target.plan.state != "inject":
             return {"state": "none", "gpus": gpus, "denied": denied, "denied_devices": denied_devices}
-        if planner.start_outcome is None and not self._record.attached:
-            target.plan.edits = list_device_edits(target.plan.edits)  # the files are those of whoever started it
         report = self._apply(target, allowed=_list_rule_devices(target))
         return {**report, "state": "repaired", "gpus": gpus, "denied": denied, "denied_devices": denied_devices}
 

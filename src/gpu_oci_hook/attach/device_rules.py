@@ -10,40 +10,56 @@ import os
 from gpu_oci_hook.attach.running_container import RunningContainer
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.live.attachment_record import Device
+from gpu_oci_hook.live.device_access import query_device_access
 from gpu_oci_hook.live.device_cgroup import DeviceCgroup, allow_devices, deny_devices, find_device_cgroup
 
-_SHARED_NOTE = (
-    "the container has no cgroup of its own, so its device rules are those of other processes and stay as they are"
+_NO_RULES_NOTE = (
+    "the container has no cgroup of its own, so no rule keeps it from opening the GPU by a node that it makes itself"
 )
 
 
+def list_denied_devices(container: RunningContainer, devices: list[Device]) -> list[Device]:
+    """Return the devices that a container may not read or write by the kernel's rules, as far as these are known."""
+    accesses = query_device_access(container.pid, [(major, minor, "rw") for major, minor in devices])
+    return [(access.major, access.minor) for access in accesses if access.allowed is False]
+
+
 def allow_container_devices(container: RunningContainer, devices: list[Device]) -> list[str]:
-    """Allow a container to open devices; return notes, such as that it has no rules of its own.
+    """Allow a container to open devices; return notes about what was not possible.
 
     Raises:
-        Fault: the kernel refuses.
+        Fault: the kernel refuses; or the container has no rules of its own, and those of other processes deny a device.
     """
-    return _change(container, devices, is_allowing=True)
+    cgroup = find_device_cgroup(container.pid) if devices else None
+    if cgroup is None:
+        return []
+    if not _is_shared(cgroup, container):
+        return allow_devices(cgroup, devices)
+    denied = list_denied_devices(container, devices)
+    if denied:
+        raise Fault(
+            f"the device {denied[0][0]}:{denied[0][1]} cannot be allowed: the container has no cgroup of its own, and "
+            "the rules of its cgroup count for other processes too",
+            where=cgroup.paths[0],
+            hint="Start the container with a cgroup of its own",
+        )
+    return []
 
 
 def deny_container_devices(container: RunningContainer, devices: list[Device]) -> list[str]:
-    """Keep a container from opening devices; return notes, such as that it has no rules of its own.
+    """Keep a container from opening devices; return notes about what was not possible.
 
     Raises:
         Fault: the kernel refuses.
     """
-    return _change(container, devices, is_allowing=False)
-
-
-def _change(container: RunningContainer, devices: list[Device], *, is_allowing: bool) -> list[str]:
-    if not devices:
-        return []
-    cgroup = find_device_cgroup(container.pid)
+    cgroup = find_device_cgroup(container.pid) if devices else None
     if cgroup is None:
         return []
-    if _is_shared(cgroup, container):
-        return [_SHARED_NOTE]
-    return allow_devices(cgroup, devices) if is_allowing else deny_devices(cgroup, devices)
+    if not _is_shared(cgroup, container):
+        return deny_devices(cgroup, devices)
+    if container.in_user_namespace:
+        return []  # nothing there can make another node
+    return [_NO_RULES_NOTE]
 
 
 def _is_shared(cgroup: DeviceCgroup, container: RunningContainer) -> bool:

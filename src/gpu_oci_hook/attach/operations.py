@@ -16,9 +16,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import cast
 
-from gpu_oci_hook.attach.container_plan import GivenGpu
+from gpu_oci_hook.attach.container_plan import ALL, GivenGpu
 from gpu_oci_hook.attach.container_session import ContainerSession, Report
-from gpu_oci_hook.attach.device_rules import allow_container_devices, deny_container_devices
+from gpu_oci_hook.attach.device_rules import (
+    allow_container_devices,
+    deny_container_devices,
+    list_denied_devices,
+)
 from gpu_oci_hook.attach.running_container import RunningContainer
 from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.errors import Fault
@@ -101,16 +105,24 @@ class ContainerOperations:
         report = self._run_change(lambda session: session.attach(word, capabilities))
         result = self._make_result(report)
         if result.state == "present":
+            result.missing += self._describe_denied(report)
             return result
         record = self.record
-        for selector in cast("list[str]", report["selectors"]):
-            if selector in record.detached:
-                record.detached.remove(selector)
-            else:
-                record.attached.append(selector)
+        added = cast("list[str]", report["selectors"])
+        again = [selector for selector in added if selector in record.detached]
+        record.detached = [selector for selector in record.detached if selector not in again]
+        new = [selector for selector in added if selector not in again]
+        # `all` is kept as it is: MIG devices that are made later belong to it.
+        record.attached += [ALL] if new and word.strip().lower() == ALL else new
         record.capabilities = list(dict.fromkeys([*record.capabilities, *capabilities]))
-        self._finish_change(report)
+        result.changes += self._describe_denied(report)
+        result.notes += self._finish_change(report)
         return result
+
+    def _describe_denied(self, report: Report) -> list[str]:
+        """Return a line for each device of a report that the container may not open yet."""
+        denied = list_denied_devices(self.container, _parse_devices(report["devices"]))
+        return [f"allow c {major}:{minor} rw" for major, minor in denied]
 
     def detach(self, word: str) -> Result:
         """Take the GPUs away that a word names, or all attached ones for "".
@@ -175,6 +187,7 @@ class ContainerOperations:
         denied_devices = _parse_devices(report["denied_devices"])
         denied = [(path, numbers) for path, numbers in cast("list[tuple[str, list[int]]]", report["denied"])]
         if result.state == "repaired":
+            result.changes += self._describe_denied(report)
             result.notes += self._finish_change(report)
             result.state = "repaired" if result.changes else "complete"
         result.notes += deny_container_devices(self.container, denied_devices)
