@@ -349,14 +349,14 @@ def test_a_container_with_the_edits_of_a_cdi_file_gets_nodes_only(
 
 # --- what is refused, and what happens when a step fails -------------------------------------------------------------
 
-# Calls attach in this process, with changes of ours. Arguments: our code, container, config, Python to run first.
+# Calls our program in this process, with changes of ours. Arguments: our code, Python to run first, the command line.
 PATCHED_SCRIPT = """
 import sys
 sys.path.insert(0, sys.argv[1])
 from gpu_oci_hook.cli import main
-exec(sys.argv[4])
-sys.argv[0] = "gpu-oci-hook"
-main(["attach", sys.argv[2], "--gpus", "0", "--config", sys.argv[3]])
+exec(sys.argv[2])
+words, sys.argv[0] = sys.argv[3:], "gpu-oci-hook"
+main(words)
 """
 NO_MOUNT_SETATTR = """
 import errno
@@ -385,11 +385,41 @@ running_editor.attach_mount = hang
 """
 
 
-def call_patched(scene: AttachScene, runtime: InstalledRuntime, prelude: str) -> machine.CommandResult:
+# Kills the command, and with it its child process, before one of the steps that change something: the one whose number
+# is put in.
+KILL_AT_STEP = """
+import os, signal
+from gpu_oci_hook.attach import operations
+from gpu_oci_hook.container import rootfs_edits
+from gpu_oci_hook.live import attachment_record, container_changes, container_editor, running_editor
+command, step = os.getpid(), [0]
+def watch(owner, name):
+    function = getattr(owner, name)
+    def counted(*arguments, **named):
+        step[0] += 1
+        if step[0] == {number}:
+            os.kill(command, signal.SIGKILL)
+            signal.pause()
+        return function(*arguments, **named)
+    setattr(owner, name, counted)
+for owner, name in (
+    (attachment_record.RecordStore, "save"), (operations, "allow_container_devices"),
+    (operations, "deny_container_devices"), (running_editor, "attach_mount"), (container_changes, "detach_mount"),
+    (container_editor.ContainerEditor, "_create_device_node"), (rootfs_edits.RootfsEditor, "make_link"),
+    (rootfs_edits.RootfsEditor, "write_file"), (container_changes.ChangeReverter, "_remove_node"),
+    (container_changes.ChangeReverter, "_restore_link"), (container_changes.ChangeReverter, "_restore_file"),
+    (container_changes.ChangeReverter, "_remove_directory"),
+):
+    watch(owner, name)
+"""
+
+
+def call_patched(scene: AttachScene, runtime: InstalledRuntime, prelude: str, *verb: str) -> machine.CommandResult:
     holder = getattr(scene.engine, "_holder", None)
     enter = holder.enter if holder is not None else []
-    words = [sys.executable, "-c", PATCHED_SCRIPT, str(runtime.code), scene.reference, str(scene.config), prelude]
-    return machine.run_command([*enter, *words])
+    command, *words = verb or ("attach", "--gpus", "0")
+    words = [command, scene.reference, *words, "--config", str(scene.config)]
+    return machine.run_command([*enter, sys.executable, "-c", PATCHED_SCRIPT, str(runtime.code), prelude, *words])
 
 
 def find_bundle(scene: AttachScene) -> Path:
@@ -432,31 +462,34 @@ def test_a_failure_takes_everything_back(bare: AttachScene, runtime: InstalledRu
     assert list(Path("/run/gpu-oci-hook/attached").iterdir()) == []
 
 
-@pytest.mark.timeout(300)
-def test_a_killed_command_leaves_a_container_that_the_next_one_puts_right(bare: AttachScene) -> None:
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("verb", ["attach", "detach"])
+def test_a_command_that_is_killed_at_any_step_is_taken_back_or_finished_by_the_next_one(
+    bare: AttachScene, runtime: InstalledRuntime, verb: str
+) -> None:
     tree, mounts, before = list_tree(find_bundle(bare)), read_mounts(bare), bare.probe()
     host_mounts = Path("/proc/self/mountinfo").read_text()
-    outcomes: dict[str, set[tuple[bool, object]]] = {"attach": set(), "detach": set()}
-    for verb, words in (("attach", ["--gpus", "0"]), ("detach", [])):
-        for number in range(8, 80):
-            if verb == "detach":
-                bare.call("attach", "--gpus", "0").check()
-            killer = [machine.find_program("timeout"), "--signal", "KILL", f"{number * 0.01:.2f}"]
-            done = machine.run_command([*killer, *bare.command(verb, bare.reference, *words)])
-            assert Path("/proc/self/mountinfo").read_text() == host_mounts
-            repaired = bare.call_for_data("repair")["state"]
-            answer, count = bare.probe(), len(read_mounts(bare))
-            if answer.libraries == OK:  # before a detachment was written down, or after an attachment was
-                assert answer.nodes[bare.host.cards[0].node] == "ENXIO" and repaired == "complete"
-                bare.call("detach").check()
-            else:
-                assert (answer, count, repaired) == (before, len(mounts), "none")
-            outcomes[verb].add((done.status == 0, repaired))
-            if done.status == 0:
-                break
-    assert all((False, "none") in states for states in outcomes.values()), outcomes
-    assert bare.probe() == before
-    assert list_tree(find_bundle(bare)) == tree
+    words = ["--gpus", "0"] if verb == "attach" else []
+    states = []
+    for number in range(1, 200, 3):
+        if verb == "detach":
+            bare.call("attach", "--gpus", "0").check()
+        done = call_patched(bare, runtime, KILL_AT_STEP.format(number=number), verb, *words)
+        assert Path("/proc/self/mountinfo").read_text() == host_mounts
+        state = bare.call_for_data("repair")["state"]
+        answer, count = bare.probe(), len(read_mounts(bare))
+        if state == "complete":
+            assert answer.libraries == OK and answer.nodes[bare.host.cards[0].node] == "ENXIO"
+            bare.call("detach").check()
+        else:
+            assert (state, answer, count) == ("none", before, len(mounts)), (number, done)
+        assert list_tree(find_bundle(bare)) == tree
+        states.append(state)
+        if done.status == 0:
+            break
+        assert done.status == -9, done
+    assert len(states) > 8 and done.status == 0
+    assert set(states[:-1]) == ({"none"} if verb == "attach" else {"complete", "none"})
 
 
 def test_nothing_of_the_container_is_imported(bare: AttachScene, runtime: InstalledRuntime, tmp_path: Path) -> None:

@@ -53,7 +53,7 @@ namespace = open_mount_namespace(container.pid)
 
 def work():
     root = os.stat("/")
-    entry = ContainerEntry(namespace)
+    entry = ContainerEntry(namespace, b"0 0 4294967295")
     entry.open_root(writable_layer=False)
     edits = [
         AddDeviceNode("/dev/nvidia0", 195, 0, 0o666, 0, 0, "a GPU"),
@@ -73,7 +73,11 @@ def work():
     result["left"] = len(find_missing_edits(edits, entry.root, "/none"))
     return result
 
-result = run_with_deadline(work)
+try:
+    result = run_with_deadline(work)
+except Fault:
+    container.kill()
+    raise
 inside = ["nsenter", f"--target={container.pid}", "--mount", "--root"]
 result["content"] = subprocess.run([*inside, "cat", "/dev/driver"], capture_output=True, text=True).stdout
 result["host"] = [line for line in open("/proc/self/mountinfo") if "/shared/driver" in line]
