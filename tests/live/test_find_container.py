@@ -290,6 +290,6 @@ def test_a_first_process_that_is_not_the_monitors_counts_for_nothing(machine: Ma
 def test_the_state_of_a_runtime_counts_only_with_the_start_time_of_its_process(machine: Machine) -> None:
     state = machine.top / "run/runc/alone/state.json"
     content = json.loads(state.read_text())
-    for start_time, is_found in ((7, False), (0, True)):
+    for start_time, is_found in ((8, False), (7, True), (0, True)):
         state.write_text(json.dumps({**content, "init_process_start": start_time}))
         assert ("runc:alone" in [found.reference for found in find_container.list_running_containers()]) is is_found
