@@ -5,6 +5,7 @@ Import budget: cold.
 
 from __future__ import annotations
 
+import math
 import os
 from dataclasses import replace
 from typing import Any
@@ -38,6 +39,17 @@ from gpu_oci_hook.generate.refresh import DEFAULT_INTERVAL, RefreshResult, refre
 DEFAULT_SPEC_DIR = "/var/run/cdi"
 
 
+class _SecondsRange(click.FloatRange):
+    """A range of seconds. click takes "nan" for a number in every range, and nothing can wait for so long."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """See `click.ParamType`."""
+        seconds = super().convert(value, param, ctx)
+        if math.isnan(seconds):
+            self.fail(f"{value!r} is not a valid {self.name}.", param, ctx)
+        return seconds
+
+
 @click.command()
 @click.option(
     "--output",
@@ -51,7 +63,7 @@ DEFAULT_SPEC_DIR = "/var/run/cdi"
     "--interval",
     default=DEFAULT_INTERVAL,
     show_default=True,
-    type=click.FloatRange(min=0.1),
+    type=_SecondsRange(0.1, 86400),
     metavar="SECONDS",
     help="Polling interval of --watch.",
 )
