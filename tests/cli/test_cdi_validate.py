@@ -12,6 +12,7 @@ import pytest
 
 from gpu_oci_hook import cli
 from gpu_oci_hook.cli import engine_target
+from gpu_oci_hook.engines import engine_program
 from gpu_oci_hook.simulate import host_tree
 from support.command_line import Command
 
@@ -223,7 +224,8 @@ def fake_podman(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     program = tmp_path / "podman"
     program.write_text("#!/bin/sh\necho podman version 4.3.1+ds1\n")
     program.chmod(0o755)
-    monkeypatch.setattr(engine_target, "STANDARD_DIRECTORIES", ("/nowhere", str(tmp_path)))
+    for module in (engine_program, engine_target):
+        monkeypatch.setattr(module, "STANDARD_DIRECTORIES", ("/nowhere", str(tmp_path)))
     return program
 
 
@@ -251,7 +253,7 @@ def test_an_engine_without_a_version_is_the_installed_one_and_what_was_read_is_s
 def test_an_installed_engine_that_cannot_be_asked_is_a_failure_with_a_way_out(
     command: Command, fake_podman: Path, monkeypatch: pytest.MonkeyPatch, content: str, mode: int, problem: str
 ) -> None:
-    monkeypatch.setattr(engine_target, "_TIME_LIMIT", 0.2 if "sleep" in content else 5.0)
+    monkeypatch.setattr(engine_program, "VERSION_TIME_LIMIT", 0.2 if "sleep" in content else 5.0)
     fake_podman.write_text(content)
     fake_podman.chmod(mode)
     answer = command("cdi", "validate", "--no-host", "--target", "podman", "x.yaml")
@@ -284,7 +286,7 @@ def test_the_version_is_found_in_what_each_engine_prints(
     program = tmp_path / engine_target._PROGRAMS[engine]
     program.write_text(f"#!/bin/sh\necho '{printed}'\n")
     program.chmod(0o755)
-    monkeypatch.setattr(engine_target, "STANDARD_DIRECTORIES", (str(tmp_path),))
+    monkeypatch.setattr(engine_program, "STANDARD_DIRECTORIES", (str(tmp_path),))
     assert engine_target.read_installed_version(engine) == (str(program), version)
 
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from support.e2e import engines, host, images, machine
+from support.e2e.installed_machine import InstalledMachine
 from support.e2e.matrix import MATRIX
 from support.e2e.requirements import require_programs
 
@@ -94,3 +95,16 @@ def engine(
             engine.stop()
         finally:
             machine.remove_tree(directory)
+
+
+@pytest.fixture
+def installed(
+    workspace: Path, runtime: host.InstalledRuntime, simulated: host.SimulatedHost
+) -> Iterator[InstalledMachine]:
+    """The product, installed."""
+    require_programs("containerd", "ctr", "dockerd", "docker", "podman", "runc", "unshare", "nsenter")
+    directory = Path(tempfile.mkdtemp(prefix="installed-", dir=workspace))
+    found = InstalledMachine(directory, runtime, simulated)
+    yield found
+    found.namespace.stop()
+    machine.remove_tree(directory)

@@ -24,6 +24,7 @@ real_root         this machine with the GPUs of a simulated host, in a private m
 systemd_bus       a stand-in for systemd's bus
 images            root file systems: glibc, musl, distroless; the probe
 host              the simulated host and the installed runtime
+installed_machine the product installed in /usr/local, with engines' own configuration files
 hook_files        CDI files with hooks, for our hook and under NVIDIA's names
 attacks           hostile images
 podman_pairs      CDI files and requests for the comparison with podman

@@ -28,6 +28,7 @@ _COMMANDS = {
     "config": ("config_command", "config", "Show, check and document the configuration."),
     "warm": ("warm_command", "warm", "Fill the caches before the first GPU container."),
     "install": ("install_command", "install", "Install the launchers that container engines call."),
+    "configure": ("configure_command", "configure", "Set up container engines, check that, or take it back."),
 }
 
 

@@ -58,7 +58,8 @@ def replace_file(
     """
     try:
         directory, name = os.path.split(os.path.realpath(path))
-        directory_fd = os.open(directory, _DIRECTORY_FLAGS | os.O_PATH)
+        # A directory that this user may not read can be held, but not waited for.
+        directory_fd = os.open(directory, _DIRECTORY_FLAGS | (0 if durable else os.O_PATH))
         try:
             owner = None
             if mode is None:
