@@ -63,7 +63,9 @@ def describe_container_mounts(entries: list[TableEntry], rootfs: str) -> list[ob
         rootfs: the container's root, without links.
     """
     prefix = f"{rootfs}/"
-    outside = [entry for entry in entries if entry.mount_point != rootfs and not entry.mount_point.startswith(prefix)]
+    outside = _index_mounts(
+        [entry for entry in entries if entry.mount_point != rootfs and not entry.mount_point.startswith(prefix)]
+    )
     mounts: list[object] = []
     for path, entry in sorted(_find_visible_mounts(entries, rootfs).items()):
         source = _find_path_outside(entry, outside)
@@ -85,10 +87,22 @@ def _find_visible_mounts(entries: list[TableEntry], rootfs: str) -> dict[str, Ta
     }  # later lines of the table are on top
 
 
-def _find_path_outside(entry: TableEntry, outside: list[TableEntry]) -> str:
+def _index_mounts(entries: list[TableEntry]) -> dict[tuple[str, str], tuple[int, str]]:
+    """Return position and mount point of the first mount of each directory, by its device and path there."""
+    index: dict[tuple[str, str], tuple[int, str]] = {}
+    for position, entry in enumerate(entries):
+        index.setdefault((entry.device, entry.root.rstrip("/")), (position, entry.mount_point))
+    return index
+
+
+def _find_path_outside(entry: TableEntry, outside: dict[tuple[str, str], tuple[int, str]]) -> str:
     """Return the path outside the root of what a mount shows; "" if its file system is mounted nowhere there."""
-    for other in outside:
-        top = other.root.rstrip("/")
-        if other.device == entry.device and f"{entry.root}/".startswith(f"{top}/"):
-            return f"{other.mount_point.rstrip('/')}{entry.root[len(top) :].rstrip('/')}" or "/"
-    return ""
+    found: list[tuple[int, str]] = []
+    top = entry.root.rstrip("/")
+    while True:
+        if (entry.device, top) in outside:
+            position, mount_point = outside[entry.device, top]
+            found.append((position, f"{mount_point.rstrip('/')}{entry.root[len(top) :].rstrip('/')}" or "/"))
+        if not top.startswith("/"):  # the root of the file system, or of one without paths, such as net:[4026531840]
+            return min(found)[1] if found else ""
+        top = top.rpartition("/")[0]
