@@ -24,13 +24,15 @@ from support.e2e.machine import find_program
 
 WAITING_PROGRAM = "#include <unistd.h>\nint main(void) { for (;;) pause(); }\n"
 # Modules that `explain` imports after it has joined a namespace.
-LATE_MODULES = ("reporting/failure.py", "cli/command_config.py", "inject/gather.py", "host/gpus.py", "plan/devices.py")
+LATE_MODULES = tuple(
+    f"{name}.py" for name in ("formats/elf", "host/driver/libraries", "host/driver/search", "plan/compat")
+)
 ENTER_ROOT = """
 mount --bind "$1" "$1" && cd "$1" && pivot_root . mnt && umount -l /mnt || exit 9
 shift
 exec "$@"
 """
-ONE_GPU = '{"root": {"path": "/nowhere"}, "process": {"env": ["NVIDIA_VISIBLE_DEVICES=0"]}}'
+ONE_GPU = '{"root": {"path": "/tmp"}, "process": {"env": ["NVIDIA_VISIBLE_DEVICES=0"]}}'
 # The terminal of whoever has called this program, by every way that leads to it.
 REPORT_TERMINAL = """
 import os
