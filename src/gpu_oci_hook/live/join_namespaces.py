@@ -11,6 +11,7 @@ Import budget: cold.
 
 from __future__ import annotations
 
+import fcntl
 import os
 
 from gpu_oci_hook.errors import Fault, describe_os_error
@@ -22,6 +23,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+_NS_GET_USERNS = 0xB701  # ioctl_ns(2)
 _RUN_DIRECTORY = "XDG_RUNTIME_DIR"
 # What this process keeps of its environment as another user's root, who decides there which files it loads.
 _KEPT_VARIABLES = ("COLUMNS", "GPU_OCI_HOOK_CONFIG", "LANG", "LC_ALL", "NO_COLOR", "PATH", "TERM", _RUN_DIRECTORY)
@@ -37,16 +39,16 @@ def join_mount_namespace(pid: int) -> None:
     Raises:
         Fault: the kernel refuses, or the namespace has another root directory than this process, as a container's has.
     """
-    mount_namespace, user_namespace = read_namespace_id(pid, "mnt"), read_namespace_id(pid, "user")
+    mount_namespace = read_namespace_id(pid, "mnt")
     if not mount_namespace or mount_namespace == read_namespace_id(os.getpid(), "mnt"):
         return
-    joins_user_namespace = user_namespace != read_namespace_id(os.getpid(), "user")
     try:
-        fds = [
-            (os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC), flag)
-            for kind, flag, wanted in (("user", CLONE_NEWUSER, joins_user_namespace), ("mnt", CLONE_NEWNS, True))
-            if wanted
-        ]
+        user_fd, mount_fd = (os.open(f"/proc/{pid}/ns/{kind}", os.O_RDONLY | os.O_CLOEXEC) for kind in ("user", "mnt"))
+        # The mounts' owner counts: between two looks at a process, it can enter other namespaces.
+        joins_user_namespace = not _is_own_user_namespace(user_fd)
+        _require_owner(pid, mount_fd, user_fd)
+        fds = [(user_fd, CLONE_NEWUSER)] if joins_user_namespace else []
+        fds.append((mount_fd, CLONE_NEWNS))
         _require_same_root(pid, fds)
         if joins_user_namespace:
             continue_in_untrusted_child([fd for fd, _ in fds])
@@ -60,6 +62,30 @@ def join_mount_namespace(pid: int) -> None:
             where=f"process {pid}",
             hint="Run this as root, or as the user whose container it is",
         ) from error
+
+
+def _is_own_user_namespace(fd: int) -> bool:
+    return os.path.samestat(os.fstat(fd), os.stat("/proc/self/ns/user"))
+
+
+def _require_owner(pid: int, mount_fd: int, user_fd: int) -> None:
+    """Check that a mount namespace belongs to a user namespace: whoever is root there has made its mounts.
+
+    Raises:
+        Fault: it belongs to another one.
+        OSError: the kernel refuses, as for a namespace above this process's own.
+    """
+    owner_fd = fcntl.ioctl(mount_fd, _NS_GET_USERNS)
+    try:
+        is_owner = os.path.samestat(os.fstat(owner_fd), os.fstat(user_fd))
+    finally:
+        os.close(owner_fd)
+    if not is_owner:
+        raise Fault(
+            "the mount namespace of the container's monitor belongs to another user namespace than the monitor's",
+            where=f"process {pid}",
+            hint="Name the bundle with --bundle DIR",
+        )
 
 
 def _enter_namespaces(fds: Iterable[tuple[int, int]]) -> None:
