@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
 
 from gpu_oci_hook.errors import Fault
-from gpu_oci_hook.live import engine_containers, find_container, monitors, runtime_states
+from gpu_oci_hook.live import engine_containers, find_container, monitors, runtime_states, user_claims
 
 DOCKER_ID = "d0c4e5" + "0" * 58
 POD_ID, MEMBER_ID = "aaaa" + "0" * 60, "bbbb" + "0" * 60
@@ -30,7 +31,9 @@ class Machine:
         (directory / "ns").mkdir(parents=True)
         (directory / "cmdline").write_bytes(b"".join(os.fsencode(word) + b"\0" for word in words))
         (directory / "stat").write_text(f"{pid} (a) b) S {parent} 1 1 0" + " 7" * 20)
+        (directory / "comm").write_text(f"{words[0].rpartition('/')[2][:15] if words else ''}\n")
         (directory / "cwd").symlink_to(cwd)
+        (directory / "exe").symlink_to(Path("/usr/bin", words[0] if words else "true"))
         (directory / "ns/mnt").symlink_to(f"mnt:[{mounts}]")
 
     def add_bundle(self, directory: Path, init: int = 0, mounts: list[str] | None = None) -> Path:
@@ -293,3 +296,103 @@ def test_the_state_of_a_runtime_counts_only_with_the_start_time_of_its_process(m
     for start_time, is_found in ((8, False), (7, True), (0, True)):
         state.write_text(json.dumps({**content, "init_process_start": start_time}))
         assert ("runc:alone" in [found.reference for found in find_container.list_running_containers()]) is is_found
+
+
+USER = 1234
+
+
+def give_to_user(path: Path) -> None:
+    for entry in (path, *path.rglob("*")):
+        os.chown(entry, USER, USER, follow_symlinks=False)
+
+
+def write_state(directory: Path, pid: int, bundle: str) -> None:
+    directory.mkdir(parents=True)
+    state = {"init_process_pid": pid, "config": {"labels": [f"bundle={bundle}"]}}
+    (directory / "state.json").write_text(json.dumps(state))
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="other users' files are made by root")
+class TestOtherUsers:
+    """What a user writes and starts says nothing about containers that are not his."""
+
+    def test_a_users_state_directory_that_leads_to_one_of_roots_is_not_roots(self, machine: Machine) -> None:
+        """Everybody can write into /tmp, which is root's."""
+        write_state(machine.top / "tmp", 102, "/home/user")
+        (machine.top / "user/1234/runc").mkdir(parents=True)
+        (machine.top / "user/1234/runc/evil").symlink_to(machine.top / "tmp")
+        give_to_user(machine.top / "user/1234")
+        listed = find_container.list_running_containers()
+        assert [container.reference for container in listed if container.bundle == "/home/user"] == []
+
+    def test_a_users_state_file_names_no_process_of_root(self, machine: Machine) -> None:
+        for owned in (False, True):
+            write_state(machine.top / f"user/1234/runc/evil-{owned}", 102, "/home/user")
+            if owned:
+                give_to_user(machine.top / "user/1234")
+            else:
+                os.chown(machine.top / "user/1234", USER, USER)  # what is in it can be a link that root has made
+        assert [container.names for container in runtime_states.list_runtime_containers()] == [("alone",)]
+
+    def test_a_program_of_root_that_a_user_calls_a_monitor_is_none(self, machine: Machine) -> None:
+        """su and sudo wait for a password with any words on their command line."""
+        machine.add_process(600, 1, ["conmon", "--", "root", "-c", "f" * 64, "-b", "/home/user"], Path("/"), "1")
+        exe = machine.top / "proc/600/exe"
+        exe.unlink()
+        exe.symlink_to("/usr/bin/su")
+        assert 600 not in [monitor.pid for monitor in monitors.list_monitors()]
+        exe.unlink()
+        exe.symlink_to("/usr/libexec/podman/conmon (deleted)")  # podman was upgraded
+        assert 600 in [monitor.pid for monitor in monitors.list_monitors()]
+
+    def test_a_users_container_hides_none_of_root(self, machine: Machine) -> None:
+        """It has root's name, a name like the beginning of root's id, or a bundle at the same path elsewhere."""
+        bundle = machine.add_bundle(machine.top / "home/userdata", 51)
+        for pid, name in ((50, "job"), (52, "b0d0")):
+            machine.add_process(pid, 1, ["conmon", "-c", "f" * 64, "-n", name, "-b", str(bundle)], Path("/"), "1")
+        words = ["containerd-shim-runc-v2", "-namespace", "k8s.io", "-id", MEMBER_ID]
+        machine.add_process(os.getpid(), 1, ["explain"], Path("/"), "1")
+        machine.add_process(53, 1, words, machine.k8s / MEMBER_ID, "9")
+        machine.add_bundle(Path(f"{machine.top}/proc/53/root{machine.k8s}/{MEMBER_ID}"), 51)
+        machine.add_process(51, 53, ["sleep"], Path("/"), "31")
+        for pid in (50, 51, 52, 53):
+            give_to_user(machine.top / "proc" / str(pid))
+        references = ("podman:job", "podman:b0d0", "job", f"containerd:k8s.io/{MEMBER_ID}", "containerd:bbbb")
+        found = {name: find_container.find_container(name) for name in references if ":" in name}
+        found["job"] = find_container.find_container_by_bare_name("job")
+        assert {name: (container.monitor_pid, container.owner) for name, container in found.items()} == {
+            name: (200 if "containerd" in name else 300, 0) for name in references
+        }
+
+    def test_what_a_user_shows_is_looked_at_for_a_few_seconds_at_most(
+        self, machine: Machine, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(user_claims, "DEADLINE", 0.5)
+        directory = machine.top / "user/1234/runc"
+        directory.mkdir(parents=True)
+        large = directory / "large.json"
+        large.write_text(f"[{','.join(['[]'] * 5_000_000)}]")
+        for number in range(40):
+            (directory / str(number)).mkdir()
+            os.link(large, directory / str(number) / "state.json")
+        give_to_user(machine.top / "user/1234")
+        begin = time.monotonic()
+        assert [container.names for container in runtime_states.list_runtime_containers()] == [("alone",)]
+        assert time.monotonic() - begin < 10
+
+
+def test_each_bundle_is_read_once_however_many_shims_there_are(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[str] = []
+    original = engine_containers.read_pid_file
+    monkeypatch.setattr(engine_containers, "read_pid_file", lambda path: read.append(path) or original(path))
+    for number in range(40):
+        container_id = f"{number:064x}"
+        bundle = machine.add_bundle(machine.moby / container_id, 2000 + number)
+        shim = ["containerd-shim-runc-v2", "-namespace", "moby", "-id", container_id]
+        machine.add_process(1000 + number, 1, shim, bundle, "1")
+        machine.add_process(2000 + number, 1000 + number, ["sleep"], Path("/"), "5")
+    found = find_container.list_running_containers()
+    assert len({container.init_pid for container in found}) == 45
+    assert len(read) <= 2 * 50

@@ -5,9 +5,7 @@ Import budget: cold.
 
 from __future__ import annotations
 
-import fcntl
 import os
-import struct
 from types import TracebackType
 from typing import cast
 
@@ -19,8 +17,8 @@ from gpu_oci_hook.formats.oci import Object, get_member
 from gpu_oci_hook.live.found_container import FoundContainer
 from gpu_oci_hook.live.monitors import PROC, read_namespace_id, read_process_file, read_start_time
 from gpu_oci_hook.live.namespace_process import open_mount_namespace, run_with_deadline
+from gpu_oci_hook.live.user_claims import is_container_process_of
 
-_NS_GET_OWNER_UID = 0xB704  # ioctl_ns(2)
 _READ_DEADLINE = 10.0  # seconds; a user's bundle can lie in a file system of his
 
 
@@ -92,16 +90,7 @@ class RunningContainer:
         Raises:
             Fault: it is not.
         """
-        try:
-            namespace_fd = os.open(f"{PROC}/{self.pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                answer = fcntl.ioctl(namespace_fd, _NS_GET_OWNER_UID, struct.pack("=I", 0))
-            finally:
-                os.close(namespace_fd)
-            is_own = self.in_user_namespace and struct.unpack("=I", answer)[0] == uid
-        except OSError:
-            is_own = False
-        if not is_own:
+        if not is_container_process_of(self.pid, uid, PROC):
             raise Fault(
                 f"user {uid} says that process {self.pid} is the container's, and the process is not that user's",
                 where=self.title,

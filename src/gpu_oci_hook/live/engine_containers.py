@@ -9,40 +9,70 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator
+from functools import partial
+from typing import cast
 
 from gpu_oci_hook.errors import Fault, clip_text
 from gpu_oci_hook.formats.oci import get_list, get_text
 from gpu_oci_hook.live.engine_queries import query_docker_container_id, query_podman_bundle
 from gpu_oci_hook.live.found_container import (
     FoundContainer,
+    collect_containers,
     list_directories,
     read_json_file,
     read_pid_file,
 )
 from gpu_oci_hook.live.monitors import CONMON, Monitor, is_docker_namespace, list_ancestors, list_monitors
+from gpu_oci_hook.live.user_claims import collect_user_claims
 
 CONTAINERD_STATE = "/run/containerd/io.containerd.runtime.v2.task"
 DOCKER_CONTAINERS = "/var/lib/docker/containers"
 PODMAN_STORAGE = "/var/lib/containers/storage"
 USER_PODMAN_STORAGE = "~/.local/share/containers/storage"
 
+_OwnedBundle = tuple[str, Monitor | None]  # with its shim, or one beside it
+
 
 def list_engine_containers() -> list[FoundContainer]:
     """List the running containers of all engines that this user may look at."""
+    return [
+        container
+        for uid, monitors in group_by_user(list_monitors()).items()
+        for container in collect_containers(uid, partial(_list_containers_of, monitors))
+    ]
+
+
+def group_by_user(monitors: Iterable[Monitor]) -> dict[int, list[Monitor]]:
+    """Return monitors by their user."""
+    groups: dict[int, list[Monitor]] = {}
+    for monitor in monitors:
+        groups.setdefault(monitor.uid, []).append(monitor)
+    return groups
+
+
+def _list_containers_of(monitors: list[Monitor]) -> list[FoundContainer]:
+    """List the running containers of monitors."""
     found: list[FoundContainer] = []
-    bundles: set[tuple[str, str]] = set()
-    for monitor in list_monitors():
+    # A namespace's bundles lie side by side. Each belongs to the shim that is an ancestor of its first process.
+    bundles: dict[tuple[str, str], dict[int, list[str]]] = {}
+    for monitor in monitors:
         if not monitor.namespace:
             found.append(describe_container(monitor, monitor.bundle))
             continue
-        for bundle in list_bundles(os.path.dirname(monitor.bundle), monitor.root):
-            # A namespace's bundles lie side by side. Each belongs to one of its shims.
-            container = describe_container(monitor, bundle)
-            is_own = bundle == monitor.bundle or monitor.pid in list_ancestors(container.init_pid)
-            if container.init_pid and is_own and (monitor.root, bundle) not in bundles:
-                bundles.add((monitor.root, bundle))
-                found.append(container)
+        root, directory = monitor.root, os.path.dirname(monitor.bundle)
+        if (root, directory) not in bundles:
+            bundles[root, directory] = _list_bundles_by_ancestor(directory, root)
+        found += [describe_container(monitor, bundle) for bundle in bundles[root, directory].get(monitor.pid, ())]
     return found
+
+
+def _list_bundles_by_ancestor(directory: str, root: str) -> dict[int, list[str]]:
+    """Return the bundles in a directory by each ancestor of their first process."""
+    bundles: dict[int, list[str]] = {}
+    for bundle in list_bundles(directory, root):
+        for ancestor in list_ancestors(read_pid_file(f"{root}{bundle}/init.pid")):
+            bundles.setdefault(ancestor, []).append(bundle)
+    return bundles
 
 
 def describe_container(monitor: Monitor, bundle: str) -> FoundContainer:
@@ -83,8 +113,8 @@ def find_docker_container(name: str) -> FoundContainer:
         Fault: there is no such container, or several.
     """
     shims = [monitor for monitor in list_monitors() if is_docker_namespace(monitor.namespace)]
-    names = {shim.pid: read_docker_name(shim, shim.bundle, shim.container_id) for shim in shims}
-    matching = [m for m in shims if names[m.pid] == name] or [m for m in shims if m.container_id.startswith(name)]
+    names = _read_docker_names(shims)
+    matching = _select_monitors(shims, name, names)
     if not matching:
         container_id = query_docker_container_id(name)
         matching = [m for m in shims if container_id and m.container_id == container_id]
@@ -113,7 +143,7 @@ def find_podman_container(name: str) -> FoundContainer:
         Fault: there is no such container, or several.
     """
     conmons = [monitor for monitor in list_monitors() if monitor.engine == "podman"]
-    matching = [m for m in conmons if m.name == name] or [m for m in conmons if m.container_id.startswith(name)]
+    matching = _select_monitors(conmons, name, {conmon.pid: conmon.name for conmon in conmons})
     if matching:
         monitor = _pick_single(matching, f"podman:{name}")
         title = f"podman container {monitor.name} ({monitor.container_id[:12]}), running"
@@ -139,7 +169,7 @@ def find_crio_container(name: str) -> FoundContainer:
         Fault: there is no such container, or several.
     """
     conmons = [monitor for monitor in list_monitors() if monitor.engine == "crio"]
-    matching = [m for m in conmons if m.name == name] or [m for m in conmons if m.container_id.startswith(name)]
+    matching = _select_monitors(conmons, name, {conmon.pid: conmon.name for conmon in conmons})
     if not matching:
         raise Fault(
             f"CRI-O runs no such container: no running {CONMON} names it",
@@ -160,37 +190,69 @@ def find_containerd_container(name: str) -> FoundContainer:
         Fault: there is no such container, or several.
     """
     namespace, _, container_id = name.rpartition("/")
-    bundles: dict[str, Monitor | None] = {}
-    for monitor in list_monitors():
-        if monitor.namespace and (not namespace or monitor.namespace == namespace):
-            for bundle in list_bundles(os.path.dirname(monitor.bundle), monitor.root):
-                bundles.setdefault(bundle, monitor)
-    for directory in list_directories(CONTAINERD_STATE):
-        if not namespace or os.path.basename(directory) == namespace:
-            for bundle in list_bundles(directory):
-                bundles.setdefault(bundle, None)
-    matching = [bundle for bundle in bundles if os.path.basename(bundle) == container_id] or [
-        bundle for bundle in bundles if container_id and os.path.basename(bundle).startswith(container_id)
-    ]
+    own, others = _list_containerd_bundles(namespace)
+    # A user can show a bundle at any path, in a mount namespace of his.
+    matching = _match_bundles(own, container_id) or _match_bundles(others, container_id)
     where = f"containerd:{name}"
     if not matching:
-        found = [f"{os.path.basename(os.path.dirname(bundle))}/{os.path.basename(bundle)}" for bundle in bundles]
+        found = [_name_bundle(bundle) for bundle, _ in [*own, *others]]
         raise Fault(
             f"containerd runs no such container, neither below {CONTAINERD_STATE} nor beside a running shim's bundle",
             where=where,
             hint=suggest_running(found, "Give NAMESPACE/ID as `ctr -n NAMESPACE task list` prints it"),
         )
     if len(matching) > 1:
-        raise Fault(
-            f"{len(matching)} containers match", where=where, hint=f"Give more of one: {', '.join(matching[:9])}"
-        )
-    identity = f"{os.path.basename(os.path.dirname(matching[0]))}/{os.path.basename(matching[0])}"
-    owner = bundles[matching[0]]
+        paths = ", ".join(bundle for bundle, _ in matching[:9])
+        raise Fault(f"{len(matching)} containers match", where=where, hint=f"Give more of one: {paths}")
+    bundle, owner = matching[0]
+    identity = _name_bundle(bundle)
     title, reference = f"containerd container {identity}, running", f"containerd:{identity}"
     if owner is None:
-        return FoundContainer(title, matching[0], 0, read_pid_file(f"{matching[0]}/init.pid"), reference)
-    init_pid = read_init_pid(owner, matching[0])
-    return FoundContainer(title, matching[0], owner.pid, init_pid, reference, (), owner.uid)
+        return FoundContainer(title, bundle, 0, read_pid_file(f"{bundle}/init.pid"), reference)
+    init_pid = read_init_pid(owner, bundle)
+    return FoundContainer(title, bundle, owner.pid, init_pid, reference, (), owner.uid)
+
+
+def _list_containerd_bundles(namespace: str) -> tuple[list[_OwnedBundle], list[_OwnedBundle]]:
+    """List the bundles of containerd with their shims: those of this process's user and of the machine, and others'.
+
+    Arguments:
+        namespace: of containerd; "" for all.
+    """
+    monitors = [m for m in list_monitors() if m.namespace and (not namespace or m.namespace == namespace)]
+    own: list[_OwnedBundle] = []
+    others: list[_OwnedBundle] = []
+    for uid, group in group_by_user(monitors).items():
+        shims = {monitor.pid: monitor for monitor in group}
+        for pid, bundle in collect_user_claims(uid, partial(_list_bundles_beside, group)):
+            (own if uid == os.geteuid() else others).append((str(bundle), shims[cast("int", pid)]))
+    known = {bundle for bundle, _ in own}
+    for directory in list_directories(CONTAINERD_STATE):
+        if not namespace or os.path.basename(directory) == namespace:
+            own += [(bundle, None) for bundle in list_bundles(directory) if bundle not in known]
+    return own, others
+
+
+def _list_bundles_beside(shims: list[Monitor]) -> list[tuple[int, str]]:
+    """List the bundles in the directories of shims' bundles, each once, with the number of a shim that sees it."""
+    found: list[tuple[int, str]] = []
+    known: set[tuple[str, str]] = set()
+    for shim in shims:
+        place = (shim.root, os.path.dirname(shim.bundle))
+        if place not in known:
+            known.add(place)
+            found += [(shim.pid, bundle) for bundle in list_bundles(place[1], place[0])]
+    return found
+
+
+def _match_bundles(bundles: list[_OwnedBundle], container_id: str) -> list[_OwnedBundle]:
+    """Return the bundles of a container's id, or else of ids that begin so."""
+    exact = [entry for entry in bundles if os.path.basename(entry[0]) == container_id]
+    return exact or [entry for entry in bundles if container_id and os.path.basename(entry[0]).startswith(container_id)]
+
+
+def _name_bundle(bundle: str) -> str:
+    return f"{os.path.basename(os.path.dirname(bundle))}/{os.path.basename(bundle)}"
 
 
 def suggest_running(names: Iterable[str], otherwise: str) -> str:
@@ -199,6 +261,32 @@ def suggest_running(names: Iterable[str], otherwise: str) -> str:
     if known:
         return f"Running: {clip_text(known, 1000)}"
     return "Run this as root: this user may not look at other users' containers" if os.geteuid() != 0 else otherwise
+
+
+def _read_docker_names(shims: list[Monitor]) -> dict[int, str]:
+    """Return the names of docker's containers by the numbers of their shims; "" for one that has none."""
+    names = {shim.pid: "" for shim in shims}
+    for uid, own in group_by_user(shims).items():
+        rows = collect_user_claims(uid, partial(_list_docker_names, own))
+        names |= {cast("int", pid): str(name) for pid, name in rows}
+    return names
+
+
+def _list_docker_names(shims: list[Monitor]) -> list[tuple[int, str]]:
+    return [(shim.pid, read_docker_name(shim, shim.bundle, shim.container_id)) for shim in shims]
+
+
+def _select_monitors(monitors: list[Monitor], name: str, names: dict[int, str]) -> list[Monitor]:
+    """Return the monitors whose container has a name, or else an id that begins so.
+
+    This process's own user's come first: another user can call a container of his as he likes.
+    """
+    own = [monitor for monitor in monitors if monitor.uid == os.geteuid()]
+    for group in (own, monitors):
+        matching = [m for m in group if names[m.pid] == name] or [m for m in group if m.container_id.startswith(name)]
+        if matching:
+            return matching
+    return []
 
 
 def _pick_single(matching: list[Monitor], where: str) -> Monitor:

@@ -22,14 +22,14 @@ from gpu_oci_hook.live.engine_containers import (
     read_init_pid,
     suggest_running,
 )
-from gpu_oci_hook.live.found_container import FoundContainer
+from gpu_oci_hook.live.found_container import FoundContainer, collect_containers
 from gpu_oci_hook.live.monitors import (
     CONMON,
     SHIM_PREFIX,
     Monitor,
     list_ancestors,
     list_monitors,
-    read_monitor,
+    read_monitors,
     read_namespace_id,
     read_start_time,
 )
@@ -101,6 +101,8 @@ def find_container_by_bare_name(name: str) -> FoundContainer:
             where=name,
             hint=suggest_running([container.reference for container in running], f"Write {REFERENCE_FORMS}"),
         )
+    # A user can call a container of his as one of root's.
+    matching = [container for container in matching if container.owner == os.geteuid()] or matching
     if len(matching) > 1:
         references = ", ".join(container.reference for container in matching[:9])
         raise Fault(f"{len(matching)} running containers match", where=name, hint=f"Name one: {references}")
@@ -116,12 +118,11 @@ def find_container_of_process(pid: int) -> FoundContainer:
     mount_namespace = read_namespace_id(pid, "mnt")
     if not mount_namespace:
         raise _explain_unreadable_process(pid)
-    for ancestor in list_ancestors(pid):
-        monitor = read_monitor(ancestor)
-        if monitor is not None:
-            bundle = _find_bundle_of_pod(monitor, mount_namespace) if monitor.namespace else monitor.bundle
-            return describe_container(monitor, bundle)
+    ancestors = list_ancestors(pid)
+    monitors_above = {monitor.pid: monitor for monitor in read_monitors(ancestors)}
+    for monitor in (monitors_above[ancestor] for ancestor in ancestors if ancestor in monitors_above):
         # `podman exec` has a conmon of its own, which names the container but not its bundle.
+        return _describe_container_of(monitor, mount_namespace)
     for monitor in list_monitors():
         if _is_in_namespace(read_init_pid(monitor, monitor.bundle), mount_namespace):
             return describe_container(monitor, monitor.bundle)
@@ -152,6 +153,22 @@ def _explain_unreadable_process(pid: int) -> Fault:
         return Fault("this user may not look at the process", where=where, hint="Run this as root")
     what = "the kernel refuses the look at this process even to this root user"
     return Fault(what, where=where, hint="Run this outside of containers, with the capability CAP_SYS_PTRACE")
+
+
+def _describe_container_of(monitor: Monitor, mount_namespace: str) -> FoundContainer:
+    """Return the monitor's container whose first process has a mount namespace.
+
+    Raises:
+        Fault: what the monitor's user says cannot be read in time.
+    """
+
+    def describe() -> list[FoundContainer]:
+        bundle = _find_bundle_of_pod(monitor, mount_namespace) if monitor.namespace else monitor.bundle
+        return [describe_container(monitor, bundle)]
+
+    for container in collect_containers(monitor.uid, describe):
+        return container
+    raise Fault(f"the files of user {monitor.uid} about the container cannot be read", where=f"process {monitor.pid}")
 
 
 def _find_bundle_of_pod(monitor: Monitor, mount_namespace: str) -> str:

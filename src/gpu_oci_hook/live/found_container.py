@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import json
 import os
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from typing import NamedTuple, cast
 
 from gpu_oci_hook.files.read_regular import UnusableFileError, read_regular_file
+from gpu_oci_hook.live.user_claims import collect_user_claims
 
 _FILE_LIMIT = 16 << 20
+_PID_FILE_LIMIT = 64
 
 
 class FoundContainer(NamedTuple):
@@ -42,31 +45,37 @@ class FoundContainer(NamedTuple):
         return bool(self.monitor_pid or self.init_pid)
 
 
+def collect_containers(uid: int, function: Callable[[], Iterable[FoundContainer]]) -> list[FoundContainer]:
+    """Return the containers that a function finds among a user's processes and files; see `collect_user_claims`."""
+    rows = cast("list[tuple[str, str, int, int, str, list[str], int]]", collect_user_claims(uid, function))
+    return [FoundContainer(*row[:5], tuple(row[5]), row[6]) for row in rows]
+
+
 def read_pid_file(path: str) -> int:
     """Return the number of a process that a file has; 0 without one."""
-    text = _read_text(path).strip()
+    text = _read_text(path, _PID_FILE_LIMIT).strip()
     return int(text) if text.isascii() and text.isdigit() and len(text) < 12 else 0
 
 
-def list_directories(path: str) -> list[str]:
+def list_directories(path: str, *, follow_symlinks: bool = True) -> list[str]:
     """Return the directories in a directory, sorted; none where it cannot be read."""
     try:
-        return sorted(entry.path for entry in os.scandir(path) if entry.is_dir())
+        return sorted(entry.path for entry in os.scandir(path) if entry.is_dir(follow_symlinks=follow_symlinks))
     except OSError:
         return []
 
 
 def read_json_file(path: str) -> object:
     """Return the JSON document in a file; None if there is none."""
-    text = _read_text(path)
+    text = _read_text(path, _FILE_LIMIT)
     try:
         return json.loads(text) if text else None
     except (ValueError, RecursionError):
         return None
 
 
-def _read_text(path: str) -> str:
+def _read_text(path: str, limit: int) -> str:
     try:
-        return read_regular_file(path, _FILE_LIMIT).decode("utf-8", "surrogateescape")
+        return read_regular_file(path, limit).decode("utf-8", "surrogateescape")
     except (OSError, UnusableFileError):
         return ""

@@ -9,14 +9,18 @@ Import budget: cold.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
+from functools import partial
 from typing import NamedTuple
 
 from gpu_oci_hook.files.read_regular import UnusableFileError, read_regular_file
+from gpu_oci_hook.live.user_claims import collect_user_claims
 
 PROC = "/proc"
 SHIM_PREFIX = "containerd-shim"
 CONMON = "conmon"
 DOCKER_NAMESPACE = "moby"  # of containerd
+_NAMES = (CONMON.encode(), SHIM_PREFIX.encode())
 _COMMAND_LINE_LIMIT = 1 << 20
 _MAX_ANCESTORS = 64
 
@@ -58,22 +62,42 @@ class Monitor(NamedTuple):
 
 
 def list_monitors() -> list[Monitor]:
-    """List the monitors of this machine that this user may look at."""
-    pids = sorted(int(name) for name in os.listdir(PROC) if name.isdigit())
-    monitors = (read_monitor(pid) for pid in pids)
+    """List the monitors of this machine that this user may look at, in the order of their numbers."""
+    return read_monitors(sorted(int(name) for name in os.listdir(PROC) if name.isdigit()))
+
+
+def read_monitors(pids: Iterable[int]) -> list[Monitor]:
+    """Return the monitors among processes, in the order of their numbers.
+
+    If a user's processes cannot be looked at in time, none of them is returned.
+    """
+    candidates: dict[int, list[int]] = {}  # by user
+    for pid in pids:
+        if read_process_file(pid, "comm").startswith(_NAMES):
+            candidates.setdefault(_read_uid(pid), []).append(pid)
+    found: dict[int, Monitor] = {}
+    for uid, own in candidates.items():
+        for row in collect_user_claims(uid, partial(_read_monitors_of_user, uid, own)):
+            monitor = Monitor(*row)  # type: ignore[arg-type]
+            found[monitor.pid] = monitor
+    return [found[pid] for pid in sorted(found)]
+
+
+def _read_monitors_of_user(uid: int, pids: list[int]) -> list[Monitor]:
+    monitors = (_read_monitor(pid, uid) for pid in pids)
     return [monitor for monitor in monitors if monitor is not None]
 
 
-def read_monitor(pid: int) -> Monitor | None:
-    """Return what a process watches; None for a process that is not a monitor.
+def _read_monitor(pid: int, uid: int) -> Monitor | None:
+    """Return what a process watches; None for a process that is not a monitor, or no longer this user's.
 
     A process in a container can have any name. What has another mount namespace than this process, and in the same user
     namespace fewer capabilities, is such a process: monitors act as root for their containers.
     """
+    if _is_confined(pid) or (uid == 0 and _is_other_program_of_root(pid)) or _read_uid(pid) != uid:
+        return None
     arguments = _read_command_line(pid)
     program = arguments[0].rpartition("/")[2] if arguments else ""
-    if not program.startswith((SHIM_PREFIX, CONMON)) or _is_confined(pid):
-        return None
     try:
         if program.startswith(SHIM_PREFIX):
             namespace, container_id = _find_value(arguments, "-namespace"), _find_value(arguments, "-id")
@@ -81,7 +105,7 @@ def read_monitor(pid: int) -> Monitor | None:
             if not namespace or not container_id:
                 return None
             engine = "docker" if is_docker_namespace(namespace) else "containerd"
-            return Monitor(pid, os.stat(f"{PROC}/{pid}").st_uid, namespace, container_id, "", bundle, engine)
+            return Monitor(pid, uid, namespace, container_id, "", bundle, engine)
         if program == CONMON:
             container_id, bundle = _find_value(arguments, "-c", "--cid"), _find_value(arguments, "-b", "--bundle")
             if not container_id or not bundle.startswith("/") or "--exec" in arguments or "-e" in arguments:
@@ -89,7 +113,7 @@ def read_monitor(pid: int) -> Monitor | None:
             name, pid_file = _find_value(arguments, "-n", "--name"), _find_value(arguments, "-p", "--container-pidfile")
             is_crio = "crio" in _find_value(arguments, "--exit-dir").split("/")  # /var/run/crio/exits
             engine = "crio" if is_crio else "podman"
-            return Monitor(pid, os.stat(f"{PROC}/{pid}").st_uid, "", container_id, name, bundle, engine, pid_file)
+            return Monitor(pid, uid, "", container_id, name, bundle, engine, pid_file)
     except OSError:
         pass  # it has ended, or is another user's
     return None
@@ -131,6 +155,29 @@ def read_namespace_id(pid: int, kind: str) -> str:
         return os.readlink(f"{PROC}/{pid}/ns/{kind}")
     except OSError:
         return ""
+
+
+def _read_uid(pid: int) -> int:
+    """Return the effective user of a process; -1 if it has ended."""
+    try:
+        return os.stat(f"{PROC}/{pid}").st_uid
+    except OSError:
+        return -1
+
+
+def _is_other_program_of_root(pid: int) -> bool:
+    """Tell whether a process that has root's rights runs another program than a monitor's.
+
+    Every user can start a program with the set-user-ID bit by any name and with any words, such as `sudo`, which then
+    waits for a password.
+    """
+    if os.geteuid() != 0:
+        return False  # the kernel does not show this user the program
+    try:
+        program = os.readlink(f"{PROC}/{pid}/exe")
+    except OSError:
+        return True
+    return not program.rpartition("/")[2].startswith((SHIM_PREFIX, CONMON))
 
 
 def _is_confined(pid: int) -> bool:
