@@ -96,3 +96,54 @@ def test_docker_set_up_gives_the_gpu_and_undo_leaves_the_file_byte_for_byte(
         info = ask_docker(installed, docker)
         assert info["DefaultRuntime"] == "runc" and "gpu-oci" not in info["Runtimes"]
     assert configure(installed, "docker", "--check").status == 3
+
+
+CONFIG_TOML = "/etc/containerd/config.toml"
+KUBEADM = """version = 2 # the node's
+[plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
+  runtime_type = "io.containerd.runc.v2"
+  [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc.options]
+\tSystemdCgroup = true
+"""
+VERSION_1 = "[plugins.cri]\n  sandbox_image = 'localhost/pause'\n"
+
+
+@pytest.mark.parametrize("words", [(), ("--set-default",)], ids=["plain", "default"])
+@pytest.mark.parametrize("text", ["Debian's", None, KUBEADM, VERSION_1], ids=["Debian's", "no file", "kubeadm", "v1"])
+def test_containerd_set_up_keeps_the_plugin_and_undo_leaves_the_file_byte_for_byte(
+    text: str | None, words: tuple[str, ...], installed: InstalledMachine
+) -> None:
+    if text is None:
+        installed.run("/bin/rm", "-f", CONFIG_TOML).check()
+    elif text != "Debian's":
+        installed.write(CONFIG_TOML, text)
+    before = read_file(installed, CONFIG_TOML)
+    assert configure(installed, "containerd", "--check").status == 3
+    shown = configure(installed, "containerd", "--dry-run", *words).check().stdout
+    assert '+    BinaryName = "/usr/local/bin/gpu-oci-runtime"' in shown
+    assert read_file(installed, CONFIG_TOML) == before
+    configure(installed, "containerd", *words).check()
+    assert configure(installed, "containerd", "--check").status == 0
+    directory = installed.directory
+    socket = f"{directory}/c.sock"
+    daemon = installed.start_daemon(
+        "containerd",
+        *(find_program("containerd"), "--config", CONFIG_TOML, "--address", socket),
+        *("--root", f"{directory}/c-root", "--state", f"{directory}/c-state"),
+    )
+    try:
+        ctr = (find_program("ctr"), "--address", socket)
+        machine.wait_for(lambda: installed.run(*ctr, "version").status == 0, "containerd")
+        plugins = installed.run(*ctr, "plugins", "ls").check().stdout
+        states = [line.split()[-1] for line in plugins.splitlines() if "cri" in line.split()]
+        assert states and set(states) == {"ok"}, plugins
+    finally:
+        machine.stop_daemon(daemon)
+    dump = installed.run(find_program("containerd"), "--config", CONFIG_TOML, "config", "dump").check().stdout
+    for name in ("runc", "gpu-oci"):
+        assert f"containerd.runtimes.{name}]" in dump
+    assert f'default_runtime_name = "{"gpu-oci" if words else "runc"}"' in dump
+    assert dump.count("SystemdCgroup = true") == (2 if text == KUBEADM else 0)
+    undone = configure(installed, "containerd", "--undo").check()
+    assert read_file(installed, CONFIG_TOML) == before, undone.text
+    assert configure(installed, "containerd", "--check").status == 3

@@ -76,7 +76,7 @@ def configure(
 ) -> None:
     """Add gpu-oci-runtime to the configuration of container engines.
 
-    ENGINE is docker. Without one, all installed engines are set up, after showing the changes and asking.
+    ENGINE is docker or containerd. Without one, all installed engines are set up, after showing the changes and asking.
 
     Only our entries are written; everything else in the file stays as it is. The engine checks the new file before
     it replaces the old one. Running it again changes nothing.

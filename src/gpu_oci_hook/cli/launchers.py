@@ -38,7 +38,7 @@ ALIASES = {
 
 # Kernels before 5.1 cut a script's first line after 127 characters (BINPRM_BUF_SIZE in binfmts.h).
 _SHEBANG_LIMIT = 127
-_DEPENDENCIES = ("click", "jeepney", "structlog", "nvidia-ml-py", "PyYAML", "jsonschema")
+_DEPENDENCIES = ("click", "jeepney", "structlog", "nvidia-ml-py", "PyYAML", "jsonschema", "tomlkit")
 
 
 def find_interpreter() -> str:

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from gpu_oci_hook.engines.engine import Engine
 
-ENGINE_NAMES = ("docker",)
+ENGINE_NAMES = ("docker", "containerd")
 
 
 def load_engine(name: str) -> Engine:
     """Return an engine by its name, one of ENGINE_NAMES."""
-    from gpu_oci_hook.engines.docker import DockerEngine
+    if name == "docker":
+        from gpu_oci_hook.engines.docker import DockerEngine
 
-    return {"docker": DockerEngine}[name]()
+        return DockerEngine()
+    from gpu_oci_hook.engines.containerd import ContainerdEngine
+
+    return ContainerdEngine()
