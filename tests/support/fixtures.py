@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
@@ -77,3 +78,13 @@ def shared_host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SharedHost
     yield build
     for directory, before in snapshots.items():
         assert snapshot_tree(directory, temporaries=True) == before, f"a test changed the shared host {directory}"
+
+
+@pytest.fixture(autouse=True)
+def garbage_collection() -> Iterator[None]:
+    """Switch the collector on again: our short programs switch it off, and tests run some of them in this process.
+
+    Directories that are held open refer to each other, so without it each of them would keep its descriptor.
+    """
+    yield
+    gc.enable()
