@@ -49,6 +49,19 @@ def test_other_requests_of_the_environment_count_as_they_would_at_a_start(policy
     assert bool(request.features) is granted
 
 
+@pytest.mark.parametrize("in_user_namespace", [False, True])
+def test_a_container_in_a_user_namespace_is_not_privileged_whatever_its_config_json_says(
+    in_user_namespace: bool,
+) -> None:
+    """A rootless engine writes no user namespace into it, and a user writes what he likes."""
+    spec = container_spec("NVIDIA_GDS=enabled", "NVIDIA_IMEX_CHANNELS=0", "NVIDIA_MIG_CONFIG_DEVICES=all")
+    spec["process"]["capabilities"] = {"bounding": ["CAP_SYS_ADMIN"]}
+    config = Config(env="privileged")
+    built = build_requested_spec(spec, ["0"], (), config, in_user_namespace=in_user_namespace)
+    request = read_request(built, build_operator_config(config))
+    assert [bool(request.features), bool(request.imex_channels)] == [not in_user_namespace] * 2
+
+
 def test_a_container_in_a_user_namespace_of_its_engine_says_so() -> None:
     spec = container_spec()
     changed = add_user_namespace(spec)

@@ -34,6 +34,8 @@ def build_requested_spec(
         capabilities: the driver capabilities; empty for those that the container requests, or the default.
         in_user_namespace: the container runs in another user namespace than this process.
     """
+    if in_user_namespace:
+        spec = add_user_namespace(spec)  # before it is asked whether the container is privileged
     requested = dict(spec)
     # A request by annotation or by mount would come first.
     requested.pop("annotations", None)
@@ -50,7 +52,7 @@ def build_requested_spec(
     ]
     requested["linux"] = linux
     requested["hooks"] = _drop_cdi_hooks(spec)
-    return add_user_namespace(requested) if in_user_namespace else requested
+    return requested
 
 
 def add_user_namespace(spec: Object) -> Object:
