@@ -144,6 +144,25 @@ def test_attach_believes_no_config_json_that_calls_a_directory_of_the_host_a_tmp
         shutil.rmtree(shown)
 
 
+def test_attach_gives_no_gpu_that_only_the_config_json_of_a_user_says_the_container_was_started_with(
+    user: HostileUser, runtime: InstalledRuntime, simulated: SimulatedHost
+) -> None:
+    """Else the operator who gives one GPU would give all that the user has written into it."""
+    give_to_user(user.root, *user.root.rglob("*"))
+    user.spec["process"]["env"] = ["NVIDIA_VISIBLE_DEVICES=1"]
+    user.spec["hooks"] = {
+        "prestart": [{"path": str(runtime.shim.with_name("gpu-oci-hook")), "args": ["x", "prestart"]}]
+    }
+    with user.pretend():
+        answer = attach(runtime, simulated).check()
+        pid = (user.home / "pid").read_text()
+        table = Path(f"/proc/{pid}/mountinfo").read_text()
+    assert "attached GPU 0" in answer.text
+    # GPU 0 has another minor number on this host, and GPU 1 too.
+    nodes = [number for number in range(8) if f" /dev/nvidia{number} " in table]
+    assert len(nodes) == 1 and f"/dev/nvidia{nodes[0]}" in answer.text, answer.text
+
+
 def test_attach_changes_what_the_user_of_a_container_can_change(
     user: HostileUser, runtime: InstalledRuntime, simulated: SimulatedHost
 ) -> None:

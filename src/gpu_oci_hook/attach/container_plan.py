@@ -19,7 +19,6 @@ from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.container.rootfs_edits import GENERATED_DIR
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files import state_dir
-from gpu_oci_hook.files.rootfs import Rootfs
 from gpu_oci_hook.formats.oci import get_list, get_member, get_text
 from gpu_oci_hook.formats.program_names import is_prestart_hook
 from gpu_oci_hook.host.device_nodes import read_device_majors
@@ -28,6 +27,9 @@ from gpu_oci_hook.host.root import Host
 from gpu_oci_hook.inject.earlier_injection import strip_earlier_injection
 from gpu_oci_hook.inject.pipeline import prepare_injection
 from gpu_oci_hook.live.attachment_record import AttachmentRecord
+from gpu_oci_hook.live.container_entry import ContainerEntry
+from gpu_oci_hook.live.container_reality import describe_wrong_node
+from gpu_oci_hook.live.device_access import DeviceRules, read_device_rules
 from gpu_oci_hook.model.edits import AddDeviceNode, AddDeviceRule, AddMount, Edit
 from gpu_oci_hook.model.outcome import Outcome
 from gpu_oci_hook.plan.build import find_injecting_cdi_hook
@@ -77,17 +79,22 @@ class ContainerPlanner:
         container: the container.
         config: the configuration.
         record: what was attached and detached.
-        layer: the container's root without its mounts.
+        entry: the way into the container, whose root is open.
         work_bundle: the directory that stands in for the bundle: the container's own may belong to a user.
     """
 
     def __init__(
-        self, container: RunningContainer, config: Config, record: AttachmentRecord, layer: Rootfs, work_bundle: str
+        self,
+        container: RunningContainer,
+        config: Config,
+        record: AttachmentRecord,
+        entry: ContainerEntry,
+        work_bundle: str,
     ) -> None:
         self._container = container
         self._config = config
         self._record = record
-        self._layer = layer
+        self._root, self._layer = entry.root, entry.layer
         self._work_bundle = work_bundle
         self._stripped = strip_earlier_injection(container.spec, f"{container.bundle}/{GENERATED_DIR}")
         self._base = self._stripped or container.spec
@@ -105,7 +112,30 @@ class ContainerPlanner:
 
     @functools.cached_property
     def start_gpus(self) -> list[GivenGpu]:
-        """The GPUs that the container was started with."""
+        """The GPUs that the container was started with.
+
+        Of those that a user's config.json claims, only the ones count that the container has: a change for one GPU
+        would else bring all the others.
+        """
+        return list(filter(self._has_gpu, self._claimed_gpus)) if self._container.owner else self._claimed_gpus
+
+    def _has_gpu(self, gpu: GivenGpu) -> bool:
+        """Tell whether the container has the nodes of a GPU, and the kernel lets it open them."""
+        try:
+            nodes = list_nodes(self.plan([gpu.selector], ()))
+        except Fault:
+            return False
+        accesses = self._device_rules.query([(*node.numbers, "rw") for node in nodes])
+        return all(access.allowed for access in accesses) and not any(
+            describe_wrong_node(self._root.stat_path(node.path), *node.numbers) for node in nodes
+        )
+
+    @functools.cached_property
+    def _device_rules(self) -> DeviceRules:
+        return read_device_rules(self._container.pid)
+
+    @functools.cached_property
+    def _claimed_gpus(self) -> list[GivenGpu]:
         if self.start_outcome is not None:
             return list_given_gpus(self.start_outcome)
         numbers = [node.numbers for node in list_spec_nodes(self._container.spec)]
@@ -200,8 +230,12 @@ class ContainerPlanner:
         return outcome
 
     def plan_gpus(self, gpus: list[GivenGpu], capabilities: tuple[str, ...] = ()) -> Outcome | None:
-        """Plan for exactly these GPUs; None for none. The plan of an unchanged start is used as it is."""
-        if self.start_outcome is not None and gpus == self.start_gpus and not capabilities:
+        """Plan for exactly these GPUs; None for none.
+
+        The plan of an unchanged start is used as it is, but not a user's: it can have more than GPUs.
+        """
+        is_unchanged = gpus == self.start_gpus and not capabilities and not self._container.owner
+        if self.start_outcome is not None and is_unchanged:
             return self.start_outcome
         outcome = self.plan([gpu.selector for gpu in gpus], capabilities) if gpus else None
         if outcome is not None and self.start_outcome is None and all(gpu in self.start_gpus for gpu in gpus):

@@ -63,7 +63,7 @@ class ContainerSession:
         self._entry = ContainerEntry(container.namespace_fd, container.uid_map)
         self._entry.open_root(writable_layer=container.has_writable_image())
         self._layout = Layout(container.spec, self._entry.layer, [], writable=True)
-        self._planner = ContainerPlanner(container, config, record, self._entry.layer, self._files)
+        self._planner = ContainerPlanner(container, config, record, self._entry, self._files)
 
     def attach(self, word: str, capabilities: tuple[str, ...]) -> Report:
         """Attach the GPUs that a word names; change nothing if the container has them.

@@ -33,6 +33,7 @@ class RunningContainer:
         reference: how the command line names it.
         pid: its first process.
         monitor_pid: the process that watches it; 0 if there is none.
+        owner: the user who has written its config.json.
         bundle: its bundle as this process sees it.
         spec: the bundle's config.json.
         namespace_fd: its mount namespace.
@@ -53,6 +54,7 @@ class RunningContainer:
         self.reference = found.reference or f"--pid {found.init_pid}"
         self.pid = found.init_pid
         self.monitor_pid = found.monitor_pid
+        self.owner = found.owner
         start_time = read_start_time(self.pid)
         self._monitor_root = _find_monitor_root(found.monitor_pid)
         self.bundle = f"{self._monitor_root}{found.bundle}"
