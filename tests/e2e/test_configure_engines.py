@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -20,6 +21,7 @@ from support.e2e.probe import build_probe_command, parse_probe_output
 
 HOOK = "/usr/local/bin/gpu-oci-hook"
 DAEMON_JSON = "/etc/docker/daemon.json"
+CONFIG_TOML = "/etc/containerd/config.toml"
 # Written by hand: a list on one line, a map of its own, no newline at the end.
 FILES = {
     "no file": None,
@@ -98,7 +100,6 @@ def test_docker_set_up_gives_the_gpu_and_undo_leaves_the_file_byte_for_byte(
     assert configure(installed, "docker", "--check").status == 3
 
 
-CONFIG_TOML = "/etc/containerd/config.toml"
 KUBEADM = """version = 2 # the node's
 [plugins."io.containerd.grpc.v1.cri".containerd.runtimes.runc]
   runtime_type = "io.containerd.runc.v2"
@@ -111,7 +112,7 @@ VERSION_1 = "[plugins.cri]\n  sandbox_image = 'localhost/pause'\n"
 @pytest.mark.parametrize("words", [(), ("--set-default",)], ids=["plain", "default"])
 @pytest.mark.parametrize("text", ["Debian's", None, KUBEADM, VERSION_1], ids=["Debian's", "no file", "kubeadm", "v1"])
 def test_containerd_set_up_keeps_the_plugin_and_undo_leaves_the_file_byte_for_byte(
-    text: str | None, words: tuple[str, ...], installed: InstalledMachine
+    text: str | None, words: tuple[str, ...], installed: InstalledMachine, image: Path, simulated: SimulatedHost
 ) -> None:
     if text is None:
         installed.run("/bin/rm", "-f", CONFIG_TOML).check()
@@ -137,6 +138,13 @@ def test_containerd_set_up_keeps_the_plugin_and_undo_leaves_the_file_byte_for_by
         plugins = installed.run(*ctr, "plugins", "ls").check().stdout
         states = [line.split()[-1] for line in plugins.splitlines() if "cri" in line.split()]
         assert states and set(states) == {"ok"}, plugins
+        # The CRI plugin hands the handler's BinaryName to the same shim, which ctr starts here.
+        run = ["run", "--rm", "--rootfs", "--runc-root", f"{directory}/runc", "--cgroup", "/gpu-oci-e2e/configure"]
+        run += ["--runc-binary", read_handler_program(installed), "--env", "NVIDIA_VISIBLE_DEVICES=0"]
+        run += [str(copy_image(image, directory)), "configured", *build_probe_command(simulated)]
+        done = installed.run(*ctr, *run)
+        seen = parse_probe_output(done.check().stdout)
+        assert {card.index: seen.nodes[card.node] for card in simulated.cards} == {0: "ENXIO", 1: "ENOENT"}
     finally:
         machine.stop_daemon(daemon)
     dump = installed.run(find_program("containerd"), "--config", CONFIG_TOML, "config", "dump").check().stdout
@@ -147,3 +155,18 @@ def test_containerd_set_up_keeps_the_plugin_and_undo_leaves_the_file_byte_for_by
     undone = configure(installed, "containerd", "--undo").check()
     assert read_file(installed, CONFIG_TOML) == before, undone.text
     assert configure(installed, "containerd", "--check").status == 3
+
+
+def read_handler_program(installed: InstalledMachine) -> str:
+    """The program of the runtime gpu-oci, as containerd reads it from its file."""
+    dump = installed.run(find_program("containerd"), "--config", CONFIG_TOML, "config", "dump").check().stdout
+    runtimes = tomllib.loads(dump)["plugins"]["io.containerd.grpc.v1.cri"]["containerd"]["runtimes"]
+    program: str = runtimes["gpu-oci"]["options"]["BinaryName"]
+    return program
+
+
+def copy_image(image: Path, directory: Path) -> Path:
+    """A root file system of the container's own."""
+    root = directory / "root"
+    machine.run_command(["cp", "-a", str(image), str(root)]).check()
+    return root

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gpu_oci_hook.engines import change_record
+from gpu_oci_hook.engines import change_record, engine_change
 from gpu_oci_hook.engines.docker import DockerEngine
 from gpu_oci_hook.engines.engine_change import (
     carry_out,
@@ -254,6 +254,24 @@ def test_what_the_judge_refuses_changes_nothing(scene: Scene, monkeypatch: pytes
     with pytest.raises(Fault):
         scene.set_up()
     assert scene.file.read_bytes() == ORIGINAL and scene.records() == []
+
+
+@pytest.mark.parametrize("has_record", [False, True])
+def test_a_file_that_cannot_be_written_leaves_the_record_as_it_was(
+    scene: Scene, monkeypatch: pytest.MonkeyPatch, has_record: bool
+) -> None:
+    scene.write(ORIGINAL)
+    if has_record:
+        scene.set_up()
+    before = (scene.file.read_bytes(), [path.read_bytes() for path in scene.records()])
+
+    def fail(*_: object, **__: object) -> None:
+        raise Fault("it cannot be written: the file system is read-only")
+
+    monkeypatch.setattr(engine_change, "replace_file", fail)
+    with pytest.raises(Fault, match="the file system is read-only"):
+        scene.set_up(DEFAULT)
+    assert (scene.file.read_bytes(), [path.read_bytes() for path in scene.records()]) == before
 
 
 # --- kill -9 ------------------------------------------------------------------------------------------------

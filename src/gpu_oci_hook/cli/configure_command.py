@@ -182,13 +182,13 @@ def _ask_user() -> None:
 
 def _make_change(engine: Engine, change: EngineChange, *, undo: bool, restart: bool) -> None:
     file = change.file
-    if not change.changes_file and (not undo or file.record is None):
+    judged = carry_out(engine, change)
+    if not change.changes_file:
         state = "nothing of ours is in" if undo else "set up already:"
         print_progress(f"{engine.name}: {state} {file.path}")
         if not restart:
             return
     else:
-        judged = carry_out(engine, change)
         action = "removed" if change.content is None else "restored" if undo else "wrote"
         print_progress(f"{engine.name}: {action} {file.path}{f' ({judged})' if judged else ''}", colour="green")
     command = engine.find_apply_command(undo=undo)

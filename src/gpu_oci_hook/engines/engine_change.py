@@ -178,7 +178,14 @@ def _record_and_write(engine: Engine, change: EngineChange, added: WantedRuntime
         if file.content is not None and hash_content(file.content) in file.record.written_hashes:
             hashes.append(hash_content(file.content))  # it is in the file still if this process is killed now
     write_change_record(engine.name, ChangeRecord(file.path, file.original, tuple(hashes), added, made))
-    _write_engine_file(file, change.content)
+    try:
+        _write_engine_file(file, change.content)
+    except Fault:
+        if file.record is not None:
+            write_change_record(engine.name, file.record)
+        else:
+            remove_change_record(engine.name, file.path)
+        raise
 
 
 def _remove_litter(path: str) -> None:
