@@ -27,6 +27,7 @@ host              the simulated host and the installed runtime
 installed_machine the product installed in /usr/local, with engines' own configuration files
 hook_files        CDI files with hooks, for our hook and under NVIDIA's names
 attacks           hostile images
+live_scene        a running container with hostile processes, and what must not change outside it
 podman_pairs      CDI files and requests for the comparison with podman
 cri               containerd with its CRI plugin, called as the kubelet does
 debian-root.sh    Debian roots: made once, copied, entered

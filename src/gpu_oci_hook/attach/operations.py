@@ -93,6 +93,7 @@ class ContainerOperations:
 
     def __exit__(self, *_: object) -> None:
         self._lock.__exit__()
+        self._store.remove_stale()  # the container may have ended meanwhile
         self._store.__exit__(None, None, None)
         self.container.__exit__(None, None, None)
 

@@ -21,7 +21,7 @@ _INJECTING_STAGES = ("prestart", "createRuntime")
 
 
 def list_repairable_containers() -> list[FoundContainer]:
-    """List the running containers that have GPUs.
+    """List the running containers that have GPUs; remove the records of those that have ended.
 
     A user's own containers count only if root has attached something: the user writes their config.json, and could
     else have root change device rules for him.
@@ -31,6 +31,7 @@ def list_repairable_containers() -> list[FoundContainer]:
     """
     require_root()
     with RecordStore(create=False) as store:
+        store.remove_stale()
         recorded = store.list_pids()
     return [
         found

@@ -167,7 +167,9 @@ class RecordStore:
             raise Fault(f"what is attached cannot be recorded: {reason}", where=f"{self.path}/{name}") from None
 
     def remove_stale(self) -> None:
-        """Remove what belongs to containers that have ended."""
+        """Remove what belongs to containers that have ended, and the temporary files of commands that were killed."""
+        if self._fd >= 0:
+            remove_stale_temporaries(self._fd)
         for name in self._list_names():
             key = name.partition(".")[0]
             pid, start_time = _parse_key(key)
