@@ -303,8 +303,9 @@ def test_a_deleted_current_directory_is_named(command: Command, tmp_path: Path) 
 
 def test_errors_that_cannot_be_printed_leave_the_exit_status() -> None:
     code = "from gpu_oci_hook.cli import main; main(['nope'])"
-    with open("/dev/full", "w") as full:
-        assert subprocess.run([sys.executable, "-c", code], stderr=full).returncode == 2
+    for env in ({}, {"PYTHONUNBUFFERED": "1"}):  # the buffer is written at exit once more
+        with open("/dev/full", "w") as full:
+            assert subprocess.run([sys.executable, "-c", code], stderr=full, env=env).returncode == 2
 
 
 @pytest.mark.parametrize("closed", [">&-", ">&- 2>&-"])

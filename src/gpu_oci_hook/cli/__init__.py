@@ -185,7 +185,7 @@ def _print_stderr(*lines: str) -> None:
             if line and sys.stderr is not None:
                 print(line, file=sys.stderr, flush=True)
     except OSError:
-        pass  # the exit status has to tell
+        sys.stderr = None  # the exit status has to tell, and the interpreter would try again at exit and end with 120
 
 
 def _flush_stdout(status: int) -> int:
