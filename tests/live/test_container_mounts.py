@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
-from gpu_oci_hook.live.container_mounts import describe_container_mounts, find_mounts_from, parse_mount_table
+from gpu_oci_hook.live.container_mounts import (
+    describe_container_mounts,
+    find_mounts_from,
+    locate_mounted_files,
+    parse_mount_table,
+)
 
 TABLE = b"""\
 20 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
@@ -47,3 +52,21 @@ def test_mounts_of_one_source_are_found_below_the_root_only() -> None:
     assert find_mounts_from(entries, "/c", "gpu-oci-hook") == ["/tmp\\x"]
     assert find_mounts_from(entries, "/cc", "gpu-oci-hook") == []
     assert find_mounts_from(entries, "/c", "udev") == ["/dev/null"]
+
+
+def test_a_mounted_file_is_named_by_its_path_on_the_host_though_the_host_is_a_subvolume() -> None:
+    own = parse_mount_table(
+        b"20 1 0:30 /@ / rw shared:1 - btrfs /dev/sda1 rw\n21 20 0:30 /@usr /usr rw - btrfs /dev/sda1 rw\n"
+    )
+    table = parse_mount_table(
+        b"1 0 0:30 /@/var/lib/x /x rw - btrfs /dev/sda1 rw\n"
+        b"2 0 0:30 /@usr/lib/libcuda.so.1//deleted /usr/lib/libcuda.so.1 ro - btrfs /dev/sda1 rw\n"
+        b"3 0 0:31 /data /data rw - xfs /dev/sdb rw\n"
+        b"4 0 0:30 /@ /host rw - btrfs /dev/sda1 rw\n"
+    )
+    assert [entry.root for entry in locate_mounted_files(table, own)] == [
+        "/var/lib/x", "/usr/lib/libcuda.so.1//deleted", "/data", "/",
+    ]  # fmt: skip
+    assert [entry.mount_point for entry in locate_mounted_files(table, own)] == [
+        "/x", "/usr/lib/libcuda.so.1", "/data", "/host",
+    ]  # fmt: skip

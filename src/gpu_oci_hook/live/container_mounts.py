@@ -17,6 +17,10 @@ from gpu_oci_hook.formats.oci import Object
 _PSEUDO_FILESYSTEMS = ("proc", "sysfs", "mqueue", "cgroup", "cgroup2", "devpts")
 
 
+DELETED_SUFFIX = "//deleted"
+"""The mount table has it after the path of a mounted file that was deleted (fs/d_path.c)."""
+
+
 class TableEntry(NamedTuple):
     """A mount.
 
@@ -77,6 +81,24 @@ def describe_container_mounts(entries: list[TableEntry], rootfs: str) -> list[ob
             mount = {"type": "bind", "source": source or entry.source, "options": ["bind"]}
         mounts.append({"destination": path, **mount})
     return mounts
+
+
+def locate_mounted_files(entries: list[TableEntry], own_entries: list[TableEntry]) -> list[TableEntry]:
+    """Return the mounts of a container with the path that what they show has for this process in place of `root`.
+
+    The kernel's path begins at the top of the file system, of which a machine may have mounted a part alone, such as a
+    subvolume. What this process has mounted nowhere keeps that path.
+
+    Arguments:
+        own_entries: the mounts of this process.
+    """
+    own = _index_mounts(own_entries)
+    located = []
+    for entry in entries:
+        root = entry.root.removesuffix(DELETED_SUFFIX)
+        path = _find_path_outside(entry._replace(root=root), own)
+        located.append(entry._replace(root=(path or root) + entry.root[len(root) :]))
+    return located
 
 
 def _find_visible_mounts(entries: list[TableEntry], rootfs: str) -> dict[str, TableEntry]:

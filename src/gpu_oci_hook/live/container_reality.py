@@ -17,7 +17,7 @@ from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files.mounts import MOUNTINFO_LIMIT
 from gpu_oci_hook.files.read_regular import read_regular_file
 from gpu_oci_hook.files.rootfs import Rootfs
-from gpu_oci_hook.live.container_mounts import TableEntry, parse_mount_table
+from gpu_oci_hook.live.container_mounts import DELETED_SUFFIX, TableEntry, locate_mounted_files, parse_mount_table
 from gpu_oci_hook.live.monitors import PROC, read_start_time
 from gpu_oci_hook.live.namespace_process import run_with_deadline
 from gpu_oci_hook.model.edits import AddMount, Edit
@@ -25,7 +25,6 @@ from gpu_oci_hook.model.file_edits import AddFile, AddLink, PrepareDirectory
 from gpu_oci_hook.plan.injection_evidence import is_driver_path
 
 DEADLINE = 10.0  # seconds
-DELETED_SUFFIX = "//deleted"  # mountinfo has it after the path of a mounted file that was deleted (fs/d_path.c)
 _MISSING = "it is missing"
 
 
@@ -71,7 +70,8 @@ def compare_container(pid: int, expected: Expectation) -> list[Difference]:
         Fault: its root cannot be read by this user or in time, or the process has ended.
     """
     start_time = read_start_time(pid)
-    table = parse_mount_table(_read_mount_table(pid))
+    own_table = parse_mount_table(_read_mount_table(os.getpid()))
+    table = locate_mounted_files(parse_mount_table(_read_mount_table(pid)), own_table)
 
     def compare() -> list[Difference]:
         with Rootfs(f"{PROC}/{pid}/root") as root:
