@@ -28,7 +28,7 @@ CALLS = (
     *("fsync", "flock", "write", "fork", "vfork", "clone", "clone3", "wait4", "kill"),
 )
 # Every how manyth of these calls is tried: 1 tries all, which takes some minutes for each test.
-STRIDE = int(os.environ.get("GPU_OCI_HOOK_KILL_STRIDE", "9"))
+STRIDE = int(os.environ.get("GPU_OCI_HOOK_KILL_STRIDE", "17"))
 _LINE = re.compile(r"(\d+) +(\w+)\(")
 
 
