@@ -19,7 +19,7 @@ from gpu_oci_hook.cli.usage_errors import raise_usage_faults
 from gpu_oci_hook.config.keys import Config
 from gpu_oci_hook.errors import Fault, clip_text, find_close_match
 from gpu_oci_hook.files.read_regular import UnusableFileError, read_regular_head
-from gpu_oci_hook.formats.program_names import HOOK_PROGRAM, is_launcher
+from gpu_oci_hook.formats.program_names import HOOK_PROGRAM, LAUNCHER_HEAD_SIZE, is_launcher
 from gpu_oci_hook.generate.emit import choose_output_format
 from gpu_oci_hook.generate.recipe import SpecRecipe
 from gpu_oci_hook.request.capabilities import KNOWN_CAPABILITIES
@@ -160,6 +160,6 @@ def _list_launcher_paths() -> list[str]:
 
 def _is_launcher(path: str) -> bool:
     try:
-        return os.path.basename(path) == HOOK_PROGRAM and is_launcher(read_regular_head(path, 1024))
+        return os.path.basename(path) == HOOK_PROGRAM and is_launcher(read_regular_head(path, LAUNCHER_HEAD_SIZE))
     except (OSError, UnusableFileError):
         return False

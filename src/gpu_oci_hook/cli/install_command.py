@@ -31,7 +31,7 @@ from gpu_oci_hook.cli.usage_errors import UsageFault
 from gpu_oci_hook.errors import Fault, describe_os_error
 from gpu_oci_hook.files.read_regular import read_regular_head
 from gpu_oci_hook.files.replace import remove_stale_temporaries, replace_file, replace_file_at, replace_symlink_at
-from gpu_oci_hook.formats.program_names import RUNTIME_PROGRAM, is_launcher
+from gpu_oci_hook.formats.program_names import LAUNCHER_HEAD_SIZE, RUNTIME_PROGRAM, is_launcher
 
 
 @click.command()
@@ -178,7 +178,7 @@ def _refuse_foreign_file(path: Path, *, force: bool) -> None:
     if stat.S_ISLNK(status.st_mode):
         is_own = str(path.readlink()) in LAUNCHER_NAMES
     elif stat.S_ISREG(status.st_mode):
-        is_own = is_launcher(read_regular_head(str(path), 4096))
+        is_own = is_launcher(read_regular_head(str(path), LAUNCHER_HEAD_SIZE))
     if not is_own:
         raise Fault(
             "gpu-oci-hook did not write this file; nothing was changed",

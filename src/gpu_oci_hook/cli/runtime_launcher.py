@@ -11,10 +11,9 @@ import sys
 from gpu_oci_hook.cli.usage_errors import UsageFault
 from gpu_oci_hook.errors import Fault, describe_os_error
 from gpu_oci_hook.files.read_regular import read_regular_head
-from gpu_oci_hook.formats.program_names import NVIDIA_RUNTIME, RUNTIME_PROGRAM, is_launcher
+from gpu_oci_hook.formats.program_names import LAUNCHER_HEAD_SIZE, NVIDIA_RUNTIME, RUNTIME_PROGRAM, is_launcher
 from gpu_oci_hook.shim.low_level_runtime import STANDARD_DIRECTORIES
 
-_HEAD_SIZE = 4096
 _INSTALL = "Run gpu-oci-hook install first"
 
 
@@ -61,7 +60,7 @@ def _is_launcher(path: str) -> bool:
 
 def _check_launcher(path: str, where: str) -> None:
     try:
-        head = read_regular_head(path, _HEAD_SIZE)
+        head = read_regular_head(path, LAUNCHER_HEAD_SIZE)
     except (OSError, ValueError) as error:
         raise Fault(f"cannot be used: {describe_os_error(error)}", where=where, hint=_INSTALL) from None
     if not is_launcher(head):

@@ -37,6 +37,8 @@ ENGINE_PROGRAMS = (
 
 LAUNCHER_MARKER = b"# Launcher of gpu-oci-hook, written by `gpu-oci-hook install`"
 """The line that marks a launcher written by `install`."""
+LAUNCHER_HEAD_SIZE = 4096
+"""Bytes at the beginning of a launcher that have the line: a compiled one has it in a note of its first page."""
 
 # Import lines of a launcher of the runtime. Earlier versions wrote launchers that import `gpu_oci_hook.runtime`.
 _RUNTIME_LAUNCHER_MARKS = (b"gpu_oci_hook.shim.main", b"gpu_oci_hook.runtime")

@@ -15,7 +15,12 @@ from gpu_oci_hook.config.load import find_config_path, list_request_words, load_
 from gpu_oci_hook.errors import Fault
 from gpu_oci_hook.files.read_regular import read_regular_head
 from gpu_oci_hook.files.state_dir import get_file_signature, read_state, write_state
-from gpu_oci_hook.formats.program_names import ENGINE_PROGRAMS, get_program_name, is_runtime_launcher
+from gpu_oci_hook.formats.program_names import (
+    ENGINE_PROGRAMS,
+    LAUNCHER_HEAD_SIZE,
+    get_program_name,
+    is_runtime_launcher,
+)
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -136,7 +141,7 @@ def _is_this_program(path: str) -> bool:
     try:
         if own_path and os.path.exists(own_path) and os.path.samestat(os.stat(path), os.stat(own_path)):
             return True
-        head = read_regular_head(path, 4096)
+        head = read_regular_head(path, LAUNCHER_HEAD_SIZE)
     except (OSError, ValueError):
         return False
     return is_runtime_launcher(head)

@@ -190,6 +190,18 @@ def list_processes_of(directory: Path) -> list[int]:
     return found
 
 
+def find_process(*words: str) -> int:
+    """Return the process id of a process with exactly this command line, as this process sees it."""
+    command_line = b"".join(os.fsencode(word) + b"\0" for word in words)
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            if path.read_bytes() == command_line:
+                return int(path.parent.name)
+        except OSError:
+            continue
+    raise AssertionError(f"no process runs {' '.join(words)}")
+
+
 def may_raise_memlock() -> bool:
     """Tell whether root may raise its limit on locked memory here: a sandbox takes CAP_SYS_RESOURCE away."""
     if resource.getrlimit(resource.RLIMIT_MEMLOCK)[1] == resource.RLIM_INFINITY:
